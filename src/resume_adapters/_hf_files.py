@@ -1,0 +1,199 @@
+"""What a checkpoint of the Hugging Face ``Trainer`` is made of, on disk and in the trainer."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from transformers.trainer_callback import ExportableState, TrainerControl
+
+from resume_adapters.core import rng, state
+from resume_adapters.core.manifest import PartEntry
+from resume_adapters.errors import CheckpointDamaged
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+_RNG = re.compile(r"rng_state(?:_(\d+))?\.pth")
+_WHOLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+_INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def owner(file: Path) -> int:
+    """Return the rank that wrote a file of the trainer, by its path in the checkpoint."""
+    found = _RNG.fullmatch(file.name)
+    return int(found[1]) if found and found[1] else 0
+
+
+def weights(checkpoint: Path) -> list[Path]:
+    """Return the files of a full model's weights; none for adapters, which only peft can load."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (checkpoint / name).is_file():
+            return [checkpoint / name]
+    for name in _INDEX:
+        if (checkpoint / name).is_file():
+            shards = json.loads((checkpoint / name).read_bytes())["weight_map"].values()
+            return [checkpoint / shard for shard in sorted(set(shards))]
+    return []
+
+
+def foreign_step(path: Path, world_size: int) -> int | None:
+    """Return the step of a checkpoint that the bare trainer wrote; ``None`` for anything else.
+
+    Raises:
+        CheckpointDamaged: it is not whole, or was saved by another number of ranks.
+    """
+    named = _NAME.fullmatch(path.name)
+    if named is None:
+        return None
+    try:
+        step = json.loads((path / "trainer_state.json").read_bytes())["global_step"]
+        if step != int(named[1]):
+            raise CheckpointDamaged(f"trainer_state.json is of step {step}", path=path)
+        generators = [file for file in path.iterdir() if _RNG.fullmatch(file.name)]
+        if len(generators) != world_size:
+            raise CheckpointDamaged(
+                f"it has the random state of {len(generators)} ranks, this launch has {world_size}", path=path
+            )
+        found = weights(path) or [path / name for name in _WHOLE if (path / name).is_file()]
+        if not found:
+            raise CheckpointDamaged("it has no weights", path=path)
+        for file in [*found, path / "optimizer.pt", path / "scheduler.pt", *generators]:
+            _require_whole(file)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, CheckpointDamaged):
+            raise
+        raise CheckpointDamaged(f"it is not whole: {error}", path=path) from error
+    return int(step)
+
+
+def _require_whole(file: Path) -> None:
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                return
+        with zipfile.ZipFile(file) as archive:
+            torn = archive.testzip()
+        if torn is not None:
+            raise CheckpointDamaged(f"{file.name} is torn at {torn}", path=file)
+    except (SafetensorError, zipfile.BadZipFile) as error:
+        raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
+
+
+def prove(trainer: Any, checkpoint: Path) -> None:
+    """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds, bit for bit.
+
+    Raises:
+        NotRestored: naming the component and the first difference.
+    """
+    import torch
+
+    live = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler}
+    names = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+    for component, thing in live.items():
+        file = checkpoint / names[component]
+        if thing is not None and file.is_file():
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            state.prove(component, saved, thing.state_dict())
+    adapter = checkpoint / "adapter_model.safetensors"
+    if adapter.is_file():
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        state.prove("model", load_file(adapter), dict(get_peft_model_state_dict(trainer.model)))
+
+
+def restore_callbacks(trainer: Any) -> None:
+    """Put ``ExportableState`` callbacks back as they were saved, in place, and make unknown ones known.
+
+    The trainer does so only on request, by making new objects; and its next save fails on a callback that the
+    checkpoint does not know.
+    """
+    known = trainer.state.stateful_callbacks
+    exported = [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+    for name in sorted({type(each).__name__ for each in exported}):
+        same = [each for each in exported if type(each).__name__ == name]
+        saved = known.get(name)
+        # The trainer appends to a list at each save: the newest states are the last.
+        states = (saved if isinstance(saved, list) else [saved])[-len(same) :] if saved is not None else []
+        for callback, kept in zip(same, states, strict=False):
+            for attribute, value in kept.get("attributes", {}).items():
+                setattr(callback, attribute, value)
+        known[name] = [each.state() for each in same] if len(same) > 1 else same[0].state()
+
+
+class _Callbacks:
+    """The callbacks that have ``state_dict()`` and ``load_state_dict()``, as one part."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        self._named = {f"{index}.{type(each).__name__}": each for index, each in enumerate(callbacks)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._named.items()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        for name, each in self._named.items():
+            if name in saved:
+                each.load_state_dict(saved[name])
+
+
+def stateful_callbacks(trainer: Any) -> dict[str, state.Stateful]:
+    """Return the part of the callbacks that can save their state by the usual two methods, where there are any."""
+    able = [each for each in trainer.callback_handler.callbacks if isinstance(each, state.Stateful)]
+    return {"callbacks": _Callbacks(able)} if able else {}
+
+
+def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
+    """Say of each part who captures it, and of what cannot be captured what it will cost."""
+    by_framework = {
+        "model": "model weights, by save_model",
+        "optimizer": "optimizer.pt",
+        "scheduler": "scheduler.pt",
+        "scaler": "scaler.pt",
+        "metrics": "trainer_state.json",
+        "callbacks": "trainer_state.json",
+    }
+    if trainer.accelerator.scaler is None:
+        del by_framework["scaler"]
+    by_core = {
+        "counters": "steps in trainer_state.json; running loss and elapsed time",
+        "rng": "python, numpy, torch and every device, on every rank",
+        "data": "position of the training loader, with the random state of its workers",
+        "trackers": "run ids of W&B and MLflow",
+        **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},
+    }
+    return [
+        *(PartEntry(name, "framework", note) for name, note in by_framework.items()),
+        *(PartEntry(name, "core", note) for name, note in by_core.items()),
+        *_missing(trainer, named),
+    ]
+
+
+def _missing(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
+    held = {id(getattr(part, "generator", part)) for part in named.values()}
+    found = []
+    for place, thing in (("train_dataset", trainer.train_dataset), ("data_collator", trainer.data_collator)):
+        for name, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
+            if rng.is_generator(value) and id(value) not in held:
+                found.append(
+                    PartEntry(
+                        "data",
+                        "missing",
+                        f"{place}.{name} is a generator of its own: after a resume it starts anew; register it with "
+                        f"ResumeCallback({name.strip('_').lower()}={place}.{name})",
+                    )
+                )
+    for callback in trainer.callback_handler.callbacks:
+        ours = type(callback).__module__.startswith(("transformers.", "resume_adapters."))
+        able = isinstance(callback, ExportableState | state.Stateful | TrainerControl)
+        if not ours and not able and getattr(callback, "__dict__", None):
+            found.append(
+                PartEntry(
+                    "callbacks",
+                    "missing",
+                    f"{type(callback).__name__} has no state_dict(): after a resume it starts anew",
+                )
+            )
+    return found

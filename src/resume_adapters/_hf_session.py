@@ -1,0 +1,351 @@
+"""One call of ``Trainer.train``, translated into the core's verbs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from accelerate.data_loader import DataLoaderDispatcher
+from transformers.trainer_utils import TrainOutput
+
+from resume_adapters import _hf_files as files
+from resume_adapters.core import buckets, loader, report, state, trackers, weights
+from resume_adapters.core.manifest import finite
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.retention import KeepLast
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
+
+if TYPE_CHECKING:
+    from resume_adapters.hf import ResumeCallback
+
+
+class Session:
+    """One call of ``train()`` on a trainer that has a :class:`ResumeCallback`."""
+
+    def __init__(self, trainer: Any, callback: ResumeCallback, resume: str | os.PathLike[str]) -> None:
+        require_supported(trainer)
+        args = trainer.args
+        limit = args.save_total_limit
+        self.trainer = trainer
+        self.callback = callback
+        self.run = ResumableRun(
+            args.output_dir,
+            framework=f"transformers {transformers.__version__}",
+            resume=resume,
+            keep=callback.keep or (KeepLast(limit) if limit else None),
+            stop=callback.stop,
+            foreign=functools.partial(files.foreign_step, world_size=args.world_size),
+        )
+        self.checkpoint: Checkpoint | None = None
+        self.own: Any = None
+        self.watch: loader.LoaderWatch | None = None
+        self.share = 1
+        self.order: buckets.BucketOrder | None = None
+        self.described: dict[str, str] | None = None
+        self.epoch, self.consumed, self.between_epochs = -1, 0, False
+        self.over = self.finished = self.stopping = self.reported = False
+        self.metrics: dict[str, float | None] = {}
+        self.reason = "scheduled"
+        self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()
+
+    # ---- Resuming
+
+    def open(self) -> str | None:
+        """Choose what to resume from; return the path that the trainer is to load."""
+        report.enable()
+        choice = self.run.open()
+        self.checkpoint = choice.checkpoint
+        if self.run.ranks.rank == 0:
+            report.start(choice)
+        if self.checkpoint is not None and self.checkpoint.manifest is not None:
+            self._require_topology(self.checkpoint.manifest.world_size, "number of ranks", self.run.ranks.world_size)
+            self.own = self.run.read_own(self.checkpoint)
+            for name, value in self._topology().items():
+                self._require_topology(self.own["topology"][name], name, value)
+            trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+        self.run.flag.install()
+        self.run.record("running", step=self.checkpoint.step if self.checkpoint else 0)
+        return None if self.checkpoint is None else str(self.checkpoint.path)
+
+    def _topology(self) -> dict[str, int]:
+        args = self.trainer.args
+        return {
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        }
+
+    def _require_topology(self, saved: int, what: str, here: int) -> None:
+        if saved != here:
+            assert self.checkpoint is not None
+            raise StateMismatch(
+                f"{self.checkpoint.path.name} was saved with {what} {saved}, this launch has {here}: the batches and "
+                f"the learning rate would silently be others. Launch with {what} {saved}, or start another output_dir",
+                path=self.checkpoint.path,
+                step=self.checkpoint.step,
+            )
+
+    def load_model(self, model: Any, native: Callable[[], None]) -> None:
+        """Load the weights, whatever wraps the model, and prove them."""
+        assert self.checkpoint is not None
+        path = self.checkpoint.path
+        saved = self.run.read_part(self.checkpoint, "architecture")
+        if saved is not None:
+            weights.require_architecture(saved, self._architecture(model), path)
+        weight_files = files.weights(path)
+        if not weight_files:  # adapters: only peft knows under which names they are saved
+            native()
+            return
+        content = weights.read_files(weight_files)
+        weights.load(model, content, path)
+        if self.callback.verify:
+            weights.prove(model, content, path)
+
+    def _architecture(self, model: Any) -> dict[str, str]:
+        if self.described is None:
+            self.described = weights.architecture(model.state_dict())
+        return self.described
+
+    def restore_counters(self, native: tuple[int, int], max_steps: int, epochs: int) -> tuple[int, int]:
+        """Return the epoch to go on in and the micro-batches of it that are done, and set the loader there."""
+        if self.checkpoint is None:
+            return native
+        assert self.watch is not None
+        live = self.trainer.state
+        best = self.run.directory / f"checkpoint-{live.best_global_step}"
+        live.best_model_checkpoint = str(self._as_given(best)) if live.best_global_step and best.is_dir() else None
+        files.restore_callbacks(self.trainer)
+        if self.own is None:
+            self.epoch, self.consumed = native[0] - 1, native[1]
+            if self.consumed:
+                self.watch.skip(self.consumed)
+            return native
+        own, position = self.own, self.own["position"]
+        former = self.run.previous
+        self.finished = (
+            former is not None
+            and (former.state, former.step, former.horizon) == ("finished", live.global_step, max_steps)
+        )  # fmt: skip
+        self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
+        if self.finished or (self.over and own["between_epochs"]):
+            return epochs, 0
+        if self.over:
+            position = {**position, "ended": True}
+        next_epoch = own["between_epochs"] and position["ended"]
+        self.watch.restore(position)
+        self.epoch = own["epoch"] if next_epoch else own["epoch"] - 1
+        self.consumed = 0 if next_epoch else own["consumed"]
+        return self.epoch + 1, self.consumed
+
+    def _as_given(self, path: Path) -> Path:
+        return Path(self.trainer.args.output_dir) / path.name
+
+    def load_rng(self, native: Callable[[], None]) -> None:
+        """Stand in for the trainer's own restore of the random state, which comes after the data were fetched."""
+        assert self.watch is not None
+        if self.own is None:
+            native()
+        elif not self.watch.restored:
+            self.watch.restore_now()
+
+    def watch_loader(self, train_loader: Any) -> Any:
+        """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
+        self.watch = loader.watch(getattr(train_loader, "base_dataloader", train_loader))
+        if isinstance(train_loader, DataLoaderDispatcher) and not train_loader.split_batches:
+            # Rank zero fetches a batch for every rank; the others fetch none.
+            self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
+        return train_loader
+
+    def begin_training(self, control: Any) -> None:
+        """Put back what the trainer resets after it has loaded a checkpoint, and prove what it loaded."""
+        trainer = self.trainer
+        self.started = time.monotonic()
+        if buckets.BucketOrder.applies(trainer.model_wrapped):
+            self.order = buckets.BucketOrder(trainer.model_wrapped)
+        if self.order is not None and not (self.own and self.own["buckets"]):
+            self.order.record()
+        if self.checkpoint is None:
+            return
+        control.should_training_stop = self.over
+        self.run.restore_parts(self.checkpoint, self._stateful_parts(), verify=self.callback.verify)
+        if self.callback.verify:
+            files.prove(trainer, self.checkpoint.path)
+        if self.own is None:
+            return
+        counters = self.own["counters"]
+        trainer._tr_loss = counters["tr_loss"].to(trainer._tr_loss.device)
+        trainer._total_loss_scalar = counters["total_loss"]
+        trainer._globalstep_last_logged = counters["last_logged"]
+        trainer._initial_global_step = self.initial_step = counters["initial_step"]
+        self.seconds = counters["seconds"]
+        if self.order is not None and self.own["buckets"]:
+            self.order.replay(self.own["buckets"])
+
+    # ---- Training
+
+    def begin_epoch(self) -> None:
+        """Count epochs; the micro-batches of a resumed one go on from where they were."""
+        self.epoch += 1
+        if self.between_epochs:
+            self.consumed = 0
+        self.between_epochs = False
+
+    def end_step(self, control: Any) -> None:
+        """Count the micro-batch, and ask whether to stop."""
+        self.consumed += 1
+        if self.run.should_stop():
+            self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
+            control.should_save = True
+
+    def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
+        """Note the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
+        args, live = self.trainer.args, self.trainer.state
+        self.metrics = finite(metrics)
+        if args.metric_for_best_model is None:
+            return
+        name = args.metric_for_best_model
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is None:
+            return
+        worst = float("-inf") if args.greater_is_better else float("inf")
+        best = worst if live.best_metric is None else live.best_metric
+        if value > best if args.greater_is_better else value < best:
+            control.should_save = True
+            if not self.stopping:
+                self.reason = "best"
+
+    # ---- Saving
+
+    def save(self, native: Callable[[], None]) -> None:
+        """Save a checkpoint of the current step around the trainer's own save."""
+        live = self.trainer.state
+        best = f"checkpoint-{live.best_global_step}" if live.best_global_step else None
+        parts = {**self._stateful_parts(), **self._values()}
+        self.run.save(
+            f"checkpoint-{live.global_step}",
+            live.global_step,
+            native=native,
+            own=self._own,
+            parts=parts,
+            owner=files.owner,
+            facts=self._facts,
+            best=best,
+        )
+        self.reason = "scheduled"
+
+    def _own(self) -> dict[str, Any]:
+        trainer, watch = self.trainer, self.watch
+        assert watch is not None
+        stopping = trainer.control.should_training_stop
+        used = min(self.consumed * self.share, watch.fetched)
+        whole = self.between_epochs and (not stopping or (watch.exhausted and used == watch.fetched))
+        return {
+            "topology": self._topology(),
+            "position": watch.position_between() if whole else watch.position(used),
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "between_epochs": self.between_epochs,
+            "stopping": stopping,
+            "max_steps": trainer.state.max_steps,
+            "buckets": self.order.order if self.order else [],
+            "counters": {
+                "tr_loss": trainer._tr_loss,
+                "total_loss": trainer._total_loss_scalar,
+                "last_logged": trainer._globalstep_last_logged,
+                "initial_step": self.initial_step,
+                "seconds": self.seconds + time.monotonic() - self.started,
+            },
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        live = self.trainer.state
+        entries = files.parts(self.trainer, self.callback.parts)
+        if not self.reported and self.run.ranks.rank == 0:
+            report.parts(entries)
+        self.reported = True
+        return {
+            "epoch": float(live.epoch),
+            "reason": self.reason,
+            "metrics": self.metrics,
+            "parts": tuple(entries),
+            "architecture": weights.architecture_digest(self._architecture(self.trainer.model)),
+            "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
+        }
+
+    def _stateful_parts(self) -> dict[str, state.Stateful]:
+        return {**self.callback.parts, **files.stateful_callbacks(self.trainer)}
+
+    def _values(self) -> dict[str, state.Stateful]:
+        architecture = self._architecture(self.trainer.model)
+        return {"architecture": state.Value(architecture), "trackers": state.Value(trackers.capture())}
+
+    # ---- Ending
+
+    def leave_if_asked(self, save: Callable[[], None]) -> None:
+        """Leave the process if a stop was agreed on; ``save`` saves where the trainer decided not to."""
+        if self.stopping:
+            live = self.trainer.state
+            if self.run.last_commit != live.global_step:
+                save()
+            self.run.leave(live.global_step, live.epoch)
+
+    def finish(self, native: Callable[[float], Any], save: Callable[[], None]) -> Any:
+        """Save the last step where it is not saved, finish as the trainer does, and remember that it is finished."""
+        live = self.trainer.state
+        if self.run.last_commit != live.global_step:
+            self.reason = "finished"
+            save()
+        self.run.flush()
+        output = native(self.seconds)
+        self.run.record(
+            "finished", step=live.global_step, epoch=live.epoch, horizon=live.max_steps, result=finite(output.metrics)
+        )
+        return output
+
+    def failed(self, error: Exception) -> None:
+        """Record why the run failed, if it got as far as owning its directory."""
+        if self.run.generation:
+            self.run.record("failed", step=self.trainer.state.global_step, reason=f"{type(error).__name__}: {error}")
+
+    def former_result(self) -> Any:
+        """Return what the finished run returned; its weights are loaded, and nothing is trained."""
+        former, trainer = self.run.previous, self.trainer
+        assert former is not None
+        report.logger.info("This run finished at step %d: nothing to do.", former.step)
+        if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+            trainer._load_best_model()  # seam: transformers 5.23, as _finalize_training does
+        trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        trainer.is_in_train = False
+        self.run.record("finished", step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)
+        return TrainOutput(former.step, former.result["train_loss"], dict(former.result))
+
+
+def require_supported(trainer: Any) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    args = trainer.args
+    refused = {
+        "save_only_model=True leaves no optimizer to resume with": args.save_only_model,
+        'save_strategy="no" never saves': args.save_strategy == "no",
+        "ignore_data_skip=True starts the epoch again": args.ignore_data_skip,
+        "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
+        "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
+        "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
+            getattr(args, "enable_jit_checkpoint", False)
+        ),
+        "DeepSpeed shards the state behind the trainer": trainer.is_deepspeed_enabled,
+        "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
+    }
+    for reason, found in refused.items():
+        if found:
+            raise UnsupportedSetting(
+                f"{reason}, so this run cannot be resumed exactly: change it, or leave the callback out"
+            )

@@ -1,0 +1,1 @@
+"""The rules of exact resume, free of any training framework."""

@@ -1,0 +1,374 @@
+"""Where a torch ``DataLoader`` is, and how to put one back there without decoding what was already used.
+
+:func:`watch` makes a loader watched in place: it stays the same object, draws the same random numbers and yields the
+same batches, and its :class:`LoaderWatch` can say its position at any time. The position holds, besides the number of
+batches, the random state at the few moments that shape the data: when the workers were seeded, when the sampler began
+its pass, before each batch that was fetched but not yet used, and in each worker. Restoring them makes the rest of the
+pass come out the same, whatever draws random numbers: the sampler, ``__getitem__``, the collator, a worker.
+
+Map-style data is skipped in the sampler, so no sample is decoded; with workers, the round of batches in which the
+position falls is fetched again (at most one batch a worker), so that every worker does the batches it did. Streams can
+only be read again from the start of the pass. The digest of the batch that was fetched ahead proves that the data that
+comes out is the data that would have come.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from resume_adapters.core import rng, tree
+from resume_adapters.core.sampler import Moment, WatchedSampler
+from resume_adapters.core.workers import WorkerCollate, WorkerInit
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+
+Tree = dict[str, Any]
+
+_KEPT = 64
+"""Least number of fetched batches whose random state is remembered; no loader of the four frameworks fetches further
+ahead of its consumer."""
+
+
+def watch(loader: Any) -> LoaderWatch:
+    """Watch a ``torch.utils.data.DataLoader`` (or a subclass), in place. Watching it again returns the same watch.
+
+    Raises:
+        UnsupportedSetting: it is no DataLoader, or it does not keep the order of its batches.
+    """
+    from torch.utils.data import DataLoader
+
+    if isinstance(getattr(loader, "resume_watch", None), LoaderWatch):
+        watched: LoaderWatch = loader.resume_watch
+        return watched
+    if not isinstance(loader, DataLoader):
+        raise UnsupportedSetting(
+            f"the training data come from a {type(loader).__name__}; expected a torch.utils.data.DataLoader, whose "
+            "position can be saved and restored"
+        )
+    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+        raise UnsupportedSetting(
+            "in_order=False lets workers overtake each other, so the order of the batches cannot be repeated: leave it "
+            "at True"
+        )
+    return LoaderWatch(loader)
+
+
+class LoaderWatch:
+    """Knows how far a loader is, and puts it back.
+
+    Attributes:
+        fetched: batches fetched in this pass.
+        exhausted: this pass has ended.
+        restored: the position given to :meth:`restore` has been reached, and the random state put back.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        from torch.utils.data import IterableDataset
+
+        self.loader = loader
+        self.workers: int = loader.num_workers
+        self.is_stream = isinstance(loader.dataset, IterableDataset)
+        self.fetched = 0
+        self.exhausted = False
+        self.restored = True
+        self._moment = Moment(loader)
+        self._sampler: WatchedSampler | None = None
+        self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=max(_KEPT, 4 * self.workers))
+        self._last_batch: Any = None
+        self._spawn: Tree | None = None
+        self._pool: dict[int, Any] = {}
+        self._pool_at_start: dict[int, Any] = {}
+        self._started = 0
+        self._pending: Tree | None = None
+        self._before: deque[Any] = deque()
+        self._ahead = 0
+        self._step: Tree | None = None
+        self._proof: list[Any] | None = None
+        self._init: WorkerInit | None = None
+        if self.workers:
+            loader.collate_fn = WorkerCollate(loader.collate_fn)
+            self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+        loader.__class__ = _watched_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
+        loader.resume_watch = self
+
+    # ---- Saying where it is
+
+    def position(self, consumed: int) -> Tree:
+        """Return the position after ``consumed`` batches of this pass, and the random state of now.
+
+        Args:
+            consumed: batches that completed steps have used; at most what was fetched.
+        """
+        assert consumed <= self.fetched, f"{consumed} batches used, {self.fetched} fetched"
+        ahead = [(index, before) for index, before, _ in self._recent if index >= consumed]
+        ended = self.exhausted and not ahead
+        start = consumed if ended else self._replay_start(consumed)
+        proof = tree.digest_of(self._last_batch) if ahead else None
+        return {
+            **self._end_of_pass(),
+            "ended": ended,
+            "consumed": consumed,
+            "start": start,
+            "ahead": len(ahead),
+            "spawn": self._spawn,
+            "sampler": self._sampler.moments() if self._sampler else None,
+            "before": [rng.cpu_to_tree(before) for _, before in ahead if before is not None],
+            "pool": self._pool_at(start),
+            "proof": None if proof is None else [self.fetched - 1, proof],
+        }
+
+    def position_between(self) -> Tree:
+        """Return the position between two passes, of which the next has not begun, and the random state of now."""
+        return self._end_of_pass()
+
+    def _end_of_pass(self) -> Tree:
+        keeps = self._keeps_workers()
+        return {
+            "ended": True,
+            "consumed": 0,
+            "start": 0,
+            "ahead": 0,
+            "spawn": self._spawn if keeps else None,
+            "sampler": None,
+            "before": [],
+            "pool": dict(self._pool) if keeps else {},
+            "proof": None,
+            "generators": self._moment.generators(),
+            "step": rng.capture(),
+            **self._identity(),
+        }
+
+    def _identity(self) -> Tree:
+        return {
+            "workers": self.workers,
+            "length": _length(self.loader.dataset),
+            "batch_size": self.loader.batch_size,
+        }
+
+    def _replay_start(self, consumed: int) -> int:
+        if self.is_stream:
+            return 0
+        return consumed // self.workers * self.workers if self.workers else consumed
+
+    def _pool_at(self, index: int) -> dict[int, Any]:
+        """Return each worker's random state before its first batch at or after ``index``."""
+        pool = dict(self._pool_at_start)
+        for each, _, worker in self._recent:
+            if each < index and worker is not None:
+                pool[worker[0]] = worker[1]
+        return pool
+
+    def _keeps_workers(self) -> bool:
+        return bool(self.workers and self.loader.persistent_workers)
+
+    # ---- Putting it back
+
+    def restore(self, position: Tree) -> None:
+        """Continue from a position with the next pass over the loader.
+
+        In the middle of a pass the random state comes back with the first batches. After the end of one there is
+        nothing left to fetch: call :meth:`restore_now` where the next pass is about to begin.
+
+        Raises:
+            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+        """
+        words = {"workers": "num_workers", "length": "the length of the dataset", "batch_size": "the batch size"}
+        for name, here in self._identity().items():
+            if position[name] != here:
+                raise StateMismatch(
+                    f"{words[name]} was {position[name]} when the checkpoint was saved and is {here} now, so the same "
+                    f"batches cannot follow: set it back to {position[name]}, or start another run directory"
+                )
+        self._pending = position
+        self.restored = False
+
+    def skip(self, consumed: int) -> None:
+        """Begin the next pass after ``consumed`` batches, with no random state to put back (a foreign checkpoint)."""
+        start = self._replay_start(consumed)
+        self._pending = {**self._end_of_pass(), "ended": False, "consumed": consumed, "start": start, "pool": {}}
+        self._pending.update(spawn=None, step=None)
+        self.restored = False
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the position given to :meth:`restore` is the end of a pass."""
+        return self._pending is not None and bool(self._pending["ended"])
+
+    def restore_now(self) -> None:
+        """After the end of a pass, put back the random state, and what of the loader outlives the pass."""
+        position = self._pending
+        assert position is not None and position["ended"], "in the middle of a pass the batches bring the state back"
+        self._moment.restore_generators(position["generators"])
+        rng.restore(position["step"])
+        self._spawn, self._pool = position["spawn"], dict(position["pool"])
+        if not self._keeps_workers() or self._spawn is None:
+            self._pending = None
+        self.restored = True
+
+    # ---- One pass
+
+    def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass; ``make`` makes the loader's own iterator."""
+        position, self._pending = self._pending, None
+        self._recent.clear()
+        self._last_batch = None
+        self.fetched, self.exhausted = 0, False
+        if position is None:
+            begin = self._begin
+        elif position["ended"]:
+            begin = self._begin_with_former_workers
+        else:
+            return _WatchedIterator(self, self._continue(make, position))
+        return _WatchedIterator(self, begin(make))
+
+    def _begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if not (self._keeps_workers() and self._spawn is not None):
+            self._spawn = self._moment.capture()
+            self._pool = {}
+        self._pool_at_start = dict(self._pool)
+        return make()
+
+    def _begin_with_former_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass for which the uninterrupted run only reset the workers it had."""
+        self._pool_at_start = dict(self._pool)
+        now = self._moment.capture()
+        sampler = None if self.is_stream else self._watched_sampler()
+        if sampler is not None:
+            sampler.resume_at(0, {"iter": now, "first": None})
+        inner = self._start_workers(make)
+        self._moment.restore(now if sampler is None else sampler.after_first or now)
+        return inner
+
+    def _continue(self, make: Callable[[], Iterator[Any]], position: Tree) -> Iterator[Any]:
+        self._pool_at_start = dict(position["pool"])
+        self._pool = dict(position["pool"])
+        self._spawn = position["spawn"]
+        if not self.is_stream:
+            self._watched_sampler().resume_at(position["start"], position["sampler"])
+        inner = self._start_workers(make)
+        self.fetched = position["start"]
+        for _ in range(position["consumed"] - position["start"]):
+            self._fetch(inner)
+        self._before = deque(rng.cpu_from_tree(state) for state in position["before"])
+        self._ahead = position["ahead"]
+        self._proof = position["proof"]
+        self._step = position["step"]
+        if self._ahead == 0:
+            self._finish_restoring()
+        return inner
+
+    def _start_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if self._spawn is not None:
+            self._moment.restore(self._spawn)
+        if self._init is None:
+            return make()
+        self._init.states = dict(self._pool_at_start)
+        try:
+            return make()
+        finally:
+            self._init.states = {}
+
+    def next(self, inner: Iterator[Any]) -> Any:
+        """Fetch the next batch of the pass."""
+        if self._before:
+            rng.restore_cpu(self._before.popleft())
+        batch = self._fetch(inner)
+        if self._ahead:
+            self._ahead -= 1
+            if self._ahead == 0:
+                self._prove(batch)
+                self._finish_restoring()
+        return batch
+
+    def _fetch(self, inner: Iterator[Any]) -> Any:
+        # Without workers the fetch itself may draw random numbers, so a fetch that is ahead must be repeatable.
+        before = None if self.workers else rng.capture_cpu()
+        try:
+            batch = next(inner)
+        except StopIteration:
+            self.exhausted = True
+            raise
+        worker = None
+        if self.workers:
+            batch, *worker = batch
+            self._pool[worker[0]] = worker[1]
+        self._recent.append((self.fetched, before, worker))
+        self._last_batch = batch
+        self.fetched += 1
+        return batch
+
+    def _prove(self, batch: Any) -> None:
+        if self._proof is not None and tree.digest_of(batch) != self._proof[1]:
+            raise NotRestored(
+                f"batch {self._proof[0]} of this pass is not the batch that followed when the checkpoint was saved: "
+                "the data were changed, or their order depends on state that is not captured (a generator of its own: "
+                "register it as a part; a stream that counts its passes: give it set_epoch)"
+            )
+
+    def _finish_restoring(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            rng.restore(step)
+        self.restored = True
+
+    # ---- The sampler and the generators
+
+    def sampler(self, inner: Any) -> Any:
+        """Return the watched index sampler of the loader."""
+        if self.is_stream:
+            return inner
+        if self._sampler is None:
+            self._sampler = WatchedSampler(self._moment, inner)
+        return self._sampler
+
+    def _watched_sampler(self) -> WatchedSampler:
+        sampler = self.loader._index_sampler  # seam: torch 2.13, overridden in _watched_class
+        assert isinstance(sampler, WatchedSampler)
+        return sampler
+
+
+class _WatchedIterator:
+    """One pass over a watched loader."""
+
+    def __init__(self, owner: LoaderWatch, inner: Iterator[Any]) -> None:
+        self._owner = owner
+        self._inner = inner
+
+    def __iter__(self) -> _WatchedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._owner.next(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@functools.cache
+def _watched_class(base: Any) -> Any:
+    """Return the subclass of a loader class that asks its watch; the same one for the same class."""
+
+    class Watched(base):  # type: ignore[misc]  # the base is known at run time
+        def __iter__(self) -> Iterator[Any]:
+            watch: LoaderWatch = self.resume_watch
+            return watch.iterate(super().__iter__)
+
+        # seam: DataLoader._index_sampler (torch 2.13): `batch_sampler` and `sampler` cannot be set after construction.
+        @property
+        def _index_sampler(self) -> Any:
+            return self.resume_watch.sampler(super()._index_sampler)
+
+    Watched.__name__, Watched.__qualname__, Watched.__module__ = base.__name__, base.__qualname__, base.__module__
+    return Watched
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        return None

@@ -1,0 +1,129 @@
+"""The few collective questions the core asks, on one process or many.
+
+Every group the core uses is its own gloo group, so its traffic meets neither the training's collectives nor an
+accelerator. Groups are never destroyed: DDP's destructor can deadlock on the interpreter lock when it joins gloo's
+thread, and a blocked gloo call cannot be aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+from resume_adapters.errors import PeerFailed, ResumeError
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """The processes of one run."""
+
+    rank: int
+    world_size: int
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order, on every rank."""
+
+    def broadcast(self, value: T) -> T:
+        """Return rank zero's value on every rank."""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+    def twin(self) -> Ranks:
+        """Return the same ranks with a channel of their own, for use from another thread."""
+
+
+class Alone:
+    """One process."""
+
+    rank = 0
+    world_size = 1
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def broadcast(self, value: T) -> T:
+        return value
+
+    def barrier(self) -> None:
+        return None
+
+    def twin(self) -> Ranks:
+        return self
+
+
+class Distributed:
+    """The ranks of ``torch.distributed``, over a gloo group of their own."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.group: Any = dist.new_group(backend="gloo")
+        _GROUPS.append(self.group)
+
+    def gather(self, value: T) -> list[T]:
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def twin(self) -> Ranks:
+        return Distributed()
+
+
+_GROUPS: list[Any] = []
+
+
+def current() -> Ranks:
+    """Return the ranks of this run: those of ``torch.distributed`` where it is initialised, else one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Distributed()
+    return Alone()
+
+
+def everywhere(
+    ranks: Ranks, work: Callable[[], T], doing: str, failed: Callable[[Exception], ResumeError] | None = None
+) -> list[T]:
+    """Run ``work`` on every rank and return all results in rank order, or raise on every rank.
+
+    Args:
+        ranks: the ranks, all of which call this.
+        work: must not itself ask the other ranks anything: one that fails would leave them waiting.
+        doing: what it does, for the message on the other ranks.
+        failed: turns an error of the framework or the system into one of this package; by default it goes on as it is.
+
+    Raises:
+        PeerFailed: ``work`` failed on another rank; on that rank, its own error.
+    """
+    error: Exception | None = None
+    result: T | None = None
+    try:
+        result = work()
+    except ResumeError as refusal:
+        error = refusal
+    except Exception as cause:  # whatever it is, the other ranks must hear of it before it goes on
+        error = cause if failed is None else failed(cause)
+        error.__cause__ = None if error is cause else cause
+    answers = ranks.gather((result, None if error is None else str(error)))
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(answers):
+        if message is not None:
+            raise PeerFailed(f"rank {rank} could not {doing}: {message}")
+    return [cast("T", answer) for answer, _ in answers]

@@ -1,0 +1,318 @@
+"""The verbs that adapters call: open a run directory, begin and commit checkpoints, prune, stop.
+
+One :class:`ResumableRun` is one start of a run directory, on all its ranks. Commits run on a background thread with a
+channel of their own; an error there is raised by the next :meth:`ResumableRun.save` or :meth:`ResumableRun.flush`,
+which every rank calls at the same place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resume_adapters.core import directory, state
+from resume_adapters.core import ranks as ranks_module
+from resume_adapters.core.commit import CONTROL, PendingCheckpoint, is_committed, marker
+from resume_adapters.core.journal import Journal, Status
+from resume_adapters.core.manifest import FileEntry, Manifest
+from resume_adapters.core.ranks import Ranks, everywhere
+from resume_adapters.core.resolve import Checkpoint, Choice, Foreign, candidates, latest_valid, named
+from resume_adapters.core.retention import KeepAll, Plan, Policy
+from resume_adapters.core.state import EncodedParts, Stateful
+from resume_adapters.core.stop import Agreement, StopFlag, StopOn
+from resume_adapters.core.storage import LocalStorage, Storage, files_under, remove_tree
+from resume_adapters.errors import CheckpointsExist, StateMismatch, Stopped
+
+T = TypeVar("T")
+
+
+def no_foreign(path: Path) -> int | None:
+    """Know no checkpoints but this package's own."""
+    return None
+
+
+class ResumableRun:
+    """One start of a run directory.
+
+    Args:
+        run_directory: where the run's checkpoints live; made where it is missing.
+        framework: framework and version, for the manifests.
+        ranks: the ranks of the run; those of ``torch.distributed`` by default.
+        storage: the file operations; the local disk by default.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
+        keep: the retention policy; ``None`` keeps everything.
+        stop: what asks the run to stop.
+        foreign: recognises whole checkpoints that this package did not write.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        run_directory: str | os.PathLike[str],
+        *,
+        framework: str = "",
+        ranks: Ranks | None = None,
+        storage: Storage | None = None,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        foreign: Foreign = no_foreign,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.directory = Path(os.path.abspath(run_directory))
+        self.framework = framework
+        self.ranks = ranks_module.current() if ranks is None else ranks
+        self.storage: Storage = LocalStorage() if storage is None else storage
+        self.resume = resume
+        self.keep: Policy = KeepAll() if keep is None else keep
+        self.foreign = foreign
+        self.clock = clock
+        self.flag = StopFlag(stop or StopOn())
+        self.journal = Journal(self.storage, self.directory / CONTROL, clock)
+        self.generation = 0
+        self.resumed: Checkpoint | None = None
+        self.previous: Status | None = None
+        self.last_commit: int | None = None
+        self._commit_ranks = self.ranks.twin()
+        self._agreement = Agreement(self.ranks, self.flag)
+        self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
+        self._committing: Future[None] | None = None
+
+    # ---- Starting
+
+    def open(self) -> Choice:
+        """Take the run directory over and choose what to resume from. Every rank calls it, once.
+
+        Newer checkpoints that were rejected are set aside, and what crashed saves left is removed.
+
+        Raises:
+            RunDirectoryUnusable: not a directory, or not writable.
+            NoValidCheckpoint: there are checkpoints, and none is valid.
+            CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
+        """
+        everywhere(self.ranks, lambda: self._on_rank_zero(self._prepare), "use the run directory")
+        choice = self._choose()
+        taken = everywhere(self.ranks, lambda: self._on_rank_zero(lambda: self._take_over(choice)), "start the run")[0]
+        assert taken is not None, "rank zero takes the directory over"
+        self.generation, self.previous = taken
+        self.resumed = choice.checkpoint
+        self.last_commit = choice.checkpoint.step if choice.checkpoint and choice.checkpoint.manifest else None
+        return choice
+
+    def _on_rank_zero(self, work: Callable[[], T]) -> T | None:
+        return work() if self.ranks.rank == 0 else None
+
+    def _prepare(self) -> None:
+        directory.prepare(self.storage, self.directory)
+        if self.resume == "scratch!":
+            for path in candidates(self.directory):
+                if directory.is_checkpoint(path, self.foreign):
+                    directory.set_aside(self.storage, path)
+
+    def _choose(self) -> Choice:
+        if self.resume == "scratch!":
+            return Choice(None, ())
+        if self.resume == "scratch":
+            committed = [path.name for path in candidates(self.directory) if is_committed(path)]
+            if committed:
+                raise CheckpointsExist(
+                    f"{self.directory} holds {len(committed)} committed checkpoints, {committed[0]} the newest, and "
+                    'resume="scratch" would train over them: use another directory, or resume="scratch!" to set them '
+                    "aside first",
+                    path=self.directory,
+                )
+            return Choice(None, ())
+        choice = latest_valid(self.storage, self.ranks, self.directory, self.foreign)
+        if choice.checkpoint is None and self.resume != "auto":
+            return Choice(named(self.storage, Path(self.resume), self.foreign), ())
+        return choice
+
+    def _take_over(self, choice: Choice) -> tuple[int, Status | None]:
+        for each in choice.rejected:
+            directory.set_aside(self.storage, each.path)
+        directory.sweep(self.storage, self.directory)
+        generation, previous = self.journal.next_generation(), self.journal.status()
+        self.journal.note(
+            "start",
+            generation=generation,
+            step=choice.checkpoint.step if choice.checkpoint else 0,
+            rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
+        )
+        return generation, previous
+
+    # ---- Saving
+
+    def save(
+        self,
+        name: str,
+        step: int,
+        *,
+        native: Callable[[], object],
+        own: Callable[[], Any],
+        parts: Mapping[str, Stateful],
+        owner: Callable[[Path], int],
+        facts: Callable[[], dict[str, Any]],
+        best: str | None = None,
+    ) -> None:
+        """Write a checkpoint and commit it in the background. Every rank calls it at the same step.
+
+        It first waits for the commit before it, and raises what went wrong there.
+
+        Args:
+            name: name of the checkpoint's directory in the run directory.
+            step: optimizer steps completed.
+            native: lets the framework write its own files.
+            own: returns what belongs to this rank alone (random state, position, running sums); called after
+                ``native``, so that random numbers drawn by the save itself are accounted for.
+            parts: what may be alike on all ranks.
+            owner: the rank that answers for a file of the framework.
+            facts: fields of :class:`~resume_adapters.core.manifest.Manifest` that the adapter knows; called last.
+            best: name of the best checkpoint, which retention keeps.
+
+        Raises:
+            SaveFailed: this rank could not write; nothing is committed.
+            PeerFailed: another rank could not.
+            FencedOff: a later start owns the run directory.
+        """
+        self.flush()
+        pending = PendingCheckpoint(self.storage, self.ranks, self.directory / name, step)
+        pending.open(functools.partial(directory.set_aside, self.storage), self._fence)
+
+        def write_alone() -> dict[str, str]:
+            native()
+            state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
+            return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()})
+
+        rank, encoded = self.ranks.rank, EncodedParts()
+        digests = pending.write(write_alone)
+        pending.write(lambda: encoded.write(self.storage, pending.directory, rank, digests[0]))
+        described = facts()
+        self._commit(pending, owner, best, described)
+
+    def _commit(
+        self, pending: PendingCheckpoint, owner: Callable[[Path], int], best: str | None, facts: dict[str, Any]
+    ) -> None:
+        # Listed now: what a callback adds to the directory later is not part of the checkpoint.
+        files = [file for file in files_under(pending.path) if self._owns(file.relative_to(pending.path), owner)]
+        pending.ranks = self._commit_ranks
+
+        def describe(entries: tuple[FileEntry, ...]) -> Manifest:
+            return Manifest(
+                step=pending.step,
+                world_size=self.ranks.world_size,
+                generation=self.generation,
+                written=self.clock(),
+                files=entries,
+                package=_version(),
+                framework=self.framework,
+                **facts,
+            )
+
+        def work() -> None:
+            manifest = pending.commit(files, describe, self._fence)
+            if self.ranks.rank == 0:
+                self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
+                self.prune(best=best)
+
+        self.last_commit = pending.step
+        self._committing = self._committer.submit(work)
+
+    def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
+        rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
+        return rank == self.ranks.rank
+
+    def read_own(self, checkpoint: Checkpoint) -> Any:
+        """Return what this rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one."""
+        name = state.rank_file("", self.ranks.rank)
+        return state.read_part(self.storage, checkpoint.path / state.DIRECTORY, name)
+
+    def read_part(self, checkpoint: Checkpoint, name: str) -> Any:
+        """Return a part as it was saved by this rank, or by rank zero where the two were alike."""
+        return state.read_part(self.storage, checkpoint.path / state.DIRECTORY, name, self.ranks.rank)
+
+    def restore_parts(self, checkpoint: Checkpoint, parts: Mapping[str, Stateful], *, verify: bool) -> None:
+        """Load every part from a checkpoint and, with ``verify``, prove that it came back.
+
+        Raises:
+            StateMismatch: the checkpoint has no such part, though it was made by this package.
+            NotRestored: a part's state after loading differs from what was saved.
+        """
+        for name, part in parts.items():
+            saved = self.read_part(checkpoint, name)
+            if saved is not None:
+                state.restore(name, part, saved, verify=verify)
+            elif checkpoint.manifest is not None:
+                raise StateMismatch(
+                    f"{checkpoint.path.name} has no part {name!r}: it was saved without it. Leave the part out, or "
+                    "start another run directory",
+                    path=checkpoint.path,
+                )
+
+    def flush(self) -> None:
+        """Wait for the commit that is under way, and raise what it raised."""
+        committing, self._committing = self._committing, None
+        if committing is not None:
+            committing.result()
+
+    def _fence(self) -> None:
+        self.journal.require_generation(self.generation)
+
+    # ---- Retention
+
+    def plan(self, *, best: str | None = None) -> Plan:
+        """Return what :meth:`prune` would keep and remove."""
+        return directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best)
+
+    def prune(self, *, best: str | None = None) -> Plan:
+        """Remove what the policy does not keep: the manifest first, so that a half-removed checkpoint is none."""
+        plan = self.plan(best=best)
+        for name, reason in plan.remove.items():
+            path = self.directory / name
+            self.storage.remove_file(marker(path))
+            self.storage.sync(marker(path).parent)
+            remove_tree(self.storage, path)
+            self.journal.note("prune", checkpoint=name, reason=reason)
+        return plan
+
+    # ---- Stopping and ending
+
+    def should_stop(self) -> bool:
+        """Return whether all ranks are to save and leave now. Every rank asks at every step boundary."""
+        return self._agreement.reached()
+
+    def leave(self, step: int, epoch: float) -> None:
+        """Flush, record the stop and leave the process.
+
+        Raises:
+            Stopped: always; a :class:`SystemExit` with the exit code of :class:`StopOn`.
+        """
+        self.flush()
+        reason = self.flag.reason or "a stop was requested"
+        self.record("stopped", step=step, epoch=epoch, reason=reason)
+        self.ranks.barrier()
+        self.close()
+        raise Stopped(reason, self.flag.on.exit_code)
+
+    def record(self, state: str, **facts: Any) -> None:
+        """Write ``status.json`` (rank zero), so that a person and the next start see how the run is."""
+        if self.ranks.rank == 0:
+            self.journal.set_status(
+                Status(state=state, generation=self.generation, last_commit=self.last_commit, **facts)
+            )
+
+    def close(self) -> None:
+        """Give the signals back and end the background thread. The run directory stays as it is."""
+        self.flag.uninstall()
+        self._agreement.close()
+        self._committer.shutdown()
+
+
+def _version() -> str:
+    from resume_adapters import __version__
+
+    return __version__

@@ -1,0 +1,119 @@
+"""The index sampler of a watched loader, and the generators that belong to the loader and its samplers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from resume_adapters.core import rng
+
+Tree = dict[str, Any]
+
+
+class Moment:
+    """The random state that shapes a loader's order: the CPU's generators, and those that belong to the loader.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader``.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def capture(self) -> Tree:
+        """Return the state of now."""
+        return {"cpu": rng.cpu_to_tree(rng.capture_cpu()), "generators": self.generators()}
+
+    def restore(self, moment: Tree) -> None:
+        """Put back what :meth:`capture` returned."""
+        rng.restore_cpu(rng.cpu_from_tree(moment["cpu"]))
+        self.restore_generators(moment["generators"])
+
+    def generators(self) -> Tree:
+        """Return the state of the loader's own generators, by where each was found."""
+        return {name: generator.get_state() for name, generator in _generators(self._loader).items()}
+
+    def restore_generators(self, states: Tree) -> None:
+        """Put back what :meth:`generators` returned."""
+        for name, generator in _generators(self._loader).items():
+            if name in states:
+                generator.set_state(states[name])
+
+
+class WatchedSampler:
+    """The index sampler of a watched loader: notes the random state when a pass begins, and skips on resume."""
+
+    def __init__(self, moment: Moment, inner: Any) -> None:
+        self._moment = moment
+        self._inner = inner
+        self._at_iter: Tree | None = None
+        self._at_first: Tree | None = None
+        self._resume: tuple[int, Tree | None] | None = None
+        self.after_first: Tree | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def moments(self) -> Tree | None:
+        """Return the random state when this pass began and when its first index was asked for."""
+        return None if self._at_first is None else {"iter": self._at_iter, "first": self._at_first}
+
+    def resume_at(self, skip: int, moments: Tree | None) -> None:
+        """Begin the next pass as at ``moments`` (as things are, without) and after ``skip`` batches of indices."""
+        self._resume = (skip, moments)
+        self.after_first = None
+
+    def __iter__(self) -> Iterator[Any]:
+        # Some samplers draw their order here and some at the first index; both moments are noted and put back.
+        if self._resume is None or self._resume[1] is None:
+            self._at_iter = self._moment.capture()
+            return self._run(iter(self._inner), None)
+        now = self._moment.capture()
+        self._moment.restore(self._resume[1]["iter"])
+        self._at_iter = self._resume[1]["iter"]
+        inner = iter(self._inner)
+        after_iter = self._moment.capture()
+        self._moment.restore(now)
+        return self._run(inner, after_iter)
+
+    def _run(self, inner: Iterator[Any], after_iter: Tree | None) -> Iterator[Any]:
+        (skip, moments), self._resume = self._resume or (0, None), None
+        if moments is None:
+            self._at_first = self._moment.capture()
+            yield from itertools.islice(inner, skip, None)
+            return
+        now = rng.capture_cpu()
+        self._at_first = moments["first"] or after_iter
+        assert self._at_first is not None
+        self._moment.restore(self._at_first)
+        first = next(itertools.islice(inner, skip, None), None)
+        self.after_first = self._moment.capture()
+        # The sampler drew its numbers at the start of the pass; the batch draws its own at its own time.
+        rng.restore_cpu(now)
+        if first is not None:
+            yield first
+            yield from inner
+
+
+def _generators(loader: Any) -> dict[str, Any]:
+    """Return the ``torch.Generator`` objects that belong to a loader and its samplers, by where they were found."""
+    found: dict[str, Any] = {}
+    places: list[tuple[str, Any]] = [("loader", loader), ("sampler", getattr(loader, "sampler", None))]
+    batch_sampler, depth = getattr(loader, "batch_sampler", None), 0
+    while batch_sampler is not None and depth < 4:
+        places += [
+            (f"batch_sampler{depth}", batch_sampler),
+            (f"sampler{depth}", getattr(batch_sampler, "sampler", None)),
+        ]
+        batch_sampler, depth = getattr(batch_sampler, "batch_sampler", None), depth + 1
+    seen: set[int] = set()
+    for name, place in places:
+        generator = getattr(place, "generator", None)
+        if generator is not None and hasattr(generator, "get_state") and id(generator) not in seen:
+            seen.add(id(generator))
+            found[name] = generator
+    return found

@@ -1,0 +1,171 @@
+"""Stateful parts of a run: registered by name, captured, written, restored, and proved to have come back.
+
+Every rank captures its own copy. Rank zero's is written as ``resume/<part>``; another rank writes its own only where it
+differs, because random state, buffers and sampler positions are local to a rank while an EMA is the same on all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from resume_adapters.core import rng, tree
+from resume_adapters.core.storage import Storage
+from resume_adapters.errors import CheckpointDamaged, NotRestored, UnsupportedSetting
+
+DIRECTORY = "resume"
+"""Where a checkpoint keeps what this package adds to it."""
+
+_RANK = re.compile(r"(?:^|\.)rank-(\d+)\.")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with ``state_dict()`` and ``load_state_dict()``."""
+
+    def state_dict(self) -> Any:
+        """Return the state as data."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Put back what :meth:`state_dict` returned."""
+
+
+class Value:
+    """Makes a tree of data a part that is saved, and read by whoever needs it rather than loaded.
+
+    Args:
+        value: the tree.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> Any:
+        """Return the tree."""
+        return self.value
+
+    def load_state_dict(self, state: Any) -> None:
+        """Replace the tree."""
+        self.value = state
+
+
+def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str, Stateful]:
+    """Check the extra parts that a user names, and make plain generators Stateful.
+
+    Raises:
+        UnsupportedSetting: a name is taken or unfit for a file name, or an object cannot save its state.
+    """
+    named: dict[str, Stateful] = {}
+    for name, part in parts.items():
+        if not _NAME.fullmatch(name) or name in reserved:
+            raise UnsupportedSetting(
+                f"{name!r} cannot name a part: expected lower-case letters, digits and underscores, and none of "
+                f"{sorted(reserved)}"
+            )
+        stateful = rng.GeneratorState(part) if rng.is_generator(part) else part
+        if not isinstance(stateful, Stateful):
+            raise UnsupportedSetting(
+                f"{name}={type(part).__name__}(...) has no state_dict() and load_state_dict(), so it cannot be saved: "
+                "add both, or wrap it in an object that has them"
+            )
+        named[name] = stateful
+    return named
+
+
+def write_part(storage: Storage, directory: Path, name: str, state: Any) -> None:
+    """Write a part's tree below ``directory``: a JSON file, and a safetensors file where it holds tensors."""
+    _write_encoded(storage, directory, name, *tree.encode(state))
+
+
+class EncodedParts:
+    """Parts of the state as data, ready to be written."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
+
+    def encode(self, states: dict[str, Any]) -> dict[str, str]:
+        """Take in each part's tree, by name, and return the digests.
+
+        Raises:
+            NotSerialisable: a part holds something that is not data.
+        """
+        self._encoded = {name: tree.encode(value) for name, value in states.items()}
+        return {name: tree.digest(document, tensors) for name, (document, tensors) in self._encoded.items()}
+
+    def write(self, storage: Storage, directory: Path, rank: int, of_rank_zero: dict[str, str]) -> None:
+        """Write rank zero's parts, and of another rank those that differ from rank zero's."""
+        for name, (document, tensors) in self._encoded.items():
+            if rank == 0:
+                _write_encoded(storage, directory, name, document, tensors)
+            elif tree.digest(document, tensors) != of_rank_zero.get(name):
+                _write_encoded(storage, directory, rank_file(name, rank), document, tensors)
+
+
+def read_part(storage: Storage, directory: Path, name: str, rank: int | None = None) -> Any:
+    """Read a part's tree; with ``rank``, that rank's own copy where it has one. ``None`` where there is no such part.
+
+    Raises:
+        CheckpointDamaged: the part's files do not fit together.
+    """
+    if rank is not None and (directory / f"{rank_file(name, rank)}.json").exists():
+        name = rank_file(name, rank)
+    document = directory / f"{name}.json"
+    if not document.exists():
+        return None
+    tensors_file = directory / f"{name}.safetensors"
+    tensors: dict[str, Any] = {}
+    if tensors_file.exists():
+        from safetensors.torch import load_file
+
+        tensors = load_file(tensors_file)
+    try:
+        return tree.decode(storage.read(document), tensors)
+    except (KeyError, ValueError) as error:
+        raise CheckpointDamaged(f"{document} does not fit {tensors_file.name}: {error}", path=document) from error
+
+
+def rank_file(name: str, rank: int) -> str:
+    """Return the file name stem of a rank's own copy of a part; with an empty name, of what is the rank's alone."""
+    return f"{name}.rank-{rank:05d}" if name else f"rank-{rank:05d}"
+
+
+def rank_of(file: Path) -> int:
+    """Return the rank whose copy of a part a file is; rank zero's where the name says nothing."""
+    found = _RANK.search(file.name)
+    return int(found[1]) if found else 0
+
+
+def restore(name: str, part: Stateful, saved: Any, *, verify: bool) -> None:
+    """Load a saved tree into a part and, with ``verify``, prove that it came back.
+
+    Raises:
+        NotRestored: the part's state after loading differs from what was saved.
+    """
+    part.load_state_dict(saved)
+    if verify:
+        prove(name, saved, part.state_dict())
+
+
+def prove(name: str, saved: Any, live: Any) -> None:
+    """Compare a saved tree with the live one.
+
+    Raises:
+        NotRestored: naming the part and the first difference.
+    """
+    difference = tree.first_difference(saved, live)
+    if difference is not None:
+        raise NotRestored(
+            f"{name} was loaded but did not come back as it was saved; {difference}. Its load_state_dict() drops or "
+            "converts state: mend it, or pass verify=False to continue with the difference"
+        )
+
+
+def _write_encoded(storage: Storage, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+    if tensors:
+        from safetensors.torch import save
+
+        storage.write(directory / f"{name}.safetensors", save(tensors))
+    storage.write(directory / f"{name}.json", document)

@@ -1,0 +1,232 @@
+"""Exact resume for the Hugging Face ``Trainer``: add :class:`ResumeCallback`, launch the same command again.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``Trainer._save_checkpoint``; loaded by this adapter, so that keys of ``torch.compile`` fit
+optimizer   framework  ``optimizer.pt``
+scheduler   framework  ``scheduler.pt``
+scaler      framework  ``scaler.pt``
+counters    both       ``trainer_state.json``; the partial running loss and the elapsed time are added
+rng         core       after the save, on every rank (``rng_state.pth`` stays for the bare Trainer)
+data        core       the loader of ``get_train_dataloader``, watched in place
+metrics     framework  ``trainer_state.json``
+callbacks   both       ``ExportableState`` through ``trainer_state.json``; ``state_dict()`` by this adapter
+trackers    core       run ids of W&B and MLflow
+others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+A ``TrainerCallback`` alone cannot make ``train()`` resume: no event comes before the load. Importing this module
+therefore wraps ``Trainer.train`` once; the wrapper does nothing for a trainer without a :class:`ResumeCallback`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+try:
+    import transformers.trainer as trainer_module
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    from resume_adapters.errors import MissingFramework
+
+    raise MissingFramework(
+        "resume_adapters.hf needs transformers and accelerate: pip install 'resume-adapters[hf]'"
+    ) from error
+
+from resume_adapters._hf_session import Session
+from resume_adapters.core.retention import Policy
+from resume_adapters.core.state import named_parts
+from resume_adapters.core.stop import StopOn
+from resume_adapters.errors import UnsupportedSetting
+
+_RESERVED = ("architecture", "callbacks", "trackers", "manifest")
+
+
+class ResumeCallback(TrainerCallback):
+    """Makes ``trainer.train()`` resume, by itself, from the latest valid checkpoint of ``args.output_dir``.
+
+    Args:
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
+        stop: which signals ask the run to save and leave.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: a part cannot save its state.
+    """
+
+    def __init__(
+        self,
+        *,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        verify: bool = True,
+        **parts: Any,
+    ) -> None:
+        self.resume = resume
+        self.keep = keep
+        self.stop = stop
+        self.verify = verify
+        self.parts = named_parts(parts, _RESERVED)
+        self.session: Session | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put back what is restored last, and prove the whole."""
+        if self.session is not None:
+            self.session.begin_training(control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count epochs."""
+        if self.session is not None:
+            self.session.begin_epoch()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count micro-batches."""
+        if self.session is not None:
+            self.session.consumed += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count micro-batches, and ask whether to stop."""
+        if self.session is not None:
+            self.session.end_step(control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Let a new best force a save, so that the best is what was saved."""
+        if self.session is not None:
+            self.session.evaluated(metrics or {}, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that what is saved from now on stands between two epochs."""
+        if self.session is not None:
+            self.session.between_epochs = True
+
+
+class _Resuming:
+    """What a trainer does differently while :class:`ResumeCallback` works; mixed into its class for one ``train()``.
+
+    Each method stands before the trainer's own of that name. They are private because the public seams come too late or
+    not at all; ``tests/hf/test_seams.py`` checks each of them against the installed version.
+    """
+
+    _resume_session: Session
+
+    def get_train_dataloader(self) -> Any:
+        return self._resume_session.watch_loader(super().get_train_dataloader())  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 5.23
+        native = super()._load_from_checkpoint  # type: ignore[misc]
+        self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
+
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:  # seam: transformers 5.23
+        max_steps, _, epochs, _, _ = args
+        return self._resume_session.restore_counters(super()._init_training_state(*args), max_steps, epochs)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 5.23
+        native = super()._load_rng_state  # type: ignore[misc]
+        self._resume_session.load_rng(lambda: native(checkpoint))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 5.23
+        native = super()._save_checkpoint  # type: ignore[misc]
+        self._resume_session.save(lambda: native(model, trial))
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
+        super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
+        self._resume_session.leave_if_asked(self._save_now)
+
+    def _finalize_training(self, trial: Any, samples: Any, start_time: float) -> Any:  # seam: transformers 5.23
+        native = super()._finalize_training  # type: ignore[misc]
+        session = self._resume_session
+        if session.finished:
+            return session.former_result()
+        return session.finish(lambda before: native(trial, samples, start_time - before), self._save_now)
+
+    def _save_now(self) -> None:
+        trainer: Any = self
+        trainer._save_checkpoint(trainer.model_wrapped, None)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+
+@functools.cache
+def _resuming(base: Any) -> type:
+    return type(base.__name__, (_Resuming, base), {"__module__": base.__module__})
+
+
+_MANAGED: set[str] = set()
+"""Output directories whose retention and loaders this module has taken over for the moment."""
+
+
+def _train(native: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        callback = next((each for each in self.callback_handler.callbacks if isinstance(each, ResumeCallback)), None)
+        if callback is None or callback.session is not None:
+            return native(self, resume_from_checkpoint, *args, **kwargs)
+        if kwargs.get("trial") is not None or (args and args[0] is not None):
+            raise UnsupportedSetting(
+                "a hyperparameter search starts many runs in one directory: leave the callback out"
+            )
+        named = isinstance(resume_from_checkpoint, str | os.PathLike)
+        session = Session(self, callback, resume_from_checkpoint if named else callback.resume)
+        managed, base = os.path.abspath(self.args.output_dir), type(self)
+        callback.session = self._resume_session = session
+        self.__class__ = _resuming(base)  # type: ignore[arg-type]  # a class is hashable
+        _MANAGED.add(managed)
+        try:
+            return native(self, session.open(), *args, **kwargs)
+        except Exception as error:
+            session.failed(error)
+            raise
+        finally:
+            _MANAGED.discard(managed)
+            self.__class__ = base
+            callback.session = None
+            del self._resume_session
+            session.run.close()
+
+    train.resume_adapters = True  # type: ignore[attr-defined]
+    return train
+
+
+def _skip_first_batches(native: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def skip(loader: Any, num_batches: int = 0) -> Any:
+        watch = getattr(getattr(loader, "base_dataloader", loader), "resume_watch", None)
+        if watch is None or watch.restored:
+            return native(loader, num_batches)
+        if watch.at_end:
+            watch.restore_now()
+            return []
+        return loader
+
+    return skip
+
+
+def _unless_managed(native: Callable[..., Any], instead: Callable[[], Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def retention(output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        managed = output_dir is not None and os.path.abspath(output_dir) in _MANAGED
+        return instead() if managed else native(output_dir, *args, **kwargs)
+
+    return retention
+
+
+def _install() -> None:
+    """Wrap ``Trainer.train`` and the three functions through which it skips and deletes; once."""
+    if hasattr(Trainer.train, "resume_adapters"):
+        return
+    module, trainer_class = cast("Any", trainer_module), cast("Any", Trainer)
+    trainer_class.train = _train(trainer_class.train)
+    module.skip_first_batches = _skip_first_batches(module.skip_first_batches)  # seam: transformers 5.23
+    module.rotate_checkpoints = _unless_managed(module.rotate_checkpoints, lambda: None)  # seam: transformers 5.23
+    module.sort_checkpoints = _unless_managed(module.sort_checkpoints, list)  # seam: transformers 5.23
+
+
+_install()
