@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from resume_adapters.core import retention
-from resume_adapters.core.commit import CONTROL, SUPERSEDED, is_committed, is_pending
-from resume_adapters.core.resolve import Foreign, candidates, inspect
+from resume_adapters.core.commit import CONTROL, SUPERSEDED, is_committed, is_pending, marker
+from resume_adapters.core.journal import Journal
+from resume_adapters.core.manifest import Manifest
+from resume_adapters.core.resolve import Foreign, candidates, check_sizes, inspect
 from resume_adapters.core.retention import Candidate, Plan, Policy
 from resume_adapters.core.storage import Storage, remove_tree
-from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
 
 def prepare(storage: Storage, directory: Path) -> None:
@@ -71,18 +73,41 @@ def is_checkpoint(path: Path, foreign: Foreign) -> bool:
 def plan(storage: Storage, directory: Path, keep: Policy, *, now: float, best: str | None = None) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory.
 
-    What is damaged, pending or foreign is neither counted nor removed.
+    What is damaged, pending, foreign or written by a later version is neither counted nor removed.
+
+    Args:
+        storage: where to look.
+        directory: the run directory.
+        keep: the policy.
+        now: seconds since 1970.
+        best: name of the best checkpoint; by default what the newest checkpoint says of it.
     """
     found: list[Candidate] = []
+    newest: Manifest | None = None
     for path in candidates(directory):
         if path.is_symlink() or not is_committed(path):
             continue
         try:
             manifest = inspect(storage, path)
-        except CheckpointDamaged:
+            check_sizes(path, manifest)
+        except (CheckpointDamaged, FormatTooNew):
             continue
-        superseded = path.name.endswith(SUPERSEDED) and is_committed(path.with_name(path.name.removesuffix(SUPERSEDED)))
+        # Candidates come with the newer save of a step first, so it is known by now whether that one is whole.
+        original = path.name.removesuffix(SUPERSEDED)
+        superseded = original != path.name and any(candidate.name == original for candidate in found)
         found.append(Candidate(path.name, manifest.step, manifest.written, manifest.metrics, superseded))
+        newest = newest or manifest
     current = [candidate for candidate in found if not candidate.superseded]
     anchor = max(current, key=lambda candidate: candidate.step).name if current else None
+    best = best or (newest.best if newest else None)
     return retention.plan(found, keep, now=now, anchor=anchor, best=best)
+
+
+def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> None:
+    """Remove what a plan removes: the manifest first, so that a half-removed checkpoint is none."""
+    for name, reason in plan.remove.items():
+        path = directory / name
+        storage.remove_file(marker(path))
+        storage.sync(marker(path).parent)
+        remove_tree(storage, path)
+        journal.note("prune", checkpoint=name, reason=reason)

@@ -65,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         parts: every part of the state, captured or missing.
         architecture: digest of the names, shapes and dtypes of the model's tensors.
         cursor: where in the data the run is, in words that a person can read.
+        best: name of the best checkpoint of the run so far, where the run tracks one; no policy removes it.
         package: version of resume-adapters that wrote it.
         framework: framework and version, for example ``"transformers 5.23.0"``.
     """
@@ -81,6 +82,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float | None] = {}
     architecture: str | None = None
     cursor: dict[str, Any] = {}
+    best: str | None = None
     package: str = ""
     framework: str = ""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from resume_adapters.core import directory, state
 from resume_adapters.core import ranks as ranks_module
-from resume_adapters.core.commit import CONTROL, PendingCheckpoint, is_committed, marker
+from resume_adapters.core.commit import CONTROL, PendingCheckpoint, is_committed
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.ranks import Ranks, everywhere
@@ -25,7 +25,7 @@ from resume_adapters.core.resolve import Checkpoint, Choice, Foreign, candidates
 from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.state import EncodedParts, Stateful
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
-from resume_adapters.core.storage import LocalStorage, Storage, files_under, remove_tree
+from resume_adapters.core.storage import LocalStorage, Storage, files_under
 from resume_adapters.errors import CheckpointsExist, StateMismatch, Stopped
 
 T = TypeVar("T")
@@ -210,6 +210,7 @@ class ResumableRun:
                 files=entries,
                 package=_version(),
                 framework=self.framework,
+                best=best,
                 **facts,
             )
 
@@ -269,14 +270,9 @@ class ResumableRun:
         return directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best)
 
     def prune(self, *, best: str | None = None) -> Plan:
-        """Remove what the policy does not keep: the manifest first, so that a half-removed checkpoint is none."""
+        """Remove what the policy does not keep."""
         plan = self.plan(best=best)
-        for name, reason in plan.remove.items():
-            path = self.directory / name
-            self.storage.remove_file(marker(path))
-            self.storage.sync(marker(path).parent)
-            remove_tree(self.storage, path)
-            self.journal.note("prune", checkpoint=name, reason=reason)
+        directory.prune(self.storage, self.directory, plan, self.journal)
         return plan
 
     # ---- Stopping and ending
