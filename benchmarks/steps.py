@@ -1,0 +1,100 @@
+"""Time that the callback adds to an optimizer step.
+
+Two trainings, one bare and one with the callback, take turns: one step each, in two threads of one process of which
+one always waits. So both meet the same noise, and each pair of neighbouring steps gives one difference.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import figure, training
+from benchmarks.figure import Figure
+
+GOAL_MICROSECONDS = 30
+_WARM_UP = 50
+
+
+class Turns:
+    """Lets threads run one at a time, each until it passes the turn on.
+
+    Args:
+        count: how many threads take turns.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._gates = [threading.Semaphore(int(index == 0)) for index in range(count)]
+
+    def wait(self, which: int) -> None:
+        """Return when it is this thread's turn."""
+        self._gates[which].acquire()
+
+    def pass_on(self, which: int) -> None:
+        """Let the next thread run."""
+        self._gates[(which + 1) % len(self._gates)].release()
+
+
+class StepClock(training.Clock):
+    """Times each step and passes the turn on after it."""
+
+    def __init__(self, turns: Turns, which: int) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self._turns = turns
+        self._which = which
+        self._begun = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.times.append(time.perf_counter() - self._begun)
+        super().on_step_end(args, state, control, **kwargs)
+        self._turns.pass_on(self._which)
+        self._turns.wait(self._which)
+        self._begun = time.perf_counter()
+
+
+def measure(steps: int) -> list[Figure]:
+    """Return the added time per step, without workers and with two."""
+    found = []
+    for workers in (0, 2):
+        bare, with_callback = _take_turns(steps, workers)
+        differences = [(more - less) * 1e6 for less, more in zip(bare, with_callback, strict=True)]
+        found.append(
+            figure.of(
+                f"time added per step, {workers} loader workers",
+                differences,
+                "us",
+                GOAL_MICROSECONDS,
+                detail=f"{len(bare)} pairs of steps; a bare one takes {figure.median(bare) * 1e6:.0f} us",
+            )
+        )
+    return found
+
+
+def _take_turns(steps: int, workers: int) -> tuple[list[float], list[float]]:
+    turns = Turns(2)
+    clocks = [StepClock(turns, 0), StepClock(turns, 1)]
+    threads = [
+        threading.Thread(target=_train, args=(turns, which, steps, workers, clocks[which])) for which in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bare, with_callback = ([*clock.times[_WARM_UP:-1]] for clock in clocks)
+    return bare, with_callback
+
+
+def _train(turns: Turns, which: int, steps: int, workers: int, clock: StepClock) -> None:
+    turns.wait(which)
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            callbacks = training.callbacks(which == 1, clock)
+            training.trainer(
+                Path(directory), width=16, layers=1, steps=steps, workers=workers, callbacks=callbacks
+            ).train()
+    finally:
+        turns.pass_on(which)
