@@ -124,6 +124,12 @@ def restore_callbacks(trainer: Any) -> None:
         known[name] = [each.state() for each in same] if len(same) > 1 else same[0].state()
 
 
+def evaluation_workers(trainer: Any) -> list[str]:
+    """Return the names of the evaluation loaders whose persistent workers are running."""
+    loaders = getattr(trainer, "_eval_dataloaders", {})  # seam: transformers 5.23
+    return [name for name, each in loaders.items() if each._iterator is not None]  # seam: torch 2.13, DataLoader
+
+
 class _Callbacks:
     """The callbacks that have ``state_dict()`` and ``load_state_dict()``, as one part."""
 

@@ -14,7 +14,7 @@ from accelerate.data_loader import DataLoaderDispatcher
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import _hf_files as files
-from resume_adapters.core import buckets, loader, report, state, trackers, weights
+from resume_adapters.core import buckets, loader, report, rng, state, trackers, weights
 from resume_adapters.core.manifest import finite
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.retention import KeepLast
@@ -155,7 +155,8 @@ class Session:
 
     def watch_loader(self, train_loader: Any) -> Any:
         """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
-        self.watch = loader.watch(getattr(train_loader, "base_dataloader", train_loader))
+        generators = {name: part for name, part in self.callback.parts.items() if isinstance(part, rng.GeneratorState)}
+        self.watch = loader.watch(getattr(train_loader, "base_dataloader", train_loader), generators)
         if isinstance(train_loader, DataLoaderDispatcher) and not train_loader.split_batches:
             # Rank zero fetches a batch for every rank; the others fetch none.
             self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
@@ -185,6 +186,16 @@ class Session:
         self.seconds = counters["seconds"]
         if self.order is not None and self.own["buckets"]:
             self.order.replay(self.own["buckets"])
+
+    def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
+        """Start the persistent workers of an evaluation loader again, if they were running, without drawing a number."""
+        found = native()
+        if self.own is not None and key in self.own["evaluation_workers"]:
+            self.own["evaluation_workers"].remove(key)
+            before = rng.capture_cpu()
+            iter(found.base_dataloader)
+            rng.restore_cpu(before)
+        return found
 
     # ---- Training
 
@@ -253,6 +264,7 @@ class Session:
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,
             "buckets": self.order.order if self.order else [],
+            "evaluation_workers": files.evaluation_workers(trainer),
             "counters": {
                 "tr_loss": trainer._tr_loss,
                 "total_loss": trainer._total_loss_scalar,

@@ -121,6 +121,11 @@ class _Resuming:
     def get_train_dataloader(self) -> Any:
         return self._resume_session.watch_loader(super().get_train_dataloader())  # type: ignore[misc]
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        native = super().get_eval_dataloader  # type: ignore[misc]
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        return self._resume_session.evaluation_loader(name, lambda: native(eval_dataset))
+
     def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 5.23
         native = super()._load_from_checkpoint  # type: ignore[misc]
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core import rng, tree
+from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.sampler import Moment, WatchedSampler
 from resume_adapters.core.workers import WorkerCollate, WorkerInit
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
@@ -31,8 +32,12 @@ _KEPT = 64
 ahead of its consumer."""
 
 
-def watch(loader: Any) -> LoaderWatch:
+def watch(loader: Any, generators: Mapping[str, GeneratorState] | None = None) -> LoaderWatch:
     """Watch a ``torch.utils.data.DataLoader`` (or a subclass), in place. Watching it again returns the same watch.
+
+    Args:
+        loader: the loader.
+        generators: the generators that the user registered. A dataset may draw from them while it fetches ahead.
 
     Raises:
         UnsupportedSetting: it is no DataLoader, or it does not keep the order of its batches.
@@ -52,7 +57,7 @@ def watch(loader: Any) -> LoaderWatch:
             "in_order=False lets workers overtake each other, so the order of the batches cannot be repeated: leave it "
             "at True"
         )
-    return LoaderWatch(loader)
+    return LoaderWatch(loader, generators or {})
 
 
 class LoaderWatch:
@@ -64,10 +69,11 @@ class LoaderWatch:
         restored: the position given to :meth:`restore` has been reached, and the random state put back.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, generators: Mapping[str, GeneratorState]) -> None:
         from torch.utils.data import IterableDataset
 
         self.loader = loader
+        self._registered = generators
         self.workers: int = loader.num_workers
         self.is_stream = isinstance(loader.dataset, IterableDataset)
         self.fetched = 0
@@ -114,7 +120,7 @@ class LoaderWatch:
             "ahead": len(ahead),
             "spawn": self._spawn,
             "sampler": self._sampler.moments() if self._sampler else None,
-            "before": [rng.cpu_to_tree(before) for _, before in ahead if before is not None],
+            "before": [_before_to_tree(before) for _, before in ahead if before is not None],
             "pool": self._pool_at(start),
             "proof": None if proof is None else [self.fetched - 1, proof],
         }
@@ -136,7 +142,7 @@ class LoaderWatch:
             "pool": dict(self._pool) if keeps else {},
             "proof": None,
             "generators": self._moment.generators(),
-            "step": rng.capture(),
+            "step": {"process": rng.capture(), "registered": self._registered_states()},
             **self._identity(),
         }
 
@@ -201,7 +207,7 @@ class LoaderWatch:
         position = self._pending
         assert position is not None and position["ended"], "in the middle of a pass the batches bring the state back"
         self._moment.restore_generators(position["generators"])
-        rng.restore(position["step"])
+        self._restore_step(position["step"])
         self._spawn, self._pool = position["spawn"], dict(position["pool"])
         if not self._keeps_workers() or self._spawn is None:
             self._pending = None
@@ -251,7 +257,7 @@ class LoaderWatch:
         self.fetched = position["start"]
         for _ in range(position["consumed"] - position["start"]):
             self._fetch(inner)
-        self._before = deque(rng.cpu_from_tree(state) for state in position["before"])
+        self._before = deque(position["before"])
         self._ahead = position["ahead"]
         self._proof = position["proof"]
         self._step = position["step"]
@@ -273,7 +279,9 @@ class LoaderWatch:
     def next(self, inner: Iterator[Any]) -> Any:
         """Fetch the next batch of the pass."""
         if self._before:
-            rng.restore_cpu(self._before.popleft())
+            before = self._before.popleft()
+            rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
+            self._restore_registered(before["registered"])
         batch = self._fetch(inner)
         if self._ahead:
             self._ahead -= 1
@@ -284,7 +292,7 @@ class LoaderWatch:
 
     def _fetch(self, inner: Iterator[Any]) -> Any:
         # Without workers the fetch itself may draw random numbers, so a fetch that is ahead must be repeatable.
-        before = None if self.workers else rng.capture_cpu()
+        before = None if self.workers else (rng.capture_cpu(), self._registered_states())
         try:
             batch = next(inner)
         except StopIteration:
@@ -310,8 +318,20 @@ class LoaderWatch:
     def _finish_restoring(self) -> None:
         step, self._step = self._step, None
         if step is not None:
-            rng.restore(step)
+            self._restore_step(step)
         self.restored = True
+
+    def _restore_step(self, step: Tree) -> None:
+        rng.restore(step["process"])
+        self._restore_registered(step["registered"])
+
+    def _registered_states(self) -> Tree:
+        return {name: generator.state_dict() for name, generator in self._registered.items()}
+
+    def _restore_registered(self, states: Tree) -> None:
+        for name, generator in self._registered.items():
+            if name in states:
+                generator.load_state_dict(states[name])
 
     # ---- The sampler and the generators
 
@@ -365,6 +385,10 @@ def _watched_class(base: Any) -> Any:
 
     Watched.__name__, Watched.__qualname__, Watched.__module__ = base.__name__, base.__qualname__, base.__module__
     return Watched
+
+
+def _before_to_tree(before: tuple[Any, Tree]) -> Tree:
+    return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
 
 
 def _length(dataset: Any) -> int | None:

@@ -1,0 +1,409 @@
+"""A small training job with the Trainer, in every variation that the tests need. Started by ``launch.Server``.
+
+Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints to ``out`` and its trace to
+``trace.<rank>``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+RANK = int(os.environ.get("RANK", "0"))
+TOKENS, LENGTH = 64, 12
+
+CONFIG: dict[str, Any] = {}
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    hasher = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def trace(**line: Any) -> None:
+    with open(f"trace.{RANK}", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+# ---- Data
+
+
+def sample(index: int) -> torch.Tensor:
+    return torch.randint(0, TOKENS, (LENGTH,), generator=torch.Generator().manual_seed(index))
+
+
+def augment(tokens: torch.Tensor) -> torch.Tensor:
+    """Change a token by each of the three generators."""
+    tokens = tokens.clone()
+    tokens[torch.randint(0, LENGTH, (1,))] = torch.randint(0, TOKENS, (1,))
+    tokens[random.randrange(LENGTH)] = random.randrange(TOKENS)
+    tokens[np.random.randint(LENGTH)] = np.random.randint(TOKENS)
+    return tokens
+
+
+def item(index: int) -> dict[str, torch.Tensor]:
+    tokens = augment(sample(index)) if CONFIG["augment"] else sample(index)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+class Mapped(torch.utils.data.Dataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+        if CONFIG["own_generator"]:
+            self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        found = item(index)
+        if CONFIG["own_generator"]:
+            found["input_ids"] = found["input_ids"].clone()
+            found["input_ids"][0] = torch.randint(0, TOKENS, (1,), generator=self.generator)
+        if CONFIG["ragged"]:
+            keep = 4 + index % (LENGTH - 4)
+            found = {name: value[:keep] for name, value in found.items()}
+        return found
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A stream without a length, shuffled anew in each pass where it has ``set_epoch``."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 0
+
+    def __iter__(self) -> Any:
+        order = list(range(self.size))
+        if CONFIG["set_epoch"]:
+            random.Random(self.epoch).shuffle(order)
+        if CONFIG["counts_passes"]:
+            random.Random(100 + self.epoch).shuffle(order)
+            self.epoch += 1
+        worker = torch.utils.data.get_worker_info()
+        for index in order if worker is None else order[worker.id :: worker.num_workers]:
+            yield item(index)
+
+
+class ShuffledStream(Stream):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def dataset(size: int) -> Any:
+    kind = CONFIG["data"]
+    if kind == "map":
+        return Mapped(size)
+    if kind == "stream":
+        return ShuffledStream(size) if CONFIG["set_epoch"] else Stream(size)
+    import datasets
+
+    columns = {"input_ids": [sample(index).tolist() for index in range(size)]}
+    columns["labels"] = columns["input_ids"]
+    if kind == "datasets":
+        return datasets.Dataset.from_dict(columns).with_format("torch")
+    streamed = datasets.Dataset.from_dict(columns).to_iterable_dataset(num_shards=4)
+    if CONFIG["set_epoch"]:
+        streamed = streamed.shuffle(seed=7, buffer_size=16)
+    return streamed.map(_augment_columns) if CONFIG["augment"] else streamed.with_format("torch")
+
+
+def _augment_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    tokens = augment(torch.tensor(columns["input_ids"]))
+    return {"input_ids": tokens.tolist(), "labels": tokens.tolist()}
+
+
+def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    longest = max(len(each["input_ids"]) for each in items)
+    batch = {}
+    for name in ("input_ids", "labels"):
+        rows = [torch.as_tensor(each[name]) for each in items]
+        batch[name] = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
+    if CONFIG["mask"]:
+        masked = torch.rand(batch["input_ids"].shape) < 0.2
+        batch["input_ids"] = batch["input_ids"].masked_fill(masked, 0)
+    return batch
+
+
+# ---- Model
+
+
+class Ema:
+    """An exponential moving average of the weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
+            shadow.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.updates = list(state["shadow"]), state["updates"]
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(CONFIG["seed"])
+    width = CONFIG["width"]
+    config = GPT2Config(
+        vocab_size=TOKENS, n_positions=LENGTH, n_embd=width, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    made: Any = GPT2LMHeadModel(config)
+    if CONFIG["lora"]:
+        from peft import LoraConfig, get_peft_model
+
+        made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
+    if CONFIG["user_compile"]:
+        made = torch.compile(made, backend="eager")
+    return made
+
+
+# ---- Watching
+
+
+class TracedTrainer(Trainer):
+    def training_step(self, model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> torch.Tensor:
+        batch = digest(*(value for _, value in sorted(inputs.items())))
+        loss = super().training_step(model, inputs, *rest)
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.micro = getattr(self, "micro", 0) + 1 if self.last_step() == self.state.global_step else 0
+        self.previous = self.state.global_step
+        trace(step=self.state.global_step, micro=self.micro, loss=loss.item().hex(), batch=batch, lr=float(rate).hex())
+        return loss
+
+    def last_step(self) -> int:
+        return getattr(self, "previous", -1)
+
+
+class Kill(TrainerCallback):
+    """Kills the process with SIGKILL, or signals it, at an event of a step."""
+
+    def __init__(self, event: str, step: int, rank: int | None = None, send: str = "SIGKILL") -> None:
+        def act(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step and rank in (None, RANK) and not self.done:
+                self.done = send != "SIGKILL"
+                os.kill(os.getpid(), getattr(signal, send))
+
+        self.done = False
+        setattr(self, event, act)
+
+
+class Averaging(TrainerCallback):
+    def __init__(self, ema: Ema) -> None:
+        self.ema = ema
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ema.update()
+
+
+class Counting(TrainerCallback):
+    """A callback with state, by the usual two methods."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+class Scores(TrainerCallback):
+    """Sets the evaluation's metric to what the test says, by step."""
+
+    def __init__(self, scores: dict[str, float]) -> None:
+        self.scores = scores
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        metrics["eval_score"] = self.scores.get(str(state.global_step), 99.0)
+
+
+class Scale(TrainerCallback):
+    """A GradScaler on the CPU, where Accelerate makes none, with a scale that moves."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        pass
+
+
+def kill_at_operation(number: int) -> None:
+    """Kill this process before its nth operation that changes the run directory."""
+    seen = 0
+    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event not in changing or "out/" not in str(arguments[1 if event == "os.symlink" else 0]):
+            return
+        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+            return
+        seen += 1
+        if CONFIG["count_operations"]:
+            trace(operation=seen, event=event, path=str(arguments[0]))
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "width": 16,
+    "samples": 100,
+    "data": "map",
+    "augment": False,
+    "own_generator": False,
+    "register_generator": False,
+    "ragged": False,
+    "mask": False,
+    "set_epoch": False,
+    "counts_passes": False,
+    "lora": False,
+    "user_compile": False,
+    "ema": False,
+    "scaler": False,
+    "counting": False,
+    "patience": None,
+    "scores": None,
+    "bare": False,
+    "late": False,
+    "kill": None,
+    "kill_at_operation": None,
+    "count_operations": False,
+    "keep": None,
+    "resume": "auto",
+    "resume_from": None,
+    "callback": {},
+    "args": {},
+}
+
+
+def main() -> None:
+    CONFIG.update(DEFAULTS | json.loads(Path(sys.argv[1]).read_text()))
+    arguments = TrainingArguments(
+        **{
+            "output_dir": "out",
+            "num_train_epochs": 3,
+            "per_device_train_batch_size": 4,
+            "per_device_eval_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 5e-3,
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 6,
+            "weight_decay": 0.1,
+            "save_steps": 5,
+            "logging_steps": 4,
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+            "seed": CONFIG["seed"],
+            **CONFIG["args"],
+        }
+    )
+    trained = model()
+    ema = Ema(trained) if CONFIG["ema"] else None
+    data = dataset(CONFIG["samples"])
+    trainer = TracedTrainer(
+        model=trained,
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=Mapped(20) if arguments.eval_strategy != "no" else None,
+        data_collator=collate,
+        callbacks=callbacks(ema, data),
+    )
+    if CONFIG["late"]:
+        trainer.add_callback(resume_callback(ema, data))
+    if CONFIG["scaler"]:
+        install_scaler(trainer)
+    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
+        kill_at_operation(CONFIG["kill_at_operation"] or 0)
+    result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
+    finish(trainer, result, ema)
+
+
+def resume_callback(ema: Ema | None, data: Any) -> Any:
+    from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast
+    from resume_adapters.hf import ResumeCallback
+
+    names = {"KeepAll": KeepAll, "KeepBest": KeepBest, "KeepEvery": KeepEvery, "KeepLast": KeepLast}
+    keep = eval(CONFIG["keep"], names) if CONFIG["keep"] else None
+    parts = {"ema": ema} if ema else {}
+    if CONFIG["register_generator"]:
+        parts["generator"] = data.generator
+    return ResumeCallback(resume=CONFIG["resume"], keep=keep, **CONFIG["callback"], **parts)
+
+
+def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
+    found: list[TrainerCallback] = [Scores(CONFIG["scores"])] if CONFIG["scores"] is not None else []
+    if CONFIG["patience"]:
+        found.append(EarlyStoppingCallback(early_stopping_patience=CONFIG["patience"]))
+    if ema:
+        found.append(Averaging(ema))
+    if CONFIG["counting"]:
+        found.append(Counting())
+    if CONFIG["kill"]:
+        found.append(Kill(**CONFIG["kill"]))
+    if not CONFIG["bare"] and not CONFIG["late"]:
+        found.append(resume_callback(ema, data))
+    return found
+
+
+def install_scaler(trainer: Any) -> None:
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    trainer.accelerator.native_amp = False
+
+
+def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
+    timed = ("runtime", "per_second")
+    logs = [
+        {name: value for name, value in entry.items() if not any(word in name for word in timed)}
+        for entry in trainer.state.log_history
+    ]
+    parameters = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).state_dict()
+    counting = [each.steps for each in trainer.callback_handler.callbacks if isinstance(each, Counting)]
+    scaler = trainer.accelerator.scaler
+    trace(
+        final=True,
+        weights=digest(*parameters.values()),
+        global_step=result.global_step,
+        train_loss=result.training_loss,
+        logs=logs,
+        best=[trainer.state.best_metric, trainer.state.best_global_step, trainer.state.best_model_checkpoint],
+        ema=[digest(*ema.shadow), ema.updates] if ema else None,
+        counting=counting,
+        scaler=scaler.state_dict() if scaler else None,
+        draws=[random.random(), float(np.random.random()), torch.rand(1).item()],
+    )
+
+
+if __name__ == "__main__":
+    main()

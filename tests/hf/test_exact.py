@@ -1,0 +1,69 @@
+"""Laws 1 and 2 for the Trainer: whatever the data, the precision and the wrapping, a kill changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import contract
+import pytest
+
+MIDDLE = {"event": "on_step_end", "step": 18}
+EARLY = {"event": "on_step_end", "step": 8}
+
+STREAM = {"data": "stream", "args": {"max_steps": 39}}
+WORKERS = {"dataloader_num_workers": 2}
+PERSISTENT = {**WORKERS, "dataloader_persistent_workers": True}
+EVALUATE = {"eval_strategy": "steps", "eval_steps": 4}
+
+
+def job(*, args: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
+    return {"args": args or {}, **config}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "map": job(),
+    "map-workers": job(args=WORKERS),
+    "no-accumulation": job(args={"gradient_accumulation_steps": 1, "save_steps": 10}, samples=52),
+    "augmented": job(augment=True),
+    "augmented-workers": job(augment=True, args=WORKERS),
+    "augmented-persistent": job(augment=True, args=PERSISTENT),
+    "masking-collator": job(mask=True),
+    "masking-collator-workers": job(mask=True, args=WORKERS),
+    "masking-collator-persistent": job(mask=True, args=PERSISTENT),
+    "group-by-length": job(ragged=True, args={"train_sampling_strategy": "group_by_length"}),
+    "plain-sampler": job(augment=True, args={"accelerator_config": {"use_seedable_sampler": False}}),
+    "plain-sampler-persistent": job(
+        augment=True, args={**PERSISTENT, "accelerator_config": {"use_seedable_sampler": False}}
+    ),
+    "datasets-map": job(data="datasets"),
+    "stream": job(**STREAM),
+    "stream-augmented": job(**STREAM, augment=True),
+    "stream-workers": job(data="stream", augment=True, args={"max_steps": 39, **WORKERS}),
+    "stream-persistent": job(data="stream", augment=True, args={"max_steps": 39, **PERSISTENT}),
+    "stream-set-epoch": job(**STREAM, set_epoch=True, augment=True),
+    "stream-set-epoch-workers": job(data="stream", set_epoch=True, args={"max_steps": 39, **WORKERS}),
+    "datasets-stream": job(data="datasets-stream", args={"max_steps": 39}),
+    "datasets-stream-set-epoch": job(data="datasets-stream", set_epoch=True, args={"max_steps": 39}),
+    "datasets-stream-set-epoch-workers": job(
+        data="datasets-stream", set_epoch=True, augment=True, args={"max_steps": 39, **WORKERS}
+    ),
+    "save-each-epoch": job(augment=True, args={"save_strategy": "epoch"}),
+    "evaluations": job(args={**EVALUATE, "save_steps": 5}),
+    "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
+    "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 13}),
+    "drop-last": job(args={"dataloader_drop_last": True}),
+    "bf16": job(args={"bf16": True}),
+    "lora": job(lora=True),
+    "torch-compile": job(args={"torch_compile": True, "torch_compile_backend": "eager"}),
+    "user-compile": job(user_compile=True, args={"remove_unused_columns": False}),
+    "ema": job(ema=True, counting=True),
+    "scaler": job(scaler=True),
+    "registered-generator": job(own_generator=True, register_generator=True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = CASES[case]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])
