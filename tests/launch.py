@@ -11,6 +11,7 @@ stays written.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import runpy
@@ -22,6 +23,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
 
 TIMEOUT = 240.0
 """Seconds after which a job counts as hanging."""
@@ -179,6 +182,7 @@ def _status(pid: int, statuses: dict[int, int]) -> int | None:
 def _become(request: dict[str, Any]) -> None:
     """In the forked process: become the job."""
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no job outlives the tests
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,8 @@ class Mapped(torch.utils.data.Dataset):
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if index >= self.size:
+            raise IndexError(index)  # the length-grouped sampler iterates over the dataset
         found = item(index)
         if CONFIG["own_generator"]:
             found["input_ids"] = found["input_ids"].clone()
@@ -188,6 +192,7 @@ def model() -> torch.nn.Module:
 
 class TracedTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> torch.Tensor:
+        time.sleep(CONFIG["slow"])
         batch = digest(*(value for _, value in sorted(inputs.items())))
         loss = super().training_step(model, inputs, *rest)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -200,6 +205,14 @@ class TracedTrainer(Trainer):
         return getattr(self, "previous", -1)
 
 
+def settle() -> None:
+    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
+    for _ in range(3000):
+        if all((pending.parent / "manifest.json").exists() for pending in Path("out").glob("checkpoint-*/resume/*")):
+            return
+        time.sleep(0.01)
+
+
 class Kill(TrainerCallback):
     """Kills the process with SIGKILL, or signals it, at an event of a step."""
 
@@ -207,6 +220,7 @@ class Kill(TrainerCallback):
         def act(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == step and rank in (None, RANK) and not self.done:
                 self.done = send != "SIGKILL"
+                settle()
                 os.kill(os.getpid(), getattr(signal, send))
 
         self.done = False
@@ -245,13 +259,6 @@ class Scores(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         metrics["eval_score"] = self.scores.get(str(state.global_step), 99.0)
-
-
-class Scale(TrainerCallback):
-    """A GradScaler on the CPU, where Accelerate makes none, with a scale that moves."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
-        pass
 
 
 def kill_at_operation(number: int) -> None:
@@ -296,8 +303,11 @@ DEFAULTS: dict[str, Any] = {
     "bare": False,
     "late": False,
     "kill": None,
+    "send": None,
     "kill_at_operation": None,
     "count_operations": False,
+    "file_limit": None,
+    "slow": 0.0,
     "keep": None,
     "resume": "auto",
     "resume_from": None,
@@ -346,6 +356,9 @@ def main() -> None:
         install_scaler(trainer)
     if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
         kill_at_operation(CONFIG["kill_at_operation"] or 0)
+    if CONFIG["file_limit"]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
     result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
     finish(trainer, result, ema)
 
@@ -370,14 +383,14 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Averaging(ema))
     if CONFIG["counting"]:
         found.append(Counting())
-    if CONFIG["kill"]:
-        found.append(Kill(**CONFIG["kill"]))
+    found += [Kill(**CONFIG[name]) for name in ("kill", "send") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     return found
 
 
 def install_scaler(trainer: Any) -> None:
+    """Give Accelerate the GradScaler that it makes only where there is an accelerator; its scale moves in the run."""
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     trainer.accelerator.native_amp = False
 

@@ -1,0 +1,495 @@
+"""The other laws for the Trainer, each with real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import contract
+import pytest
+from faults import DAMAGES, cut, flip
+
+KILL = {"event": "on_step_end", "step": 18}
+PLAIN: dict[str, Any] = {"augment": True}
+
+
+# ---- Law 0
+
+
+def timeless(name: str, content: bytes) -> bytes:
+    """Take the measured times out of the trainer's log."""
+    return re.sub(rb'"eval_(runtime|samples_per_second|steps_per_second)": [^,]*,', b"", content)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"augment": True, "args": {"dataloader_num_workers": 2, "eval_strategy": "epoch"}},
+        {"data": "stream", "args": {"max_steps": 39, "save_total_limit": 2, "save_steps": 10}},
+        {"lora": True, "mask": True, "args": {"save_strategy": "epoch"}},
+    ],
+    ids=["map", "stream", "lora"],
+)
+def test_an_uninterrupted_run_is_the_bare_one(config: dict[str, Any], bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 0: same losses, same weights, same log, same native files."""
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True})
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out", timeless)
+
+
+def test_on_two_ranks_too(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 0 on two ranks."""
+    config = {"augment": True, "args": {"ddp_backend": "gloo"}}
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=2)
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=2)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out", timeless)
+
+
+# ---- Law 1, elsewhere than at the end of a step in the middle
+
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "first step": ({}, {"event": "on_step_end", "step": 1}),
+    "in an accumulation window": ({}, {"event": "on_substep_end", "step": 17}),
+    "before the optimizer": ({}, {"event": "on_pre_optimizer_step", "step": 17}),
+    "at the end of an epoch": ({}, {"event": "on_epoch_end", "step": 26}),
+    "at the start of an epoch": ({"save_steps": 13}, {"event": "on_epoch_begin", "step": 26}),
+    "in the first step of an epoch": ({"save_steps": 13}, {"event": "on_substep_end", "step": 13}),
+    "at the end of an epoch with its evaluation to come": (
+        {"save_steps": 13, "eval_strategy": "epoch"},
+        {"event": "on_epoch_end", "step": 26},
+    ),
+    "during an evaluation": ({"eval_strategy": "steps", "eval_steps": 6}, {"event": "on_prediction_step", "step": 18}),
+    "in the last epoch": ({}, {"event": "on_step_end", "step": 38}),
+    "after the last save": ({}, {"event": "on_train_end", "step": 39}),
+    "at a step that stops in mid-epoch": ({"max_steps": 20}, {"event": "on_epoch_end", "step": 20}),
+    "after training stopped in mid-epoch": ({"max_steps": 20}, {"event": "on_train_end", "step": 20}),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    args, kill = MOMENTS[moment]
+    config = {"augment": True, "args": args}
+    expected = reference(config)
+    outcome = bench.run(tmp_path, {**config, "kill": kill})
+    assert outcome.killed, outcome.output
+    anchor = max(contract.committed(tmp_path / "out").values(), default=0)
+    bench.run(tmp_path, config).require_success()
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, expected, start=anchor)
+    contract.require_same_end(trace, expected)
+
+
+def test_plain_interpreters_behave_like_forked_jobs(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """What the forking server saves is only the time of the imports."""
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "kill": KILL}))
+    command = [sys.executable, str(bench.script), "config.json"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    (tmp_path / "trace.0").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
+    subprocess.run(command, cwd=tmp_path, check=True)
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, reference(PLAIN), start=15)
+    contract.require_same_end(trace, reference(PLAIN))
+
+
+def test_add_callback_resumes_as_well(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**PLAIN, "late": True}
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(PLAIN), [KILL])
+
+
+# ---- Law 3
+
+SAVES = {"args": {"max_steps": 6, "save_steps": 2, "save_total_limit": 1}, "samples": 20}
+
+
+@pytest.fixture(scope="session")
+def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("operations")
+    bench.run(directory, {**SAVES, "count_operations": True}).require_success()
+    lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
+    return [line for line in lines if "operation" in line]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_killed_before_any_operation_on_the_run_directory(
+    part: int, operations: list[dict[str, Any]], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 3: before each open, rename, mkdir and unlink of saving, committing and pruning, by SIGKILL."""
+    assert len(operations) > 40, "the job must do the operations that this test is about"
+    expected = reference(SAVES)
+    before: dict[int, int] = {}
+    for each in operations[part::4]:
+        directory = tmp_path / str(each["operation"])
+        outcome = bench.run(directory, {**SAVES, "kill_at_operation": each["operation"]})
+        if not outcome.killed:
+            continue  # a background commit may end earlier or later: it then did fewer operations
+        anchor = max(contract.committed(directory / "out").values(), default=0)
+        bench.run(directory, SAVES).require_success()
+        trace = contract.read_trace(directory)
+        contract.require_same_steps(trace, expected, start=anchor)
+        contract.require_same_end(trace, expected)
+        # A kill between the last commit and its prune leaves one more than asked for: too much is kept, never too little.
+        assert contract.committed(directory / "out") in ({"checkpoint-6": 6}, {"checkpoint-4": 4, "checkpoint-6": 6})
+        before[each["operation"]] = anchor
+        shutil.rmtree(directory)
+    assert len(before) > 8 and set(before.values()) >= {0, 2, 4}
+
+
+# ---- Law 4
+
+
+@pytest.fixture(scope="session")
+def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("three")
+    assert bench.run(directory, {**PLAIN, "ema": True, "kill": KILL}).killed
+    assert contract.committed(directory / "out").keys() == {"checkpoint-5", "checkpoint-10", "checkpoint-15"}
+    return directory
+
+
+FILES = (
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "training_args.bin",
+    "config.json",
+    "resume/manifest.json",
+    "resume/rank-00000.json",
+    "resume/rank-00000.safetensors",
+    "resume/ema.safetensors",
+    "resume/architecture.json",
+)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
+    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 4. Two of the files are resumed from to the end; the others are checked to be found and named."""
+    config = {**PLAIN, "ema": True}
+    for number, name in enumerate(FILES):
+        directory = tmp_path / str(number)
+        shutil.copytree(three_checkpoints, directory, symlinks=True)
+        DAMAGES[kind](directory / "out" / "checkpoint-15" / name)
+        removed = kind == "removed" and name == "resume/manifest.json"
+        to_the_end = name in ("optimizer.pt", "resume/rank-00000.json")
+        stop = {} if to_the_end else {"kill": {"event": "on_train_begin", "step": 10}}
+        outcome = bench.run(directory, {**config, **stop})
+        if not removed:  # without its manifest it is no checkpoint, but what a crashed save leaves
+            named = "manifest" if "manifest" in name else name
+            assert "checkpoint-15 is damaged" in outcome.output and named in outcome.output, outcome.output
+            assert (directory / "out" / ".resume" / "set-aside" / "checkpoint-15.1").is_dir()
+        assert "Resuming from checkpoint-10." in outcome.output
+        if to_the_end:
+            outcome.require_success()
+            trace = contract.read_trace(directory)
+            contract.require_same_steps(trace, reference(config), start=10)
+            contract.require_same_end(trace, reference(config))
+        shutil.rmtree(directory)
+
+
+def test_an_older_trainer_state_is_found(three_checkpoints: Path, bench: contract.Bench, tmp_path: Path) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    out = tmp_path / "run" / "out"
+    shutil.copy(out / "checkpoint-10" / "trainer_state.json", out / "checkpoint-15" / "trainer_state.json")
+    outcome = bench.run(tmp_path / "run", {**PLAIN, "ema": True, "kill": {"event": "on_train_begin", "step": 10}})
+    assert "checkpoint-15 is damaged: trainer_state.json" in outcome.output
+
+
+def test_all_damaged_is_an_error_that_lists_them(
+    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    out = tmp_path / "run" / "out"
+    for name in contract.committed(out):
+        flip(out / name / "optimizer.pt")
+    outcome = bench.run(tmp_path / "run", {**PLAIN, "ema": True})
+    assert outcome.statuses == (1,)
+    for name in ("checkpoint-5", "checkpoint-10", "checkpoint-15"):
+        assert f"{name}: optimizer.pt has the digest" in outcome.output
+        assert (out / name).is_dir(), "nothing may be lost"
+    assert 'resume="scratch!"' in outcome.output
+    bench.run(tmp_path / "run", {**PLAIN, "ema": True, "resume": "scratch!"}).require_success()
+    assert len(list((out / ".resume" / "set-aside").iterdir())) == 3
+
+
+# ---- Law 5
+
+
+@pytest.mark.parametrize("kill", [None, {"event": "on_step_end", "step": 13}, {"event": "on_step_end", "step": 33}])
+def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A best metric at a step that is no save forces one; it is kept under save_total_limit=1, and loaded at the end."""
+    config = {
+        "scores": {"6": 5.0, "12": 1.0, "18": 3.0, "24": 2.0},
+        "args": {
+            "eval_strategy": "steps",
+            "eval_steps": 6,
+            "save_steps": 6,
+            "save_total_limit": 1,
+            "metric_for_best_model": "score",
+            "greater_is_better": False,
+            "load_best_model_at_end": True,
+        },
+    }
+    if kill is not None:
+        assert bench.run(tmp_path, {**config, "kill": kill}).killed
+        found = contract.committed(tmp_path / "out")
+        assert "checkpoint-12" in found and len(found) <= 3
+    bench.run(tmp_path, config).require_success()
+    assert contract.committed(tmp_path / "out") == {"checkpoint-12": 12, "checkpoint-39": 39}
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_end(trace, reference(config))
+    assert trace.final[0] is not None and trace.final[0]["best"] == [1.0, 12, "out/checkpoint-12"]
+
+
+def test_a_best_between_saves_is_saved(bench: contract.Bench, tmp_path: Path) -> None:
+    args = {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 10, "metric_for_best_model": "score"}
+    config = {"scores": {"4": 1.0, "12": 7.0}, "args": {**args, "greater_is_better": True, "save_total_limit": 1}}
+    bench.run(tmp_path, {**config, "scores": {"12": 100.0}}).require_success()
+    assert contract.committed(tmp_path / "out") == {"checkpoint-12": 12, "checkpoint-39": 39}
+
+
+# ---- Law 6
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True), (True, True)])
+def test_compiled_and_plain_restore_alike(
+    before: bool, after: bool, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    plain = {"args": {"remove_unused_columns": False}}
+    contract.interrupted_equals_uninterrupted(
+        bench,
+        tmp_path,
+        plain,
+        reference(plain),
+        [KILL],
+        relaunch=[{"user_compile": before}, {"user_compile": after}],
+    )
+
+
+def test_ddp_and_compiled_together(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    plain = {"args": {"remove_unused_columns": False, "ddp_backend": "gloo"}}
+    contract.interrupted_equals_uninterrupted(
+        bench, tmp_path, plain, reference(plain, 2), [KILL], ranks=2, relaunch=[{"user_compile": True}, {}]
+    )
+
+
+def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"kill": KILL})
+    outcome = bench.run(tmp_path, {"width": 32})
+    assert outcome.statuses == (1,)
+    assert "was saved from another model" in outcome.output
+    assert "transformer.wte.weight: saved float32[64, 16], the model has float32[64, 32]" in outcome.output
+
+
+# ---- Law 8
+
+
+@pytest.mark.parametrize(
+    "event", ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_step_end", "on_save"]
+)
+def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    args = {"logging_steps": 4}
+    step = 15 if event == "on_save" else 17
+    outcome = bench.run(tmp_path, {**PLAIN, "args": args, "send": {"event": event, "step": step, "send": "SIGTERM"}})
+    assert outcome.statuses == (0,), outcome.output
+    trace = contract.read_trace(tmp_path)
+    assert trace.final == (None,), "a stopped run must not go on as if it were finished"
+    status = json.loads((tmp_path / "out" / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+    saved = max(contract.committed(tmp_path / "out").values())
+    assert saved == status["step"] and step <= saved <= step + 2
+    bench.run(tmp_path, {**PLAIN, "args": args}).require_success()
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, reference({**PLAIN, "args": args}), start=saved)
+    contract.require_same_end(trace, reference({**PLAIN, "args": args}))
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_stop_that_reaches_one_rank_stops_all(
+    rank: int | None, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {"augment": True, "args": {"ddp_backend": "gloo"}}
+    send = {"event": "on_substep_end", "step": 12, "rank": rank, "send": "SIGUSR1"}
+    outcome = bench.run(tmp_path, {**config, "send": send}, ranks=2)
+    assert outcome.statuses == (0, 0), outcome.output
+    saved = max(contract.committed(tmp_path / "out").values())
+    assert 13 <= saved <= 14
+    bench.run(tmp_path, config, ranks=2).require_success()
+    trace = contract.read_trace(tmp_path, 2)
+    contract.require_same_steps(trace, reference(config, 2), start=saved)
+    contract.require_same_end(trace, reference(config, 2))
+
+
+# ---- Law 9
+
+
+def test_what_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"own_generator": True}).require_success()
+    assert "MISSING: train_dataset.generator is a generator of its own" in outcome.output
+    for part in ("model", "optimizer", "scheduler", "counters", "rng", "data", "metrics", "callbacks", "trackers"):
+        assert f"resume-adapters: {part} " in outcome.output, part
+
+
+def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    """Behind a generator that is not registered, other batches would follow: an error, not another run."""
+    assert bench.run(tmp_path, {"own_generator": True, "kill": KILL}).killed
+    outcome = bench.run(tmp_path, {"own_generator": True})
+    assert outcome.statuses == (1,)
+    assert "is not the batch that followed when the checkpoint was saved" in outcome.output
+
+
+def test_a_stream_that_counts_its_passes_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"data": "stream", "counts_passes": True, "args": {"max_steps": 39}}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    outcome = bench.run(tmp_path, config)
+    assert outcome.statuses == (1,)
+    assert "give it set_epoch" in outcome.output
+
+
+# ---- Law 10
+
+
+def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, {"kill": KILL}).killed
+    bench.run(tmp_path, {"bare": True, "resume_from": True}).require_success()
+    assert contract.read_trace(tmp_path).first_step == 15
+
+
+# ---- Finished runs, other starts, other settings
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"max_steps": 20}, {"max_steps": 20, "save_steps": 50}], ids=["epochs", "mid-epoch", "unsaved"]
+)
+def test_a_finished_run_launched_again_does_nothing(args: Any, bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"args": args}).require_success()
+    first, before = contract.read_trace(tmp_path), contract.committed(tmp_path / "out")
+    outcome = bench.run(tmp_path, {"args": args}).require_success()
+    again = contract.read_trace(tmp_path)
+    assert again.steps == ((),)
+    assert "nothing to do" in outcome.output
+    assert contract.committed(tmp_path / "out") == before
+    for name in ("weights", "global_step", "train_loss"):
+        assert again.final[0] is not None and first.final[0] is not None
+        assert again.final[0][name] == first.final[0][name]
+
+
+def test_a_longer_horizon_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """With a constant learning rate, 20 and then 39 steps are 39 steps."""
+    constant = {"lr_scheduler_type": "constant", "warmup_steps": 0}
+    bench.run(tmp_path, {"args": {**constant, "max_steps": 20}}).require_success()
+    config = {"args": {**constant, "max_steps": 39}}
+    bench.run(tmp_path, config).require_success()
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, reference(config), start=20)
+    assert trace.final[0] is not None and trace.final[0]["weights"] == reference(config).final[0]["weights"]
+
+
+def test_early_stopping_continues(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    scores = {str(step): float(step) for step in range(4, 40, 4)} | {"16": 1.0}
+    args = {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 4, "load_best_model_at_end": True}
+    args |= {"metric_for_best_model": "score", "greater_is_better": False}
+    config = {"patience": 3, "scores": scores, "args": args}
+    expected = reference(config)
+    assert expected.final[0] is not None and expected.final[0]["global_step"] == 28
+    kills = [{"event": "on_step_end", "step": 22}, {"event": "on_step_end", "step": 26}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills)
+    outcome = bench.run(tmp_path, config).require_success()
+    assert "nothing to do" in outcome.output
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and final["weights"] == expected.final[0]["weights"]
+
+
+def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The callback is added to a run that the bare trainer began: its whole checkpoint is taken, a torn one is not."""
+    assert bench.run(tmp_path, {"bare": True, "kill": KILL}).killed
+    cut(tmp_path / "out" / "checkpoint-15" / "optimizer.pt")
+    outcome = bench.run(tmp_path, {}).require_success()
+    assert "checkpoint-15 is damaged: it is not whole" in outcome.output or "is torn" in outcome.output
+    assert "checkpoint-10 was made without this package" in outcome.output
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, reference({}), start=10)
+
+
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+    config = {"resume_from": str(tmp_path / "old" / "out" / "checkpoint-10")}
+    assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
+    contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)
+    bench.run(tmp_path / "new", config).require_success()
+    contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=15)
+
+
+def test_scratch_refuses_committed_checkpoints(bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"kill": KILL})
+    outcome = bench.run(tmp_path, {"resume": "scratch"})
+    assert outcome.statuses == (1,) and 'resume="scratch" would train over them' in outcome.output
+
+
+REFUSED = {
+    "save_only_model": {"save_only_model": True},
+    "save_strategy": {"save_strategy": "no"},
+    "ignore_data_skip": {"ignore_data_skip": True},
+    "auto_find_batch_size": {"auto_find_batch_size": True},
+    "enable_jit_checkpoint": {"enable_jit_checkpoint": True},
+    "in_order": {"dataloader_in_order": False, "dataloader_num_workers": 2},
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"args": REFUSED[setting]})
+    assert outcome.statuses == (1,)
+    assert setting in outcome.output and "UnsupportedSetting" in outcome.output
+    assert not any(contract.read_trace(tmp_path).steps)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"per_device_train_batch_size": 8}, "per_device_train_batch_size"),
+        ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps"),
+        ({"dataloader_num_workers": 2}, "num_workers"),
+    ],
+)
+def test_another_batch_is_refused(args: Any, named: str, bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"kill": KILL})
+    outcome = bench.run(tmp_path, {"args": args})
+    assert outcome.statuses == (1,)
+    assert named in outcome.output and "StateMismatch" in outcome.output
+
+
+def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench, tmp_path: Path) -> None:
+    """A file size limit stands in for a full disk: what was committed stays, and the next launch goes on."""
+    bench.run(tmp_path, {"kill": {"event": "on_step_end", "step": 8}})
+    outcome = bench.run(tmp_path, {"file_limit": 20_000})
+    assert outcome.statuses == (1,)
+    assert "SaveFailed" in outcome.output and "the checkpoints committed before it are intact" in outcome.output
+    assert contract.committed(tmp_path / "out") == {"checkpoint-5": 5}
+    bench.run(tmp_path, {}).require_success()
+
+
+def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Path) -> None:
+    """The later start goes on; the earlier one can commit nothing more, and says whose directory it is."""
+    slow = {"slow": 0.15}
+    earlier = bench.start(tmp_path, slow)
+    while not contract.committed(tmp_path / "out"):
+        assert earlier.alive()
+    later = bench.start(tmp_path, {})
+    assert later.wait().require_success()
+    outcome = earlier.wait()
+    assert outcome.statuses == (1,) and "FencedOff" in outcome.output
+    assert "checkpoint-39" in contract.committed(tmp_path / "out")
