@@ -7,6 +7,7 @@ writes the rest.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,24 +41,35 @@ class Miniature:
         """The state that it resumed; empty for a fresh start."""
         return self.read(self.choice.checkpoint) if self.choice.checkpoint else ""
 
-    def save(self, step: int, text: str = "", *, best: int | None = None, **facts: Any) -> None:
-        """Save without waiting for the commit."""
+    def save(
+        self,
+        step: int,
+        text: str = "",
+        *,
+        best: int | None = None,
+        describe: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        """Save without waiting for the commit; ``describe`` stands in for the facts of an adapter."""
         text = text or f"state at {step}"
         path = self.run.directory / name(step)
         self.run.save(
             name(step),
             step,
-            native=lambda: (path / "model.bin").write_bytes(text.encode() * 20),
+            native=lambda: self._write_native(path, text),
             own=lambda: {"text": text},
             parts={"ema": Value({"shadow": as_tensor(text), "step": step})},
             owner=lambda file: 0,
-            facts=lambda: {"epoch": step / 10, "reason": "scheduled", **facts},
+            facts=describe or (lambda: {"epoch": step / 10, "reason": "scheduled"}),
             best=None if best is None else name(best),
         )
 
-    def commit(self, step: int, text: str = "", *, best: int | None = None, **facts: Any) -> None:
+    def _write_native(self, path: Path, text: str) -> None:
+        if self.run.ranks.rank == 0:
+            (path / "model.bin").write_bytes(text.encode() * 20)
+
+    def commit(self, step: int, text: str = "", *, best: int | None = None) -> None:
         """Save and wait for the commit."""
-        self.save(step, text, best=best, **facts)
+        self.save(step, text, best=best)
         self.run.flush()
 
     def read(self, checkpoint: Checkpoint) -> str:

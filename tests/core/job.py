@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-import faults
 from miniature import Miniature
 from resume_adapters.core.ranks import current
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
+from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import ResumeError
 
 LAST = 8
@@ -62,28 +63,53 @@ def start_from(rank: int, directory: str, *named: str) -> dict[str, Any]:
 
 
 def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
-    """Save while one rank's disk, framework or adapter fails; then save again, all ranks together."""
-    storage = faults.FailingStorage(28)
-    storage.fail_at = None
+    """Save while one rank's disk or adapter fails at some point; then save again, all ranks together."""
+    storage = Failing()
     job = Miniature(Path(directory), ranks=current(), storage=storage)
     job.commit(10)
-    mine = rank == int(failing)
-    facts: dict[str, Any] = {}
-    if mine and where == "facts":
-        facts = {"step": "given twice", "no_such_field": 1}
-    if mine and where in ("write", "commit", "after"):
-        storage.fail_at = len(storage.operations) + {"write": 8, "commit": 14, "after": 28}[where]
-    heard = []
-    for attempt in (lambda: job.save(20, **facts), job.run.flush):
-        try:
-            attempt()
-        except ResumeError as error:
-            heard.append(f"{type(error).__name__}: {error}")
-            break
-    storage.fail_at = None
-    committed_then = job.committed()
+    facts = None
+    if rank == int(failing):
+        storage.where = where
+        facts = _broken if where == "facts" else None
+    heard = ""
+    try:
+        job.save(20, describe=facts)
+        job.run.flush()
+    except ResumeError as error:
+        heard = f"{type(error).__name__}: {error}"
+    storage.where = ""
+    then = job.committed()
+    dist.barrier()
     job.commit(30)
-    return {"heard": heard, "then": committed_then, "at_last": job.committed(), "rank": rank}
+    job.run.close()
+    return {"heard": [heard], "then": then, "at_last": job.committed(), "rank": rank}
+
+
+def _broken() -> dict[str, Any]:
+    raise ZeroDivisionError("the adapter is broken")
+
+
+class Failing(LocalStorage):
+    """A disk that is full for one kind of work: writing parts, forcing files onto the disk, or the journal."""
+
+    where = ""
+
+    def _refuse(self, where: str) -> None:
+        if self.where == where:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._refuse("write")
+        super().write(path, content)
+
+    def sync(self, path: Path) -> None:
+        if path.name == "model.bin" or path.name.startswith("rank-"):
+            self._refuse("commit")
+        super().sync(path)
+
+    def append(self, path: Path, content: bytes) -> None:
+        self._refuse("after")
+        super().append(path, content)
 
 
 def main() -> None:

@@ -138,6 +138,20 @@ class PendingCheckpoint:
         """
         return self._or_abandon(lambda: self._together(work, "write"))
 
+    def require_visible(self) -> None:
+        """Check that this rank sees the directory that rank zero made. Each rank calls it as part of :meth:`write`.
+
+        Raises:
+            SaveFailed: it does not: the ranks have run directories of their own.
+        """
+        if not is_pending(self.path):
+            raise SaveFailed(
+                f"rank {self.ranks.rank} does not see {self.path.name}, which rank 0 has begun: all ranks need the same "
+                "run directory, on storage that they share. Nothing is committed",
+                path=self.path,
+                step=self.step,
+            )
+
     def seal(self, files: Iterable[Path]) -> list[FileEntry]:
         """Force this rank's files onto the disk and return their entries."""
         entries = []

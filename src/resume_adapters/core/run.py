@@ -225,6 +225,7 @@ class ResumableRun:
         pending.open(functools.partial(directory.set_aside, self.storage))
 
         def write_alone() -> dict[str, str]:
+            pending.require_visible()
             native()
             state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
             return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()})
