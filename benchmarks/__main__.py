@@ -54,10 +54,11 @@ def main() -> None:
 
 
 def _show(figures: list[Figure]) -> None:
-    table = Table(*_COLUMNS)
+    table = Table(*_COLUMNS[:-1], show_lines=True)
     for each in figures:
-        table.add_row(*figure.row(each), style="" if each.met in (None, True) else "red")
-    Console().print(table)
+        name, *cells, detail = figure.row(each)
+        table.add_row(f"{name}\n[dim]{detail}[/dim]", *cells, style="red" if each.met is False else "")
+    Console(highlight=False).print(table)
 
 
 def _write(page: Path, figures: list[Figure]) -> None:

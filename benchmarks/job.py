@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SAVES = 4
+SAVES = 8
 """Saves that one job measures, after one that warms up."""
 
 WIDTH = {"save": 3233, "memory": 2500}

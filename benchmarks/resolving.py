@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from benchmarks import figure
 from benchmarks.figure import Figure
+from resume_adapters.core import manifest as manifests
+from resume_adapters.core.commit import marker
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.resolve import latest_valid
 from resume_adapters.core.run import ResumableRun, no_foreign
@@ -16,13 +21,6 @@ from resume_adapters.core.storage import LocalStorage
 
 GOAL_MILLISECONDS = 50
 _COUNT = 1_000
-
-
-class Unsynced(LocalStorage):
-    """A local disk that is not waited for: what is measured is reading."""
-
-    def sync(self, path: Path) -> None:
-        return None
 
 
 def measure(repeats: int) -> list[Figure]:
@@ -47,20 +45,26 @@ def measure(repeats: int) -> list[Figure]:
 
 
 def _fill(directory: Path) -> None:
-    run = ResumableRun(directory, ranks=Alone(), storage=Unsynced())
+    """Commit one checkpoint, and make the others of it: the same files, each with a manifest of its own step."""
+    run = ResumableRun(directory, ranks=Alone())
     run.open()
-    for step in range(1, _COUNT + 1):
-        run.save(
-            f"checkpoint-{step}",
-            step,
-            native=lambda: None,
-            own=lambda: {"position": 0},
-            parts={"counters": Value({"step": step})},
-            owner=lambda file: 0,
-            facts=lambda: {"epoch": 0.0, "reason": "scheduled"},
-        )
+    run.save(
+        "checkpoint-1",
+        1,
+        native=lambda: None,
+        own=lambda: {"position": 0},
+        parts={"counters": Value({"step": 1})},
+        owner=lambda file: 0,
+        facts=lambda: {"epoch": 0.0, "reason": "scheduled"},
+    )
     run.flush()
     run.close()
+    first = directory / "checkpoint-1"
+    manifest = manifests.decode(marker(first).read_bytes())
+    for step in range(2, _COUNT + 1):
+        copy = directory / f"checkpoint-{step}"
+        shutil.copytree(first, copy)
+        marker(copy).write_bytes(manifests.encode(msgspec.structs.replace(manifest, step=step)))
 
 
 def _resolve(directory: Path) -> float:

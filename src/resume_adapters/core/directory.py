@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from resume_adapters.core import retention
-from resume_adapters.core.commit import CONTROL, SUPERSEDED, is_committed, is_pending, marker
+from resume_adapters.core.commit import CONTROL, LATEST, SUPERSEDED, discard, is_committed, is_pending
 from resume_adapters.core.journal import Journal
 from resume_adapters.core.manifest import Manifest
-from resume_adapters.core.resolve import Foreign, candidates, check_sizes, inspect
+from resume_adapters.core.resolve import (
+    Foreign,
+    candidates,
+    check_digests,
+    check_sizes,
+    inspect,
+    newest_first,
+    whole_foreign,
+)
 from resume_adapters.core.retention import Candidate, Plan, Policy
 from resume_adapters.core.storage import Storage, remove_tree
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
@@ -25,16 +33,30 @@ def prepare(storage: Storage, directory: Path) -> None:
         storage.make_directory(directory / CONTROL)
         storage.write(probe, b"can this be written?\n")
         storage.remove_file(probe)
+        require_link(directory / LATEST)
     except (FileExistsError, NotADirectoryError) as error:
         raise RunDirectoryUnusable(
             f"{directory} is a file, or lies below one; expected a directory for the run's checkpoints", path=directory
         ) from error
     except OSError as error:
         raise RunDirectoryUnusable(
-            f"{directory} cannot be written ({error.strerror}); a run that cannot save cannot be resumed: mend its "
-            "permissions or free space",
+            f"{directory} cannot be written ({error.strerror or error}); a run that cannot save cannot be resumed: "
+            "mend its permissions or free space",
             path=directory,
         ) from error
+
+
+def require_link(latest: Path) -> None:
+    """Check that the name of the link to the newest checkpoint is free for it.
+
+    Raises:
+        RunDirectoryUnusable: a directory has that name.
+    """
+    if latest.is_dir() and not latest.is_symlink():
+        raise RunDirectoryUnusable(
+            f"{latest} is a directory; expected that name to be free for the link to the newest checkpoint: rename it",
+            path=latest,
+        )
 
 
 def set_aside(storage: Storage, path: Path) -> Path:
@@ -48,32 +70,50 @@ def set_aside(storage: Storage, path: Path) -> Path:
     return target
 
 
-def sweep(storage: Storage, directory: Path) -> None:
-    """Remove what crashed saves and prunes left uncommitted, and put back what a crashed second save moved."""
+def sweep(storage: Storage, directory: Path) -> dict[Path, Path]:
+    """Remove what crashed saves and prunes left, and put back what a crashed second save moved.
+
+    Returns:
+        Where each checkpoint that was put back is now.
+    """
     control = directory / CONTROL
-    for path in [*candidates(directory), *sorted(control.glob("begin-*"))]:
-        if is_pending(path) or path.parent == control:
-            remove_tree(storage, path)
+    for path in candidates(directory):
+        if is_pending(path) and not path.is_symlink():
+            discard(storage, path)
+    for path in [*sorted(control.glob("begin-*")), *sorted(control.glob("remove-*"))]:
+        remove_tree(storage, path)
+    put_back = {}
     for path in candidates(directory):
         original = path.with_name(path.name.removesuffix(SUPERSEDED))
-        if path != original and not original.exists():
+        if path != original and is_committed(path) and not original.exists():
             storage.replace(path, original)
+            put_back[path] = original
+    return put_back
 
 
 def is_checkpoint(path: Path, foreign: Foreign) -> bool:
     """Return whether a directory is a checkpoint of any kind, whole or not."""
-    if path.is_symlink() or is_committed(path) or is_pending(path):
+    if is_committed(path) or is_pending(path):
         return True
     try:
-        return foreign(path) is not None
+        return whole_foreign(path, foreign) is not None
     except CheckpointDamaged:
         return True
 
 
-def plan(storage: Storage, directory: Path, keep: Policy, *, now: float, best: str | None = None) -> Plan:
+def plan(
+    storage: Storage,
+    directory: Path,
+    keep: Policy,
+    *,
+    now: float,
+    best: str | None = None,
+    sealed: str | None = None,
+) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory.
 
-    What is damaged, pending, foreign or written by a later version is neither counted nor removed.
+    What is damaged, pending, foreign or written by a later version is neither counted nor removed. The anchor is read
+    whole before anything may go because of it.
 
     Args:
         storage: where to look.
@@ -81,9 +121,28 @@ def plan(storage: Storage, directory: Path, keep: Policy, *, now: float, best: s
         keep: the policy.
         now: seconds since 1970.
         best: name of the best checkpoint; by default what the newest checkpoint says of it.
+        sealed: name of a checkpoint that this process has just committed: it need not be read again.
     """
-    found: list[Candidate] = []
-    newest: Manifest | None = None
+    manifests = dict(_newest_first(storage, directory))
+    anchor = None
+    for name, manifest in list(manifests.items()):
+        if name == sealed or _agrees(storage, directory / name, manifest):
+            anchor = name
+            break
+        del manifests[name]
+    found = [
+        Candidate(name, manifest.step, manifest.written, manifest.metrics, _original(name) in manifests)
+        for name, manifest in manifests.items()
+    ]
+    best = best or (manifests[anchor].best if anchor else None)
+    if best is not None and best not in manifests:
+        best += SUPERSEDED
+    return retention.plan(found, keep, now=now, anchor=anchor, best=best)
+
+
+def _newest_first(storage: Storage, directory: Path) -> list[tuple[str, Manifest]]:
+    """Return the committed checkpoints whose files have their sizes, in the order in which a resume considers them."""
+    found = []
     for path in candidates(directory):
         if path.is_symlink() or not is_committed(path):
             continue
@@ -92,22 +151,25 @@ def plan(storage: Storage, directory: Path, keep: Policy, *, now: float, best: s
             check_sizes(path, manifest)
         except (CheckpointDamaged, FormatTooNew):
             continue
-        # Candidates come with the newer save of a step first, so it is known by now whether that one is whole.
-        original = path.name.removesuffix(SUPERSEDED)
-        superseded = original != path.name and any(candidate.name == original for candidate in found)
-        found.append(Candidate(path.name, manifest.step, manifest.written, manifest.metrics, superseded))
-        newest = newest or manifest
-    current = [candidate for candidate in found if not candidate.superseded]
-    anchor = max(current, key=lambda candidate: candidate.step).name if current else None
-    best = best or (newest.best if newest else None)
-    return retention.plan(found, keep, now=now, anchor=anchor, best=best)
+        found.append((path.name, manifest))
+    return sorted(found, key=lambda each: newest_first(each[0], each[1].step))
+
+
+def _agrees(storage: Storage, path: Path, manifest: Manifest) -> bool:
+    try:
+        for _ in check_digests(storage, path, manifest.files):
+            pass
+    except CheckpointDamaged:
+        return False
+    return True
+
+
+def _original(name: str) -> str | None:
+    return name.removesuffix(SUPERSEDED) if name.endswith(SUPERSEDED) else None
 
 
 def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> None:
-    """Remove what a plan removes: the manifest first, so that a half-removed checkpoint is none."""
+    """Remove what a plan removes. Where it is cut short, the next start removes the rest."""
     for name, reason in plan.remove.items():
-        path = directory / name
-        storage.remove_file(marker(path))
-        storage.sync(marker(path).parent)
-        remove_tree(storage, path)
+        discard(storage, directory / name)
         journal.note("prune", checkpoint=name, reason=reason)

@@ -76,8 +76,8 @@ class Journal:
         Raises:
             FencedOff: one has, or the token is gone.
         """
-        current = self._read_generation()
-        if current is None or current.token != self.token:
+        if not self.is_owned():
+            current = self._read_generation()
             owner = "nobody (its token is gone)" if current is None else f"start {current.generation}"
             raise FencedOff(
                 f"this process is start {generation} of {self.directory.parent}, which {owner} owns now: nothing more "
@@ -85,10 +85,15 @@ class Journal:
                 path=self.directory.parent,
             )
 
+    def is_owned(self) -> bool:
+        """Return whether this start is the last that took a generation."""
+        current = self._read_generation()
+        return current is not None and current.token == self.token
+
     def _read_generation(self) -> _Generation | None:
         try:
             return msgspec.json.decode(self.storage.read(self.directory / "generation"), type=_Generation)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     def note(self, event: str, **facts: Any) -> None:
@@ -106,5 +111,5 @@ class Journal:
         """Return the last status, or ``None`` where there is none that can be read."""
         try:
             return msgspec.json.decode(self.storage.read(self.directory / "status.json"), type=Status)
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
             return None

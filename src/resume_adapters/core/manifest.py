@@ -7,6 +7,7 @@ flipped bit in a manifest is found like one in any other file.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -102,7 +103,14 @@ class _FormatOnly(msgspec.Struct):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the JSON document of a manifest."""
+    """Return the JSON document of a manifest.
+
+    Raises:
+        ValueError: a number of it is not finite, which JSON cannot say: nobody could read the document.
+    """
+    for name in ("epoch", "written"):
+        if not math.isfinite(getattr(manifest, name)):
+            raise ValueError(f"{name} is {getattr(manifest, name)}; expected a finite number")
     record = msgspec.json.encode(manifest)
     envelope = _Envelope(digest=xxhash.xxh3_128_hexdigest(record), manifest=msgspec.Raw(record))
     return msgspec.json.encode(envelope) + b"\n"
@@ -127,7 +135,7 @@ def decode(document: bytes) -> Manifest:
                 "upgrade resume-adapters to resume from it"
             )
         manifest = msgspec.json.decode(record, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointDamaged(f"manifest.json is not a manifest ({len(document)} bytes): {error}") from error
     for entry in manifest.files:
         require_inside(entry.path)
@@ -138,14 +146,14 @@ def require_inside(path: str) -> None:
     """Refuse a file path that leaves the checkpoint.
 
     Raises:
-        CheckpointDamaged: the path is absolute or climbs out with ``..``.
+        CheckpointDamaged: the path is absolute, climbs out with ``..``, or is none.
     """
     pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or path == "":
+    if pure.is_absolute() or ".." in pure.parts or path == "" or "\0" in path:
         raise CheckpointDamaged(f"manifest.json names {path!r}, which is outside the checkpoint")
 
 
 def finite(metrics: dict[str, Any]) -> dict[str, float | None]:
     """Keep the numbers of an evaluation, with ``None`` for those that are not finite (JSON has no NaN)."""
-    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -6,6 +6,7 @@ and the first that is valid on every rank is taken.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resume_adapters.core import manifest as manifests
-from resume_adapters.core.commit import CONTROL, LATEST, SUPERSEDED, is_committed, is_pending, marker
+from resume_adapters.core.commit import CONTROL, LATEST, SUPERSEDED, has_lost_manifest, is_committed, is_pending, marker
 from resume_adapters.core.manifest import FileEntry, Manifest
-from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.storage import Storage
 from resume_adapters.errors import (
     CheckpointDamaged,
@@ -58,10 +59,10 @@ class Choice:
 
 
 def candidates(run_directory: Path) -> list[Path]:
-    """Return what may be a checkpoint, newest first by the number in its name.
+    """Return the directories that may be a checkpoint, newest first by the number in the name.
 
     Raises:
-        RunDirectoryUnusable: the run directory is not a directory.
+        RunDirectoryUnusable: the run directory is not a directory, or cannot be listed.
     """
     try:
         entries = list(os.scandir(run_directory))
@@ -71,17 +72,32 @@ def candidates(run_directory: Path) -> list[Path]:
         raise RunDirectoryUnusable(
             f"{run_directory} is a file; expected the directory in which the run's checkpoints live", path=run_directory
         ) from error
+    except OSError as error:
+        raise RunDirectoryUnusable(f"{run_directory} cannot be listed: {error.strerror}", path=run_directory) from error
     found = [
         Path(entry.path)
         for entry in entries
         if entry.name not in (CONTROL, LATEST) and (entry.is_symlink() or entry.is_dir())
     ]
-    return sorted(found, key=_newest_first)
+    return sorted(found, key=lambda path: newest_first(path.name, _number(path.name)))
 
 
-def _newest_first(path: Path) -> tuple[int, bool, str]:
-    number = _LAST_NUMBER.search(path.name)
-    return -int(number[0]) if number else 1, path.name.endswith(SUPERSEDED), path.name
+def newest_first(name: str, step: int) -> tuple[int, bool, str]:
+    """Return the key that sorts checkpoints into the order in which a resume considers them."""
+    return -step, name.endswith(SUPERSEDED), name
+
+
+def _number(name: str) -> int:
+    found = _LAST_NUMBER.search(name)
+    return int(found[0]) if found else -1
+
+
+def claimed_step(storage: Storage, path: Path) -> int:
+    """Return the step that a directory's manifest says, or else the number in its name; -1 without either."""
+    try:
+        return inspect(storage, path).step
+    except (CheckpointDamaged, FormatTooNew):
+        return _number(path.name)
 
 
 def inspect(storage: Storage, path: Path) -> Manifest:
@@ -91,12 +107,21 @@ def inspect(storage: Storage, path: Path) -> Manifest:
         CheckpointDamaged: the manifest cannot be read, or the checkpoint is a link that leaves the run directory.
         FormatTooNew: a later version wrote it.
     """
-    if path.is_symlink() and path.resolve().parent != path.parent.resolve():
-        raise CheckpointDamaged(f"is a symbolic link that leaves the run directory ({os.readlink(path)})", path=path)
+    require_in_run_directory(path)
     try:
         return manifests.decode(storage.read(marker(path)))
     except OSError as error:
         raise CheckpointDamaged(f"manifest.json cannot be read: {error.strerror}", path=path) from error
+
+
+def require_in_run_directory(path: Path) -> None:
+    """Refuse a checkpoint that is a symbolic link to somewhere else.
+
+    Raises:
+        CheckpointDamaged: it is one.
+    """
+    if path.is_symlink() and os.path.dirname(os.path.realpath(path)) != os.path.realpath(path.parent):
+        raise CheckpointDamaged(f"is a symbolic link that leaves the run directory ({os.readlink(path)})", path=path)
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
@@ -139,48 +164,91 @@ def latest_valid(storage: Storage, ranks: Ranks, run_directory: Path, foreign: F
     Raises:
         NoValidCheckpoint: there are checkpoints, and none is valid.
         FormatTooNew: the newest committed one was written by a later version; an older one is not taken in its place.
+        PeerFailed: another rank could not look.
     """
-    seen = ranks.gather([path.name for path in candidates(run_directory)])
-    names = sorted({name for of_rank in seen for name in of_rank}, key=lambda name: _newest_first(Path(name)))
+    seen = everywhere(ranks, lambda: _claims(storage, run_directory), "list the run directory")
+    claims = {name: step for of_rank in reversed(seen) for name, step in of_rank.items()}
     rejected: list[Rejected] = []
-    for name in names:
+    for name in sorted(claims, key=lambda name: newest_first(name, claims[name])):
         path = run_directory / name
-        step, verdict = _judge(storage, ranks, path, foreign)
-        answers = ranks.gather((step, verdict))
-        verdicts = [(rank, reason) for rank, (_, reason) in enumerate(answers) if reason is not None]
-        if verdicts:
-            rank, reason = verdicts[0]
-            rejected.append(Rejected(path, reason if ranks.world_size == 1 else f"rank {rank}: {reason}"))
-        elif len({of_rank for of_rank, _ in answers}) > 1:
-            steps = [of_rank for of_rank, _ in answers]
-            rejected.append(Rejected(path, f"the ranks see different checkpoints of that name: steps {steps}"))
-        elif step is not None:
-            manifest = inspect(storage, path) if is_committed(path) else None
-            return Choice(Checkpoint(path, step, manifest), tuple(rejected))
+        answers = everywhere(ranks, functools.partial(_judge, storage, ranks, path, foreign), f"check {name}")
+        reason = _disagreement(answers)
+        if reason is not None:
+            rejected.append(Rejected(path, reason))
+        elif (step := answers[0].step) is not None:
+            return Choice(Checkpoint(path, step, answers[0].manifest), tuple(rejected))
     if rejected:
         raise no_valid(run_directory, rejected)
     return Choice(None, ())
 
 
-def _judge(storage: Storage, ranks: Ranks, path: Path, foreign: Foreign) -> tuple[int | None, str | None]:
-    """Return this rank's answer: the step of a checkpoint valid here, or why it is not; neither for no checkpoint."""
+def _claims(storage: Storage, run_directory: Path) -> dict[str, int]:
+    return {path.name: claimed_step(storage, path) for path in candidates(run_directory)}
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What one rank says of a candidate: its step where it is valid, what is wrong with it, or neither: it is none."""
+
+    step: int | None = None
+    damage: str | None = None
+    is_there: bool = True
+    manifest: Manifest | None = None
+
+
+def _disagreement(answers: list[_Answer]) -> str | None:
+    """Return why the ranks cannot resume from a candidate together; ``None`` where they can, or it is none to any."""
+    for rank, answer in enumerate(answers):
+        if answer.damage is not None:
+            return answer.damage if len(answers) == 1 else f"rank {rank}: {answer.damage}"
+    steps = [answer.step for answer in answers]
+    if len(set(steps)) == 1:
+        return None
+    absent = [rank for rank, answer in enumerate(answers) if not answer.is_there]
+    if absent:
+        return f"rank {absent[0]}: is not there"
+    return f"the ranks see different checkpoints of that name: steps {steps}"
+
+
+def _judge(storage: Storage, ranks: Ranks, path: Path, foreign: Foreign) -> _Answer:
     try:
         if is_pending(path):
-            return None, None
-        if not path.exists():
-            return None, "is a dangling link" if path.is_symlink() else "is not there"
-        if not is_committed(path) and not path.is_symlink():
-            return foreign(path), None
+            return _Answer()
+        if not is_committed(path):
+            return _judge_foreign(path, foreign)
         manifest = inspect(storage, path)
         check_sizes(path, manifest)
         mine = tuple(entry for entry in manifest.files if entry.rank % ranks.world_size == ranks.rank)
         for _ in check_digests(storage, path, mine):
             pass
-        return manifest.step, None
+        return _Answer(manifest.step, manifest=manifest)
     except CheckpointDamaged as damage:
-        return None, str(damage)
+        return _Answer(damage=str(damage))
     except FormatTooNew as error:
         raise FormatTooNew(f"{path}: {error}", path=path) from error
+
+
+def _judge_foreign(path: Path, foreign: Foreign) -> _Answer:
+    """Judge what has no manifest. Most of it is no checkpoint: the user's own directories, and links to them."""
+    if not path.exists() and not path.is_symlink():
+        return _Answer(is_there=False)
+    step = whole_foreign(path, foreign)
+    if step is not None:
+        require_in_run_directory(path)
+    return _Answer(step)
+
+
+def whole_foreign(path: Path, foreign: Foreign) -> int | None:
+    """Ask the adapter about a directory without a manifest: its step, or ``None`` where it is no checkpoint.
+
+    Raises:
+        CheckpointDamaged: it is not whole, or has lost its manifest.
+    """
+    if has_lost_manifest(path):
+        raise CheckpointDamaged(
+            "resume/manifest.json is missing, though the rest of the checkpoint is there", path=path
+        )
+    return foreign(path)
 
 
 def no_valid(run_directory: Path, rejected: list[Rejected]) -> NoValidCheckpoint:
@@ -207,7 +275,7 @@ def named(storage: Storage, path: Path, foreign: Foreign) -> Checkpoint:
         )
     try:
         if not is_committed(path):
-            step = foreign(path)
+            step = whole_foreign(path, foreign)
             if step is None:
                 raise CheckpointDamaged("it is not a checkpoint")
             return Checkpoint(path, step, None)
@@ -238,11 +306,11 @@ def listing(storage: Storage, run_directory: Path, foreign: Foreign) -> list[Lis
         try:
             if is_pending(path):
                 rows.append(Listed(path, "pending", None, None, "was begun and never committed"))
-            elif is_committed(path) or path.is_symlink():
+            elif is_committed(path):
                 manifest = inspect(storage, path)
                 check_sizes(path, manifest)
                 rows.append(Listed(path, "committed", manifest.step, manifest))
-            elif (step := foreign(path)) is not None:
+            elif (step := whole_foreign(path, foreign)) is not None:
                 rows.append(Listed(path, "foreign", step, None, "was made without resume-adapters"))
         except (CheckpointDamaged, FormatTooNew) as error:
             rows.append(Listed(path, "damaged", None, None, str(error)))

@@ -6,6 +6,7 @@ restart would take now) and the best checkpoint, which nothing can remove.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -106,7 +107,7 @@ class KeepBest(Policy):
         scored = [
             (sign * value, candidate.step, candidate.name)
             for candidate in candidates
-            if (value := candidate.metrics.get(self.metric)) is not None
+            if (value := candidate.metrics.get(self.metric)) is not None and math.isfinite(value)
         ]
         return {name: f"one of the {self.count} best by {self.metric}" for _, _, name in sorted(scored)[: self.count]}
 

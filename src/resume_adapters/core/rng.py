@@ -67,7 +67,8 @@ def restore(tree: Tree) -> None:
     import torch
 
     restore_cpu(cpu_from_tree(tree["cpu"]))
-    saved, here = tree["devices"], _device_count()
+    saved = tree["devices"]
+    here = torch.cuda.device_count() if saved else _device_count()
     if len(saved) != here:
         raise UnsupportedSetting(
             f"the checkpoint holds the random state of {len(saved)} accelerator devices, this process sees {here}: "

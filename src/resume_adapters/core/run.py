@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from resume_adapters.core import directory, state
 from resume_adapters.core import ranks as ranks_module
-from resume_adapters.core.commit import CONTROL, PendingCheckpoint, is_committed
+from resume_adapters.core.commit import CONTROL, PENDING, PendingCheckpoint, is_committed
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.ranks import Ranks, everywhere
@@ -26,7 +27,14 @@ from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.state import EncodedParts, Stateful
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
 from resume_adapters.core.storage import LocalStorage, Storage, files_under
-from resume_adapters.errors import CheckpointsExist, StateMismatch, Stopped
+from resume_adapters.errors import (
+    CheckpointsExist,
+    ResumeError,
+    RunDirectoryUnusable,
+    SaveFailed,
+    StateMismatch,
+    Stopped,
+)
 
 T = TypeVar("T")
 
@@ -78,6 +86,8 @@ class ResumableRun:
         self.resumed: Checkpoint | None = None
         self.previous: Status | None = None
         self.last_commit: int | None = None
+        """Step of the newest checkpoint that is committed or being committed."""
+        self._committed: int | None = None
         self._commit_ranks = self.ranks.twin()
         self._agreement = Agreement(self.ranks, self.flag)
         self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
@@ -95,17 +105,34 @@ class ResumableRun:
             NoValidCheckpoint: there are checkpoints, and none is valid.
             CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
         """
-        everywhere(self.ranks, lambda: self._on_rank_zero(self._prepare), "use the run directory")
+        self._on_rank_zero(self._prepare, "use the run directory")
+        before = self._on_rank_zero(self._committed_names, "list the run directory")
         choice = self._choose()
-        taken = everywhere(self.ranks, lambda: self._on_rank_zero(lambda: self._take_over(choice)), "start the run")[0]
-        assert taken is not None, "rank zero takes the directory over"
-        self.generation, self.previous = taken
+        self.generation, self.previous = self._on_rank_zero(self._take_over, "take the run directory over")
+        if self._on_rank_zero(self._committed_names, "list the run directory") != before:
+            # An earlier start committed or pruned while this one chose. From now on it can do neither.
+            choice = self._choose()
+        choice = self._on_rank_zero(lambda: self._tidy(choice), "tidy the run directory")
         self.resumed = choice.checkpoint
         self.last_commit = choice.checkpoint.step if choice.checkpoint and choice.checkpoint.manifest else None
+        self._committed = self.last_commit
         return choice
 
-    def _on_rank_zero(self, work: Callable[[], T]) -> T | None:
-        return work() if self.ranks.rank == 0 else None
+    def _on_rank_zero(self, work: Callable[[], T], doing: str) -> T:
+        """Do on rank zero what belongs to the run directory as a whole, and return the result on every rank."""
+
+        def unusable(cause: Exception) -> ResumeError:
+            return RunDirectoryUnusable(
+                f"could not {doing}: {cause}. Nothing committed is lost: mend permissions or free space, then launch "
+                "the same command again",
+                path=self.directory,
+            )
+
+        results = everywhere(self.ranks, lambda: work() if self.ranks.rank == 0 else None, doing, unusable)
+        return cast("T", results[0])
+
+    def _committed_names(self) -> list[str]:
+        return [path.name for path in candidates(self.directory) if is_committed(path)]
 
     def _prepare(self) -> None:
         directory.prepare(self.storage, self.directory)
@@ -118,7 +145,7 @@ class ResumableRun:
         if self.resume == "scratch!":
             return Choice(None, ())
         if self.resume == "scratch":
-            committed = [path.name for path in candidates(self.directory) if is_committed(path)]
+            committed = self._on_rank_zero(self._committed_names, "list the run directory")
             if committed:
                 raise CheckpointsExist(
                     f"{self.directory} holds {len(committed)} committed checkpoints, {committed[0]} the newest, and "
@@ -129,21 +156,35 @@ class ResumableRun:
             return Choice(None, ())
         choice = latest_valid(self.storage, self.ranks, self.directory, self.foreign)
         if choice.checkpoint is None and self.resume != "auto":
-            return Choice(named(self.storage, Path(self.resume), self.foreign), ())
+            return Choice(self._named(Path(self.resume)), ())
         return choice
 
-    def _take_over(self, choice: Choice) -> tuple[int, Status | None]:
+    def _named(self, path: Path) -> Checkpoint:
+        found = everywhere(self.ranks, lambda: named(self.storage, path, self.foreign), f"start from {path}")
+        if len({checkpoint.step for checkpoint in found}) > 1:
+            steps = [checkpoint.step for checkpoint in found]
+            raise StateMismatch(f"the ranks see different checkpoints at {path}: steps {steps}", path=path)
+        return found[self.ranks.rank]
+
+    def _take_over(self) -> tuple[int, Status | None]:
+        return self.journal.next_generation(), self.journal.status()
+
+    def _tidy(self, choice: Choice) -> Choice:
+        """Set aside what was rejected, remove what crashed saves left, and say where the chosen checkpoint is now."""
         for each in choice.rejected:
-            directory.set_aside(self.storage, each.path)
-        directory.sweep(self.storage, self.directory)
-        generation, previous = self.journal.next_generation(), self.journal.status()
+            if each.path.exists() or each.path.is_symlink():  # else only another rank sees it
+                directory.set_aside(self.storage, each.path)
+        put_back = directory.sweep(self.storage, self.directory)
+        chosen = choice.checkpoint
         self.journal.note(
             "start",
-            generation=generation,
-            step=choice.checkpoint.step if choice.checkpoint else 0,
+            generation=self.generation,
+            step=chosen.step if chosen else 0,
             rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
         )
-        return generation, previous
+        if chosen is None:
+            return choice
+        return replace(choice, checkpoint=replace(chosen, path=put_back.get(chosen.path, chosen.path)))
 
     # ---- Saving
 
@@ -180,25 +221,31 @@ class ResumableRun:
             FencedOff: a later start owns the run directory.
         """
         self.flush()
-        pending = PendingCheckpoint(self.storage, self.ranks, self.directory / name, step)
-        pending.open(functools.partial(directory.set_aside, self.storage), self._fence)
+        pending = PendingCheckpoint(self.storage, self.ranks, self.directory / name, step, self._fence)
+        pending.open(functools.partial(directory.set_aside, self.storage))
 
         def write_alone() -> dict[str, str]:
+            pending.require_visible()
             native()
             state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
             return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()})
 
-        rank, encoded = self.ranks.rank, EncodedParts()
-        digests = pending.write(write_alone)
-        pending.write(lambda: encoded.write(self.storage, pending.directory, rank, digests[0]))
-        described = facts()
-        self._commit(pending, owner, best, described)
+        def write_together() -> None:
+            encoded.write(self.storage, pending.directory, self.ranks.rank, digests[0])
+            described.update(facts())
+            # Listed now: what a callback adds to the directory later is not part of the checkpoint.
+            files.extend(self._own_files(pending, owner))
 
-    def _commit(
-        self, pending: PendingCheckpoint, owner: Callable[[Path], int], best: str | None, facts: dict[str, Any]
-    ) -> None:
-        # Listed now: what a callback adds to the directory later is not part of the checkpoint.
-        files = [file for file in files_under(pending.path) if self._owns(file.relative_to(pending.path), owner)]
+        encoded, described, files = EncodedParts(), dict[str, Any](), list[Path]()
+        digests = pending.write(write_alone)
+        pending.write(write_together)
+        self._commit(pending, files, best, described)
+
+    def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[Path]:
+        found = (file for file in files_under(pending.path) if file != pending.directory / PENDING)
+        return [file for file in found if self._owns(file.relative_to(pending.path), owner)]
+
+    def _commit(self, pending: PendingCheckpoint, files: list[Path], best: str | None, facts: dict[str, Any]) -> None:
         pending.ranks = self._commit_ranks
 
         def describe(entries: tuple[FileEntry, ...]) -> Manifest:
@@ -215,13 +262,31 @@ class ResumableRun:
             )
 
         def work() -> None:
-            manifest = pending.commit(files, describe, self._fence)
-            if self.ranks.rank == 0:
-                self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
-                self.prune(best=best)
+            manifest = pending.commit(files, describe)
+            self._committed = pending.step
+            everywhere(
+                self._commit_ranks,
+                lambda: self._follow(pending, manifest, best) if self.ranks.rank == 0 else None,
+                f"prune after {pending.path.name}",
+                failed,
+            )
+
+        def failed(cause: Exception) -> SaveFailed:
+            return SaveFailed(
+                f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: "
+                f"{cause}. Nothing is lost: mend permissions or free space, then launch the same command again",
+                path=pending.path,
+                step=pending.step,
+            )
 
         self.last_commit = pending.step
         self._committing = self._committer.submit(work)
+
+    def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None) -> None:
+        """Do what follows a commit, on rank zero."""
+        pending.announce()
+        self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
+        self._prune(best, sealed=pending.path.name)
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
@@ -257,8 +322,13 @@ class ResumableRun:
     def flush(self) -> None:
         """Wait for the commit that is under way, and raise what it raised."""
         committing, self._committing = self._committing, None
-        if committing is not None:
+        if committing is None:
+            return
+        try:
             committing.result()
+        except BaseException:
+            self.last_commit = self._committed
+            raise
 
     def _fence(self) -> None:
         self.journal.require_generation(self.generation)
@@ -271,7 +341,11 @@ class ResumableRun:
 
     def prune(self, *, best: str | None = None) -> Plan:
         """Remove what the policy does not keep."""
-        plan = self.plan(best=best)
+        return self._prune(best, sealed=None)
+
+    def _prune(self, best: str | None, sealed: str | None) -> Plan:
+        self._fence()
+        plan = directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best, sealed=sealed)
         directory.prune(self.storage, self.directory, plan, self.journal)
         return plan
 
@@ -295,17 +369,26 @@ class ResumableRun:
         raise Stopped(reason, self.flag.on.exit_code)
 
     def record(self, state: str, **facts: Any) -> None:
-        """Write ``status.json`` (rank zero), so that a person and the next start see how the run is."""
-        if self.ranks.rank == 0:
+        """Write ``status.json`` (rank zero), so that a person and the next start see how the run is.
+
+        Where a later start owns the run directory the status is that start's, and is left alone.
+        """
+        if self.ranks.rank == 0 and self.journal.is_owned():
             self.journal.set_status(
-                Status(state=state, generation=self.generation, last_commit=self.last_commit, **facts)
+                Status(state=state, generation=self.generation, last_commit=self._committed, **facts)
             )
 
     def close(self) -> None:
-        """Give the signals back and end the background thread. The run directory stays as it is."""
+        """Give the signals back and end the background thread; raise what the last commit raised, if nobody has.
+
+        The run directory stays as it is.
+        """
         self.flag.uninstall()
-        self._agreement.close()
-        self._committer.shutdown()
+        try:
+            self._agreement.close()
+        finally:
+            self._committer.shutdown()
+        self.flush()
 
 
 def _version() -> str:

@@ -39,6 +39,7 @@ class StopFlag:
     def __init__(self, on: StopOn) -> None:
         self.on = on
         self.reason: str | None = None
+        self._interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
@@ -47,7 +48,7 @@ class StopFlag:
             return
         interactive = hasattr(sys, "ps1") or sys.flags.interactive
         for number in self.on.signals:
-            if not (number is signal.SIGINT and interactive):
+            if number not in self._previous and not (number is signal.SIGINT and interactive):
                 self._previous[number] = signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
@@ -63,8 +64,10 @@ class StopFlag:
             self.reason = reason
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason == signal.SIGINT.name:
-            raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
+        if number == signal.SIGINT:
+            if self._interrupted:
+                raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
+            self._interrupted = True
         self.request(signal.Signals(number).name)
 
 
@@ -79,6 +82,7 @@ class Agreement:
     def __init__(self, ranks: Ranks, flag: StopFlag) -> None:
         self.flag = flag
         self._group = getattr(ranks.twin(), "group", None)
+        self._agreed = False
         self._votes: Any = None
         self._work: Any = None
 
@@ -86,12 +90,12 @@ class Agreement:
         """Return whether all ranks are to stop now. Every rank must ask at the same step boundaries."""
         if self._group is None:
             return self.flag.reason is not None
-        agreed = self._collect()
-        if not agreed:
+        self._agreed = self._agreed or self._collect()
+        if not self._agreed:
             self._vote()
         elif self.flag.reason is None:
             self.flag.request("another rank was asked to stop")
-        return agreed
+        return self._agreed
 
     def close(self) -> None:
         """Take in the vote that is under way, so that no rank leaves while another waits for it."""

@@ -7,6 +7,7 @@ every guarantee of the commit holds for every n.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +77,10 @@ class LocalStorage:
     def symlink(self, target: str, link: Path) -> bool:
         try:
             os.symlink(target, link)
-        except (NotImplementedError, PermissionError):
-            return False
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP):
+                return False
+            raise
         return True
 
     def make_directory(self, path: Path) -> None:
@@ -135,6 +138,9 @@ def point_to(storage: Storage, link: Path, target: str) -> None:
 
 def remove_tree(storage: Storage, directory: Path) -> None:
     """Remove a directory, files first, one operation at a time; symbolic links go, their targets stay."""
+    if directory.is_symlink():
+        storage.remove_file(directory)
+        return
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
             remove_tree(storage, Path(entry.path))

@@ -29,7 +29,8 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
         NotSerialisable: naming the place of the first object that is not data.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return msgspec.json.encode(_encode(tree, "", tensors)), tensors
+    document = msgspec.json.encode(_encode(tree, "", tensors))
+    return document, _apart(tensors)
 
 
 def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
@@ -41,12 +42,12 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     import numpy as np
     import torch
 
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return _text(value, where)
     if isinstance(value, torch.Tensor):
-        key = f"{len(tensors)}{where}"
-        tensors[key] = _plain(value, where)
-        return {"$": "tensor", "key": key}
+        return _encode_tensor(value, where, tensors)
     if isinstance(value, np.ndarray | np.generic):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {"$": kind, "of": _encode(torch.from_numpy(_numeric(np.array(value, order="C"), where)), where, tensors)}
@@ -64,7 +65,8 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         return {"$": "tuple", "of": [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, set | frozenset):
-        return {"$": "set", "of": [_encode(item, where, tensors) for item in sorted(value, key=repr)]}
+        kind = "set" if isinstance(value, set) else "frozenset"
+        return {"$": kind, "of": [_encode(item, where, tensors) for item in sorted(value, key=repr)]}
     if isinstance(value, torch.dtype):
         return {"$": "dtype", "of": str(value).removeprefix("torch.")}
     raise NotSerialisable(
@@ -76,32 +78,57 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 def _encode_dict(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if all(type(key) is str for key in value) and "$" not in value:
-        return {key: _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        return {_text(key, where): _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
     pairs = [[_encode(key, where, tensors), _encode(item, f"{where}.{key}", tensors)] for key, item in value.items()]
     return {"$": "dict", "of": pairs}
 
 
-def _plain(tensor: torch.Tensor, where: str) -> torch.Tensor:
-    if tensor.is_sparse or tensor.is_quantized:
-        raise NotSerialisable(f"{where.lstrip('.') or 'the state'} is a {tensor.layout} tensor; expected a dense one")
-    detached = tensor.detach()
-    # A storage of its own: safetensors refuses tensors that share one, and a view would carry its whole base along.
-    return detached.clone(memory_format=_contiguous()) if _is_view(detached) else detached.contiguous()
+def _text(value: str, where: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise NotSerialisable(
+            f"{where.lstrip('.') or 'the state'} has the text {value!r}, which is not Unicode: {error.reason}"
+        ) from error
+    return str(value)
 
 
-def _contiguous() -> Any:
+def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
-    return torch.contiguous_format
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise NotSerialisable(
+            f"{where.lstrip('.') or 'the state'} is a {value.dtype} tensor of layout {value.layout} on {value.device}; "
+            "expected a dense one with content"
+        )
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    if plain.dtype in (torch.complex128, torch.complex32):  # safetensors has no word for them
+        parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
+        return {"$": "complex", "of": parts}
+    key = f"{len(tensors)}{where}"
+    tensors[key] = plain
+    return {"$": "tensor", "key": key}
 
 
-def _is_view(tensor: torch.Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Give each tensor a storage of its own: safetensors refuses shared ones, and a view would carry its base along."""
+    seen: set[int] = set()
+    apart = {}
+    for key, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+        apart[key] = tensor if whole and storage.data_ptr() not in seen else tensor.clone()
+        seen.add(storage.data_ptr())
+    return apart
 
 
 def _numeric(array: Any, where: str) -> Any:
-    if array.dtype.kind not in "biufc":
-        raise NotSerialisable(f"{where.lstrip('.') or 'the state'} is a numpy array of {array.dtype}; expected numbers")
+    dtype = array.dtype
+    if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        raise NotSerialisable(
+            f"{where.lstrip('.') or 'the state'} is a numpy array of {dtype}; expected numbers of at most 64 bits, in "
+            "the machine's byte order"
+        )
     return array
 
 
@@ -121,10 +148,17 @@ def _decode(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def _decode_dtype(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
-    dtype = getattr(torch, of)
+    # Looked up, not asked of the module by name: that would import whatever a document names.
+    dtype = vars(torch).get(of)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{of!r} is not a torch dtype")
     return dtype
+
+
+def _decode_complex(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
+    return torch.view_as_complex(_decode(of, tensors))
 
 
 _DECODERS: dict[str, Any] = {
@@ -136,6 +170,8 @@ _DECODERS: dict[str, Any] = {
     "dict": lambda of, tensors: {_decode(key, tensors): _decode(item, tensors) for key, item in of},
     "tuple": lambda of, tensors: tuple(_decode(item, tensors) for item in of),
     "set": lambda of, tensors: {_decode(item, tensors) for item in of},
+    "frozenset": lambda of, tensors: frozenset(_decode(item, tensors) for item in of),
+    "complex": _decode_complex,
     "dtype": _decode_dtype,
 }
 
@@ -156,10 +192,10 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
     if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
         if not same_bits(saved, live):
             yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"
-    elif isinstance(saved, np.ndarray) and isinstance(live, np.ndarray):
+    elif isinstance(saved, np.ndarray | np.generic) and isinstance(live, np.ndarray | np.generic):
         if saved.dtype != live.dtype or saved.shape != live.shape or saved.tobytes() != live.tobytes():
-            yield f"{here}: saved and restored arrays differ"
-    elif isinstance(saved, dict) and isinstance(live, dict):
+            yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"
+    elif isinstance(saved, Mapping) and isinstance(live, Mapping):
         for key in [*saved, *(key for key in live if key not in saved)]:
             if key not in saved or key not in live:
                 yield f"{where}.{key}".lstrip(".") + (": not restored" if key in saved else ": was not saved")
@@ -173,8 +209,18 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
     elif isinstance(saved, float) and isinstance(live, float):
         if saved.hex() != live.hex():
             yield f"{here}: saved {saved!r}, restored {live!r}"
-    elif saved != live:
+    elif _kind(saved) != _kind(live) or saved != live:
         yield f"{here}: saved {saved!r}, restored {live!r}"
+
+
+def _kind(value: Any) -> type:
+    """Return what counts as the same kind of value: subclasses do, and a numpy number stands for python's."""
+    import numpy as np
+
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, bytearray):
+        return bytes
+    return next((kind for kind in (bool, int, float, str) if isinstance(plain, kind)), type(plain))
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -183,21 +229,27 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    first, second = (tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    first, second = (_bits(tensor) for tensor in (one, other))
     return torch.equal(first, second)
 
 
-def _describe(tensor: torch.Tensor) -> str:
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Of a dimension of one element the stride means nothing, but view() minds it.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def _describe(tensor: Any) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def digest(document: bytes, tensors: dict[str, torch.Tensor]) -> str:
     """Return the XXH3-128 digest of an encoded tree."""
-    import torch
-
     hasher = xxhash.xxh3_128(document)
     for tensor in tensors.values():
-        hasher.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+        hasher.update(_bits(tensor).numpy().data)
     return hasher.hexdigest()
 
 

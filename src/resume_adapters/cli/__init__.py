@@ -1,0 +1,54 @@
+"""The command ``resume-adapters``: look at a run directory, prove it, tidy it, and see the promise kept.
+
+=============  ===============================================================================
+command        does
+=============  ===============================================================================
+``ls``         list the checkpoints of a run directory, oldest first
+``status``     say how the run is, and what the same launch would resume from now
+``verify``     read every file of the committed checkpoints and compare the digests
+``prune``      remove what a retention policy does not keep
+``demo``       kill a training run three times and compare it with one that was never killed
+=============  ===============================================================================
+
+Each has ``--json``: one JSON document on standard output, with stable keys. Exit codes:
+
+====  ==================================================================================
+code  means
+====  ==================================================================================
+0     fine
+1     a checkpoint is damaged, or none is valid; for ``demo``: the two runs differ
+2     wrong usage, a refusal (the run is running), or an extra that is not installed
+3     no such run directory, or not a run directory
+====  ==================================================================================
+
+Errors are one sentence on standard error. Importing this package imports neither torch nor a framework.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUnusable, UnsupportedSetting
+
+
+def main() -> None:
+    """Run the shell command and leave the process with its exit code."""
+    try:
+        from resume_adapters.cli.commands import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("rich", "typer"):
+            raise
+        _leave("the shell command needs typer and rich: pip install 'resume-adapters[cli]'", 2)
+    try:
+        app(prog_name="resume-adapters")
+    except RunDirectoryUnusable as error:
+        _leave(str(error), 3)
+    except (MissingFramework, UnsupportedSetting) as error:
+        _leave(str(error), 2)
+    except (ResumeError, OSError) as error:
+        _leave(str(error), 1)
+
+
+def _leave(sentence: str, code: int) -> None:
+    print(f"resume-adapters: {sentence}", file=sys.stderr)
+    sys.exit(code)

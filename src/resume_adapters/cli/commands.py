@@ -1,0 +1,194 @@
+"""The commands and their options. Each reads, describes what it found, and prints it."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from resume_adapters.cli import documents, policy, render, rundir
+from resume_adapters.cli.process import is_alive
+from resume_adapters.cli.rundir import STORAGE, RunDirectory
+from resume_adapters.cli.verify import Verdict, choose, manifest_of, verify
+from resume_adapters.core import directory
+from resume_adapters.core.resolve import Listed
+from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
+
+_EXIT_CODES = (
+    "Exit codes: 0 fine; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
+    "3 no such run directory, or not a run directory."
+)
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Look at a run directory of resume-adapters, prove it, and tidy it.",
+    epilog=_EXIT_CODES,
+)
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory that the run saves its checkpoints in.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+
+class Framework(str, Enum):
+    """The frameworks whose example ``demo`` can kill."""
+
+    hf = "hf"
+
+
+@app.command(name="ls", epilog=_EXIT_CODES)
+def list_checkpoints(
+    run_dir: RunDir,
+    best: Annotated[
+        str | None, typer.Option(metavar="METRIC[:min|max]", help="Mark the best by this metric, and show it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the checkpoints of a run directory, oldest first.
+
+    What is listed is not read whole: a file's content is checked by verify.
+    """
+    run = rundir.read(run_dir)
+    wanted = policy.best(best) if best is not None else None
+    document = documents.listing(run, run.best(wanted))
+    if json:
+        documents.write(document)
+    else:
+        render.listing(Console(highlight=False), document, wanted.metric if wanted else None)
+    raise typer.Exit(1 if run.damaged else 0)
+
+
+@app.command(epilog=_EXIT_CODES)
+def status(run_dir: RunDir, json: Json = False) -> None:
+    """Say how the run is, and what the same launch would resume from now.
+
+    A run whose status says running and whose process is gone from this host was killed.
+    """
+    run = rundir.read(run_dir)
+    document = documents.status(run)
+    if json:
+        documents.write(document)
+    else:
+        render.status(Console(highlight=False), document)
+    raise typer.Exit(1 if run.damaged else 0)
+
+
+@app.command(name="verify", epilog=_EXIT_CODES)
+def verify_checkpoints(
+    run_dir: RunDir,
+    checkpoints: Annotated[
+        list[str] | None, typer.Argument(metavar="[CHECKPOINT]...", help="Names; by default all that are committed.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Read every file of the committed checkpoints and compare it with the manifest's digest."""
+    run = rundir.read(run_dir)
+    found = _verify_all(choose(run, checkpoints or []))
+    document = documents.verdicts(run, found)
+    if json:
+        documents.write(document)
+    else:
+        render.verdicts(Console(highlight=False), document)
+    all_valid = bool(found) and all(each.verdict == "valid" for each in found)
+    raise typer.Exit(0 if all_valid else 1)
+
+
+def _verify_all(rows: list[Listed]) -> list[Verdict]:
+    """Verify with a progress bar on standard error, where that is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    total = sum(manifest.bytes for row in rows if (manifest := manifest_of(row)) is not None)
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=total)
+
+        def advance(file: str, count: int) -> None:
+            progress.update(task, advance=count, description=file)
+
+        return [verify(row, advance) for row in rows]
+
+
+@app.command(epilog=_EXIT_CODES)
+def prune(
+    run_dir: RunDir,
+    keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
+    keep_best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC[:min|max[:N]]", help="Keep the N best by a metric; may be given again."),
+    ] = None,
+    keep_every: Annotated[int | None, typer.Option(metavar="STEPS", help="Keep multiples of STEPS steps.")] = None,
+    keep_within: Annotated[
+        str | None, typer.Option(metavar="PERIOD", help="Keep what was written within 90m, 12h, 7d ...")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Prune though the run seems to be running.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove what a retention policy does not keep. What any of the options keeps is kept.
+
+    Whatever the policy, the checkpoint that a restart would resume from and the run's best are kept, and what is
+    damaged, pending or made without this package is left alone.
+    """
+    run = rundir.read(run_dir)
+    bests = [policy.best(text) for text in keep_best or []]
+    keep = policy.join(keep_last, bests, keep_every, keep_within)
+    for each in bests:
+        run.require_metric(each.metric)
+    plan = directory.plan(STORAGE, run.path, keep, now=time.time())
+    if not dry_run:
+        _require_at_rest(run, force)
+        if not plan.keep:
+            raise NoValidCheckpoint(f"{run.path} holds no valid checkpoint; nothing was removed", path=run.path)
+        STORAGE.make_directory(run.journal().directory)
+        directory.prune(STORAGE, run.path, plan, run.journal())
+    document = documents.pruning(run, plan, dry_run)
+    if json:
+        documents.write(document)
+    else:
+        render.pruning(Console(highlight=False), document)
+
+
+def _require_at_rest(run: RunDirectory, force: bool) -> None:
+    """Refuse to prune under a running job.
+
+    Raises:
+        UnsupportedSetting: the run is running, or may be.
+    """
+    status, _ = run.status()
+    if status is None or status.state != "running" or force or (alive := is_alive(status)) is False:
+        return
+    found = "is running" if alive else "says that it is running, which cannot be checked from here"
+    raise UnsupportedSetting(
+        f"the run in {run.path} {found} (process {status.pid} on {status.host}), and a running job prunes for itself: "
+        "wait for its end, or pass --force if it is gone"
+    )
+
+
+@app.command(epilog="Exit codes: 0 the runs are identical; 1 they differ; 2 wrong usage, or an extra is missing.")
+def demo(
+    target: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Where the runs go; must be new or empty.")
+    ] = Path("resume-adapters-demo"),
+    seed: Annotated[int, typer.Option(help="Chooses the kills, the weights and the data's order.")] = 0,
+    framework: Annotated[Framework, typer.Option(help="Whose example to train.")] = Framework.hf,
+    json: Json = False,
+) -> None:
+    """Train a small model undisturbed, then again with three SIGKILLs, and compare the two step by step.
+
+    Takes about a minute on two cores, and needs the extras cli, plots and the framework's.
+    """
+    from resume_adapters.cli import demo as runner
+    from resume_adapters.cli import demo_report
+
+    result = runner.run(target, seed, framework.value)
+    if json:
+        documents.write(demo_report.document(result))
+    else:
+        demo_report.report(Console(highlight=False), result)
+    raise typer.Exit(0 if result.difference is None else 1)

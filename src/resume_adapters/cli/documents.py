@@ -1,0 +1,119 @@
+"""What the commands found, as JSON documents. Their keys are an interface: they are added to, never renamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from resume_adapters.cli.process import is_alive
+from resume_adapters.cli.rundir import RunDirectory
+from resume_adapters.cli.verify import Verdict
+from resume_adapters.core.resolve import Listed
+from resume_adapters.core.retention import Plan
+
+Document = dict[str, Any]
+
+
+def write(document: Document) -> None:
+    """Print a document."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def checkpoint(row: Listed, marks: list[str]) -> Document:
+    """Describe one checkpoint; what only a manifest knows is ``None`` without one."""
+    manifest = row.manifest
+    return {
+        "name": row.path.name,
+        "state": row.state,
+        "step": row.step,
+        "epoch": manifest.epoch if manifest else None,
+        "bytes": manifest.bytes if manifest else None,
+        "written": manifest.written if manifest else None,
+        "reason": manifest.reason if manifest else row.reason,
+        "metrics": manifest.metrics if manifest else {},
+        "generation": manifest.generation if manifest else None,
+        "world_size": manifest.world_size if manifest else None,
+        "marks": marks,
+    }
+
+
+def marks(run: RunDirectory, row: Listed, best: str | None) -> list[str]:
+    """Say what sets a checkpoint apart: it is the anchor, what ``latest`` names, the best."""
+    facts = {"anchor": row is run.anchor, "latest": row.path.name == run.latest, "best": row.path.name == best}
+    return [mark for mark, holds in facts.items() if holds]
+
+
+def listing(run: RunDirectory, best: str | None) -> Document:
+    """Describe a run directory's checkpoints, oldest first."""
+    rows = [checkpoint(row, marks(run, row, best)) for row in run.rows]
+    return {"run_directory": str(run.path), "checkpoints": rows}
+
+
+def status(run: RunDirectory) -> Document:
+    """Describe how the run is and what a restart would resume from.
+
+    ``state`` is the one in the status, except ``killed``, where it says ``running`` and the process is gone, and
+    ``unknown``, where there is no status that can be read; ``alive`` is ``None`` where that cannot be told from here.
+    ``step`` and ``epoch`` are the last that are known: a run writes its status when it starts and when it ends, and a
+    manifest at each commit in between.
+    """
+    found, problem = run.status()
+    alive = is_alive(found) if found else None
+    anchor, newest = run.anchor, run.newest
+    last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
+    killed = found is not None and found.state == "running" and alive is False
+    return {
+        "run_directory": str(run.path),
+        "state": "unknown" if found is None else "killed" if killed else found.state,
+        "step": last.step if last else None,
+        "epoch": last.epoch if last else None,
+        "horizon": found.horizon if found else None,
+        "last_commit": newest.step if newest else None,
+        "last_commit_written": newest.written if newest else None,
+        "generation": found.generation if found else None,
+        "reason": found.reason if found else problem,
+        "host": found.host if found else None,
+        "pid": found.pid if found else None,
+        "alive": alive,
+        "updated": found.updated if found else None,
+        "resumes_from": checkpoint(anchor, marks(run, anchor, run.best(None))) if anchor else None,
+        "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "damaged": [row.path.name for row in run.damaged],
+    }
+
+
+def verdicts(run: RunDirectory, found: list[Verdict]) -> Document:
+    """Describe what verifying found."""
+    return {"run_directory": str(run.path), "checkpoints": [msgspec.to_builtins(each) for each in found]}
+
+
+def pruning(run: RunDirectory, plan: Plan, dry_run: bool) -> Document:
+    """Describe what pruning keeps and removes, or has removed."""
+    by_name = {row.path.name: row for row in run.rows}
+
+    def describe(names: dict[str, str]) -> list[Document]:
+        return [
+            {
+                "name": name,
+                "step": by_name[name].step,
+                "bytes": manifest.bytes if (manifest := by_name[name].manifest) else None,
+                "reason": names[name],
+            }
+            for name in by_name
+            if name in names
+        ]
+
+    return {
+        "run_directory": str(run.path),
+        "dry_run": dry_run,
+        "keep": describe(plan.keep),
+        "remove": describe(plan.remove),
+        "untouched": [
+            # A committed one that is not in the plan was found damaged when the files were read.
+            {"name": row.path.name, "state": "damaged" if row.state == "committed" else row.state}
+            for row in run.rows
+            if row.path.name not in plan.keep | plan.remove
+        ],
+    }

@@ -1,0 +1,185 @@
+"""What the commands found, for people: tables that are readable in 80 columns."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_STYLES = {
+    "committed": "green",
+    "valid": "green",
+    "finished": "green",
+    "running": "green",
+    "pending": "yellow",
+    "stopped": "yellow",
+    "foreign": "cyan",
+    "damaged": "bold red",
+    "killed": "bold red",
+    "failed": "bold red",
+}
+_PERIODS = (("d", 86400), ("h", 3600), ("m", 60))
+
+
+def size(count: int | None) -> str:
+    """Write a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
+    if count is None:
+        return ""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def age(moment: float | None) -> str:
+    """Write how long ago a moment was (seconds since 1970), in its largest unit."""
+    if moment is None:
+        return ""
+    seconds = max(0, int(time.time() - moment))
+    for unit, length in _PERIODS:
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def state(word: str) -> str:
+    """Colour a state."""
+    return f"[{_STYLES[word]}]{word}[/]" if word in _STYLES else escape(word)
+
+
+def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=column == "name")
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def listing(console: Console, document: dict[str, Any], metric: str | None) -> None:
+    """Print the checkpoints of a run directory, and below them what is wrong with the damaged ones.
+
+    Args:
+        console: where to.
+        document: of :func:`resume_adapters.cli.documents.listing`.
+        metric: the metric to show; by default a loss, where there is one.
+    """
+    rows = document["checkpoints"]
+    metric = metric or _main_metric(rows)
+    shown = [metric] if metric else []
+    table = _table("name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", right=("step", "epoch"))
+    for row in rows:
+        committed = row["state"] == "committed"
+        table.add_row(
+            escape(row["name"]),
+            "" if row["step"] is None else str(row["step"]),
+            _number(row["epoch"]),
+            state(row["state"]),
+            size(row["bytes"]),
+            age(row["written"]),
+            escape(row["reason"]) if committed else "",
+            *[_number(row["metrics"].get(name)) for name in shown],
+            " ".join(row["marks"]),
+        )
+    if rows:
+        console.print(table)
+    else:
+        console.print("No checkpoint yet: the first save has not been committed.")
+    for row in rows:
+        if row["state"] == "damaged":
+            console.print(f"{escape(row['name'])} is {state('damaged')}: {escape(row['reason'])}", soft_wrap=True)
+
+
+def _main_metric(rows: list[dict[str, Any]]) -> str | None:
+    names = sorted({name for row in rows for name in row["metrics"]})
+    return next((name for name in names if name.endswith("loss")), names[0] if names else None)
+
+
+def status(console: Console, document: dict[str, Any]) -> None:
+    """Print how a run is, of :func:`resume_adapters.cli.documents.status`."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    anchor = document["resumes_from"]
+    lines = {
+        "state": state(document["state"]) + _aliveness(document),
+        "step": _progress(document),
+        "epoch": _number(document["epoch"]),
+        "last commit": _last_commit(document),
+        "generation": "" if document["generation"] is None else f"start {document['generation']} of this directory",
+        "reason": escape(document["reason"]),
+        "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
+        "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
+        "cursor": ", ".join(f"{key} {value}" for key, value in document["cursor"].items()),
+        "damaged": escape(", ".join(document["damaged"])),
+    }
+    if document["damaged"] and not anchor:
+        lines["resumes from"] = "nothing: no checkpoint is valid"
+    for label, text in lines.items():
+        if text:
+            table.add_row(label, text)
+    console.print(table)
+
+
+def _aliveness(document: dict[str, Any]) -> str:
+    if document["pid"] is None:
+        return ""
+    where = f"process {document['pid']} on {escape(document['host'])}"
+    if document["state"] == "killed":
+        return f": {where} is gone without a word; the same launch resumes"
+    if document["state"] == "running" and document["alive"] is None:
+        return f": {where}, which is not this host, so whether it lives cannot be told"
+    return f": {where}"
+
+
+def _progress(document: dict[str, Any]) -> str:
+    if document["step"] is None:
+        return ""
+    return f"{document['step']}" + (f" of {document['horizon']}" if document["horizon"] else "")
+
+
+def _last_commit(document: dict[str, Any]) -> str:
+    if document["last_commit"] is None:
+        return "none"
+    return f"step {document['last_commit']}, {age(document['last_commit_written'])} ago"
+
+
+def verdicts(console: Console, document: dict[str, Any]) -> None:
+    """Print what verifying found, of :func:`resume_adapters.cli.documents.verdicts`."""
+    table = _table("name", "verdict", "files", "size", right=("files", "size"))
+    for row in document["checkpoints"]:
+        table.add_row(escape(row["name"]), state(row["verdict"]), str(row["files"]), size(row["bytes"]))
+    if document["checkpoints"]:
+        console.print(table)
+    else:
+        console.print("There is no committed checkpoint to verify.")
+    for row in document["checkpoints"]:
+        for damage in row["damage"]:
+            console.print(f"{escape(row['name'])} is {state('damaged')}: {escape(damage['reason'])}", soft_wrap=True)
+        if row["verdict"] not in ("valid", "damaged"):
+            console.print(f"{escape(row['name'])} is {state(row['verdict'])}: it has no manifest to compare with")
+
+
+def pruning(console: Console, document: dict[str, Any]) -> None:
+    """Print what pruning keeps and removes, of :func:`resume_adapters.cli.documents.pruning`."""
+    table = _table("name", "step", "size", "", "why", right=("step", "size"))
+    rows = [(row, "keep", "green") for row in document["keep"]] + [(row, "remove", "red") for row in document["remove"]]
+    for row, what, style in sorted(rows, key=lambda each: int(each[0]["step"])):
+        table.add_row(
+            escape(row["name"]), str(row["step"]), size(row["bytes"]), f"[{style}]{what}[/]", escape(row["reason"])
+        )
+    console.print(table)
+    for row in document["untouched"]:
+        console.print(f"{escape(row['name'])} is {state(row['state'])}: left alone")
+    count, freed = len(document["remove"]), size(sum(row["bytes"] for row in document["remove"]))
+    if document["dry_run"]:
+        console.print(f"Would remove {count} of {len(rows)} checkpoints ({freed}); nothing was changed.")
+    else:
+        console.print(f"Removed {count} of {len(rows)} checkpoints ({freed}).")

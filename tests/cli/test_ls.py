@@ -1,0 +1,122 @@
+"""``ls`` shows every checkpoint as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import msgspec
+import pytest
+
+from miniature import Miniature
+from resume_adapters.core import manifest as manifests
+from resume_adapters.core.commit import marker
+
+KEYS = {
+    *("name", "state", "step", "epoch", "bytes", "written", "reason", "metrics", "generation", "world_size", "marks"),
+}
+
+
+def test_lists_the_committed_oldest_first_with_marks(command, run_dir):
+    done = command("ls", run_dir, "--json")
+    rows = done.json["checkpoints"]
+    assert done.code == 0
+    assert done.json["run_directory"] == str(run_dir)
+    assert [row["name"] for row in rows] == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+    assert [row["marks"] for row in rows] == [[], [], ["anchor", "latest"]]
+    assert all(set(row) == KEYS and row["state"] == "committed" for row in rows)
+    assert rows[1]["metrics"] == {"eval_loss": 1.0, "accuracy": 0.1}
+    assert (rows[1]["step"], rows[1]["epoch"], rows[1]["reason"]) == (20, 2.0, "scheduled")
+    files = [file for file in (run_dir / "checkpoint-20").rglob("*") if file.is_file()]
+    assert rows[1]["bytes"] == sum(f.stat().st_size for f in files) - marker(run_dir / "checkpoint-20").stat().st_size
+
+
+def test_tells_pending_damaged_and_foreign_apart(command, run_dir, pending):
+    pending(run_dir, 40)
+    (run_dir / "checkpoint-20" / "model.bin").write_bytes(b"short")
+    (run_dir / "checkpoint-5").mkdir()
+    (run_dir / "checkpoint-50").symlink_to("nowhere")
+    (run_dir / "logs").mkdir()
+    done = command("ls", run_dir, "--json")
+    rows = {row["name"]: row for row in done.json["checkpoints"]}
+    assert done.code == 1
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "checkpoint-5": "foreign",
+        "checkpoint-10": "committed",
+        "checkpoint-20": "damaged",
+        "checkpoint-30": "committed",
+        "checkpoint-40": "pending",
+        "checkpoint-50": "damaged",
+    }
+    assert "model.bin has 5 bytes, its manifest says" in rows["checkpoint-20"]["reason"]
+    assert "nowhere" in rows["checkpoint-50"]["reason"]
+    assert rows["checkpoint-30"]["marks"] == ["anchor", "latest"]
+    text = command("ls", run_dir)
+    assert text.code == 1
+    assert "checkpoint-20 is damaged: model.bin has 5 bytes" in text.out
+
+
+def test_is_readable_in_80_columns(command, run_dir, pending):
+    pending(run_dir, 40)
+    done = command("ls", run_dir)
+    assert done.code == 0
+    assert all(len(line) <= 80 for line in done.out.splitlines()), done.out
+    header, first = done.out.splitlines()[:2]
+    assert header.split() == ["name", "step", "epoch", "state", "size", "age", "reason", "eval_loss", "marks"]
+    assert first.split()[:4] == ["checkpoint-10", "10", "1", "committed"]
+    assert "…" not in done.out
+
+
+@pytest.mark.parametrize(("best", "name"), [("eval_loss", "checkpoint-20"), ("accuracy:max", "checkpoint-10")])
+def test_marks_the_best_of_a_metric(command, run_dir, best, name):
+    rows = command("ls", run_dir, "--best", best, "--json").json["checkpoints"]
+    assert [row["name"] for row in rows if "best" in row["marks"]] == [name]
+    metric = best.partition(":")[0]
+    assert metric in command("ls", run_dir, "--best", best).out.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("best", "says"), [("eval_los", "accuracy, eval_loss"), ("eval_loss:least", "METRIC[:min|max")]
+)
+def test_refuses_a_metric_that_nothing_was_evaluated_by(command, run_dir, best, says):
+    done = command("ls", run_dir, "--best", best)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
+def test_marks_the_best_that_the_run_itself_tracks(command, tmp_path):
+    run = Miniature(tmp_path)
+    run.commit(10)
+    run.commit(20, best=10)
+    run.run.close()
+    rows = command("ls", tmp_path, "--json").json["checkpoints"]
+    assert [row["marks"] for row in rows] == [["best"], ["anchor", "latest"]]
+
+
+def test_does_not_list_a_link_to_a_checkpoint_twice(command, run_dir):
+    (run_dir / "favourite").symlink_to("checkpoint-10")
+    assert len(command("ls", run_dir, "--json").json["checkpoints"]) == 3
+
+
+def test_names_a_manifest_of_a_later_format(command, run_dir):
+    file = marker(run_dir / "checkpoint-30")
+    later = msgspec.structs.replace(manifests.decode(file.read_bytes()), format=manifests.FORMAT + 1)
+    file.write_bytes(manifests.encode(later))
+    done = command("ls", run_dir)
+    assert done.code == 1
+    assert "upgrade resume-adapters" in done.out
+
+
+def test_reads_a_directory_of_foreign_checkpoints_only(command, tmp_path):
+    (tmp_path / "checkpoint-7").mkdir()
+    done = command("ls", tmp_path, "--json")
+    assert done.code == 0
+    assert [(row["step"], row["state"]) for row in done.json["checkpoints"]] == [(7, "foreign")]
+
+
+def test_says_that_a_run_has_not_saved_yet(command, run_dir):
+    for step in (10, 20, 30):
+        shutil.rmtree(run_dir / f"checkpoint-{step}")
+    done = command("ls", run_dir)
+    assert (done.code, os.path.lexists(run_dir / "latest")) == (0, True)
+    assert "No checkpoint yet" in done.out

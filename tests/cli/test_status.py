@@ -1,0 +1,132 @@
+"""``status`` says how the run is, and what the same launch would resume from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from resume_adapters.core.journal import Journal, Status
+from resume_adapters.core.storage import LocalStorage
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from resume_adapters.core.journal import Journal, Status
+from resume_adapters.core.storage import LocalStorage
+journal = Journal(LocalStorage(), Path(sys.argv[1]) / ".resume", time.time)
+journal.set_status(Status(state="running", step=10, generation=2))
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+def rewrite(run_dir, **changes):
+    """Write a status of this process with some fields changed."""
+    status = Status(state="running", step=30, generation=1)
+    Journal(LocalStorage(), run_dir / ".resume", time.time).set_status(status)
+    changed = msgspec.structs.replace(status, **changes)
+    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(changed))
+
+
+@pytest.fixture
+def running(run_dir):
+    """A process that wrote ``running`` and lives."""
+    process = subprocess.Popen([sys.executable, "-c", WRITE, run_dir], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"written\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_describes_a_finished_run(command, run_dir):
+    done = command("status", run_dir, "--json")
+    found = done.json
+    assert done.code == 0
+    assert (found["state"], found["step"], found["epoch"], found["horizon"]) == ("finished", 30, 3.0, 30)
+    assert (found["last_commit"], found["generation"], found["pid"]) == (30, 1, os.getpid())
+    assert found["resumes_from"]["name"] == "checkpoint-30"
+    assert found["cursor"] == {"epoch": 0, "micro_batches": 30}
+    text = command("status", run_dir)
+    assert text.code == 0
+    for words in ("finished", "30 of 30", "checkpoint-30 (committed)", "micro_batches 30", "start 1"):
+        assert words in text.out
+
+
+def test_a_live_process_is_running(command, run_dir, running):
+    found = command("status", run_dir, "--json").json
+    assert (found["state"], found["alive"], found["pid"]) == ("running", True, running.pid)
+
+
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_running_without_its_process_is_killed(command, run_dir, running, is_reaped):
+    running.kill()
+    if is_reaped:
+        running.wait()
+    else:
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+    found = command("status", run_dir, "--json").json
+    assert (found["state"], found["alive"]) == ("killed", False)
+    assert found["step"] == 30, "the newest commit is known to be later than the start"
+    text = command("status", run_dir).out
+    assert "killed" in text
+    assert "checkpoint-30 (committed)" in text
+
+
+def test_a_process_that_began_after_the_status_is_another(command, run_dir):
+    rewrite(run_dir, updated=1_000_000_000.0)
+    assert command("status", run_dir, "--json").json["state"] == "killed"
+
+
+def test_a_process_on_another_host_cannot_be_told(command, run_dir):
+    rewrite(run_dir, host="elsewhere.example")
+    found = command("status", run_dir, "--json").json
+    assert (found["state"], found["alive"]) == ("running", None)
+    assert "cannot be told" in command("status", run_dir).out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 70])
+def test_a_process_number_that_is_none_is_killed(command, run_dir, pid):
+    rewrite(run_dir, pid=0)
+    file = run_dir / ".resume" / "status.json"
+    file.write_bytes(file.read_bytes().replace(b'"host"', b'"pid":%d,"host"' % pid))
+    found = command("status", run_dir, "--json").json
+    assert (found["state"], found["alive"]) == ("killed", False)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"state": 5}', None])
+def test_a_status_that_cannot_be_read_is_unknown(command, run_dir, content):
+    file = run_dir / ".resume" / "status.json"
+    file.unlink()
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    done = command("status", run_dir, "--json")
+    assert done.code == 0
+    assert done.json["state"] == "unknown"
+    assert "status.json" in done.json["reason"]
+    assert done.json["resumes_from"]["name"] == "checkpoint-30"
+
+
+def test_passes_over_what_is_damaged(command, run_dir):
+    (run_dir / "checkpoint-30" / "model.bin").unlink()
+    done = command("status", run_dir, "--json")
+    assert done.code == 1
+    assert done.json["resumes_from"]["name"] == "checkpoint-20"
+    assert done.json["damaged"] == ["checkpoint-30"]
+
+
+def test_says_that_nothing_can_be_resumed_from(command, run_dir):
+    for step in (10, 20):
+        shutil.rmtree(run_dir / f"checkpoint-{step}")
+    (run_dir / "checkpoint-30" / "model.bin").unlink()
+    done = command("status", run_dir)
+    assert done.code == 1
+    assert "no checkpoint is valid" in done.out

@@ -1,0 +1,65 @@
+"""Whatever it is pointed at, the command says in one sentence what it found, and tells scripts by its exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+COMMANDS = [["ls"], ["status"], ["verify"], ["prune", "--keep-last", "1"]]
+
+
+@pytest.fixture(params=["missing", "file", "empty", "other", "checkpoint", "below a file"])
+def no_run_directory(request, run_dir, tmp_path):
+    path = {
+        "missing": tmp_path / "missing",
+        "file": tmp_path / "file",
+        "empty": tmp_path / "empty",
+        "other": tmp_path / "other",
+        "checkpoint": run_dir / "checkpoint-30",
+        "below a file": tmp_path / "file" / "run",
+    }[request.param]
+    (tmp_path / "file").write_text("not a directory")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other" / "photos").mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_exits_with_3_where_there_is_no_run_directory(command, no_run_directory, words):
+    done = command(*words, no_run_directory, "--json")
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith("resume-adapters: ")
+    assert str(no_run_directory) in done.err
+    assert "expected" in done.err or "name its run directory" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["ls"], ["prune", "RUN", "--keep-last", "many"], ["ls", "RUN", "--fast"], ["sl"]])
+def test_exits_with_2_on_wrong_usage(command, run_dir, words):
+    assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
+
+
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["verify"], ["prune"], ["demo"], []])
+def test_documents_its_exit_codes(command, words):
+    done = command(*words, "--help")
+    assert done.code == 0
+    assert "Exit codes: 0" in done.out
+
+
+def test_says_what_to_install_where_typer_is_missing(command, run_dir):
+    done = command(
+        "ls", run_dir, code="import sys; sys.modules['typer'] = None; from resume_adapters.cli import main; main()"
+    )
+    assert done.code == 2
+    assert done.err == "resume-adapters: the shell command needs typer and rich: pip install 'resume-adapters[cli]'\n"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_imports_neither_torch_nor_a_framework(command, run_dir, words):
+    code = (
+        "import atexit, sys; from resume_adapters.cli import main;"
+        "slow = {'torch', 'numpy', 'transformers', 'lightning', 'accelerate', 'deepspeed', 'matplotlib'};"
+        "atexit.register(lambda: print('imported', sorted(slow & set(sys.modules)), file=sys.stderr)); main()"
+    )
+    done = command(*words, run_dir, code=code)
+    assert done.code == 0
+    assert done.err.endswith("imported []\n")

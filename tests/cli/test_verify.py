@@ -1,0 +1,82 @@
+"""``verify`` reads everything and names what is damaged."""
+
+from __future__ import annotations
+
+import pytest
+
+from resume_adapters.core.commit import marker
+
+
+def test_finds_a_whole_run_valid(command, run_dir):
+    done = command("verify", run_dir, "--json")
+    assert done.code == 0
+    rows = done.json["checkpoints"]
+    assert [(row["name"], row["verdict"], row["damage"]) for row in rows] == [
+        (f"checkpoint-{step}", "valid", []) for step in (10, 20, 30)
+    ]
+    assert all(row["files"] >= 4 and row["bytes"] > 0 for row in rows)
+    assert done.err == "", "no progress bar where standard error is no terminal"
+    text = command("verify", run_dir)
+    assert (text.code, text.out.count("valid")) == (0, 3)
+
+
+def test_names_every_damaged_file(command, run_dir, flip):
+    flip(run_dir / "checkpoint-20" / "model.bin")
+    (run_dir / "checkpoint-20" / "resume" / "ema.json").unlink()
+    done = command("verify", run_dir, "--json")
+    assert done.code == 1
+    verdicts = {row["name"]: row for row in done.json["checkpoints"]}
+    assert [name for name, row in verdicts.items() if row["verdict"] == "damaged"] == ["checkpoint-20"]
+    reasons = {damage["file"]: damage["reason"] for damage in verdicts["checkpoint-20"]["damage"]}
+    assert set(reasons) == {"model.bin", "resume/ema.json"}
+    assert "its content has changed" in reasons["model.bin"]
+    text = command("verify", run_dir)
+    assert text.code == 1
+    assert "checkpoint-20 is damaged: model.bin has the digest" in text.out
+    assert "checkpoint-20 is damaged: resume/ema.json cannot be read: No such file" in text.out
+
+
+def test_finds_every_flipped_bit(command, run_dir, flip):
+    checkpoint = run_dir / "checkpoint-30"
+    files = [file for file in checkpoint.rglob("*") if file.is_file()]
+    assert len(files) >= 5
+    for file in files:
+        before = file.read_bytes()
+        flip(file)
+        done = command("verify", run_dir, "checkpoint-30", "--json")
+        assert done.code == 1, file
+        damage = done.json["checkpoints"][0]["damage"]
+        assert [each["file"] for each in damage] == [file.relative_to(checkpoint).as_posix()]
+        file.write_bytes(before)
+
+
+def test_verifies_only_what_is_named_by_name_or_by_path(command, run_dir, flip):
+    flip(run_dir / "checkpoint-10" / "model.bin")
+    assert command("verify", run_dir, "checkpoint-20").code == 0
+    assert command("verify", run_dir, f"{run_dir}/checkpoint-10/").code == 1
+
+
+def test_refuses_a_name_that_is_no_checkpoint(command, run_dir):
+    done = command("verify", run_dir, "checkpoint-99")
+    assert (done.code, done.out) == (2, "")
+    assert "checkpoint-10, checkpoint-20, checkpoint-30" in done.err
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])
+def test_names_a_manifest_that_cannot_be_read(command, run_dir, content):
+    file = marker(run_dir / "checkpoint-30")
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    done = command("verify", run_dir, "--json")
+    assert done.code == 1
+    assert done.json["checkpoints"][-1]["damage"][0]["file"] == "resume/manifest.json"
+
+
+def test_says_where_there_is_nothing_to_compare_with(command, tmp_path, pending):
+    (tmp_path / "checkpoint-5").mkdir()
+    done = command("verify", tmp_path)
+    assert (done.code, done.out) == (1, "There is no committed checkpoint to verify.\n")
+    named = command("verify", tmp_path, "checkpoint-5")
+    assert named.code == 1
+    assert "checkpoint-5 is foreign: it has no manifest" in named.out

@@ -1,0 +1,33 @@
+"""Fixtures of the core's tests."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch import Server
+
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where there is one: forcing files onto it costs nothing."""
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    if not MEMORY.is_dir():
+        yield tmp_path
+        return
+    directory = Path(tempfile.mkdtemp(prefix="resume-adapters-", dir=MEMORY))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A process that has imported torch, from which the ranks of a test are forked."""
+    server = Server("torch", "torch.distributed", "numpy")
+    yield server
+    server.close()

@@ -1,0 +1,127 @@
+"""What the ranks of the core's tests do: real processes over gloo, forked by ``launch.Server``."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from miniature import Miniature
+from resume_adapters.core.ranks import current
+from resume_adapters.core.stop import Agreement, StopFlag, StopOn
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.errors import ResumeError
+
+LAST = 8
+
+
+def agree(rank: int, asked: str) -> dict[str, Any]:
+    """Run steps; this rank is sent SIGTERM during the step that ``asked`` names for it."""
+    mine = json.loads(asked)[rank]
+    flag = StopFlag(StopOn())
+    flag.install()
+    agreement = Agreement(current(), flag)
+    stopped = None
+    for step in range(LAST):
+        if step == mine:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if agreement.reached():
+            stopped = step
+            break
+    still = stopped is not None and agreement.reached() and agreement.reached()
+    agreement.close()
+    return {"stopped": stopped, "reason": flag.reason, "still": still}
+
+
+def save(rank: int, directory: str, *steps: str) -> dict[str, Any]:
+    """Save and commit some steps."""
+    job = Miniature(Path(directory), ranks=current())
+    for step in steps:
+        job.commit(int(step))
+    job.run.close()
+    return {"resumed": job.step, "committed": job.committed()}
+
+
+def resume(rank: int, *directories: str) -> dict[str, Any]:
+    """Resume, each rank from its own view of the run directory, and commit one more step."""
+    job = Miniature(Path(directories[rank]), ranks=current())
+    found = {"resumed": job.step, "text": job.text, "rejected": [each.reason for each in job.choice.rejected]}
+    job.commit(job.step + 10)
+    job.run.close()
+    return found
+
+
+def start_from(rank: int, directory: str, *named: str) -> dict[str, Any]:
+    """Start a run that has no checkpoint of its own from the one that each rank names."""
+    return {"resumed": Miniature(Path(directory), ranks=current(), resume=named[rank]).step}
+
+
+def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
+    """Save while one rank's disk or adapter fails at some point; then save again, all ranks together."""
+    storage = Failing()
+    job = Miniature(Path(directory), ranks=current(), storage=storage)
+    job.commit(10)
+    facts = None
+    if rank == int(failing):
+        storage.where = where
+        facts = _broken if where == "facts" else None
+    heard = ""
+    try:
+        job.save(20, describe=facts)
+        job.run.flush()
+    except ResumeError as error:
+        heard = f"{type(error).__name__}: {error}"
+    storage.where = ""
+    then = job.committed()
+    dist.barrier()
+    job.commit(30)
+    job.run.close()
+    return {"heard": [heard], "then": then, "at_last": job.committed(), "rank": rank}
+
+
+def _broken() -> dict[str, Any]:
+    raise ZeroDivisionError("the adapter is broken")
+
+
+class Failing(LocalStorage):
+    """A disk that is full for one kind of work: writing parts, forcing files onto the disk, or the journal."""
+
+    where = ""
+
+    def _refuse(self, where: str) -> None:
+        if self.where == where:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._refuse("write")
+        super().write(path, content)
+
+    def sync(self, path: Path) -> None:
+        if path.name == "model.bin" or path.name.startswith("rank-"):
+            self._refuse("commit")
+        super().sync(path)
+
+    def append(self, path: Path, content: bytes) -> None:
+        self._refuse("after")
+        super().append(path, content)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    work = {each.__name__: each for each in (agree, save, resume, start_from, fail)}[sys.argv[1]]
+    try:
+        result = work(rank, *sys.argv[2:])
+    except ResumeError as error:
+        result = {"error": type(error).__name__, "message": str(error)}
+    Path(f"result.{rank}").write_text(json.dumps(result))
+    dist.barrier()
+
+
+main()

@@ -1,0 +1,224 @@
+"""A kill before any file operation leaves every committed checkpoint usable."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import faults
+import miniature
+from faults import Crash, CrashingStorage
+from miniature import Miniature
+from resume_adapters import KeepLast
+from resume_adapters.core.storage import LocalStorage, Storage
+from resume_adapters.errors import NoValidCheckpoint
+
+FAULTS: dict[str, Callable[[Path, int | None], CrashingStorage]] = {
+    "killed": lambda root, at: CrashingStorage(at),
+    "torn": lambda root, at: CrashingStorage(at, torn=True),
+    "power": lambda root, at: faults.PowerLoss(root, root.with_name(root.name + ".grave"), at),
+}
+
+BEFORE = {10: "ten", 20: "twenty", 30: "thirty"}
+"""The committed checkpoints with which each scenario begins; 10 is the best."""
+
+
+def prepare(directory: Path) -> None:
+    job = Miniature(directory)
+    for step, text in BEFORE.items():
+        job.commit(step, text, best=10)
+    job.run.close()
+
+
+def save_next(directory: Path, storage: Storage) -> None:
+    Miniature(directory, storage=storage).commit(40, "forty", best=10)
+
+
+def save_and_prune(directory: Path, storage: Storage) -> None:
+    Miniature(directory, storage=storage, keep=KeepLast(1)).commit(40, "forty", best=10)
+
+
+def save_again(directory: Path, storage: Storage) -> None:
+    Miniature(directory, storage=storage).commit(30, "thirty again", best=10)
+
+
+def save_again_twice(directory: Path, storage: Storage) -> None:
+    job = Miniature(directory, storage=storage, keep=KeepLast(2))
+    job.commit(30, "thirty once more", best=10)
+    job.commit(30, "thirty again", best=10)
+
+
+def save_after_damage(directory: Path, storage: Storage) -> None:
+    faults.flip(directory / "checkpoint-30" / "model.bin")
+    job = Miniature(directory, storage=storage, keep=KeepLast(1))
+    assert job.step == 20
+    job.commit(30, "thirty again", best=10)
+
+
+SCENARIOS = {
+    each.__name__: (each, allowed)
+    for each, allowed in (
+        (save_next, {30: {"thirty"}, 40: {"forty"}}),
+        (save_and_prune, {30: {"thirty"}, 40: {"forty"}}),
+        (save_again, {30: {"thirty", "thirty again"}}),
+        (save_again_twice, {30: {"thirty", "thirty once more", "thirty again"}}),
+        (save_after_damage, {20: {"twenty"}, 30: {"thirty again"}}),
+    )
+}
+
+
+def operations(prepared: Path, scratch: Path, scenario: Callable[[Path, Storage], None], fault: str) -> int:
+    """Return how many operations a scenario takes when nothing goes wrong."""
+    shutil.copytree(prepared, scratch, symlinks=True)
+    storage = FAULTS[fault](scratch, None)
+    scenario(scratch, storage)
+    return len(storage.operations)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_before_any_operation_resumes_from_a_whole_checkpoint(tmp_path: Path, scenario: str, fault: str) -> None:
+    work, allowed = SCENARIOS[scenario]
+    prepare(tmp_path / "prepared")
+    count = operations(tmp_path / "prepared", tmp_path / "counted", work, fault)
+    assert count > 20
+    outcomes = set()
+    for at in range(count):
+        directory = tmp_path / str(at)
+        shutil.copytree(tmp_path / "prepared", directory, symlinks=True)
+        storage = FAULTS[fault](directory, at)
+        with pytest.raises(Crash):
+            work(directory, storage)
+        job = Miniature(directory, keep=KeepLast(1))
+        where = f"stopped before {storage.operations[-1]}, operation {at}"
+        assert job.text in allowed.get(job.step, ()), f"{where}: resumed {job.step} {job.text!r}"
+        assert "checkpoint-10" in miniature.committed(directory), f"{where}: the best is gone"
+        outcomes.add((job.step, job.text))
+        job.commit(50, best=10)
+        assert miniature.committed(directory) == {"checkpoint-10": 10, "checkpoint-50": 50}, where
+        assert not miniature.leftovers(directory), where
+        again = Miniature(directory)
+        assert (again.step, again.choice.rejected) == (50, ())
+        shutil.rmtree(directory)
+    assert len(outcomes) > 1, "no kill fell before the commit, or none after it"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_start_that_is_killed_at_any_operation_can_be_repeated(tmp_path: Path, fault: str) -> None:
+    """A start sets aside what is damaged, removes what a crashed save left, and puts back what it had moved."""
+    prepared = tmp_path / "prepared"
+    prepare(prepared)
+    at_commit = operations(prepared, tmp_path / "counted", save_again, "killed")
+    for at in range(at_commit):  # the last kill that leaves the former save moved aside
+        shutil.rmtree(tmp_path / "counted")
+        shutil.copytree(prepared, tmp_path / "counted", symlinks=True)
+        with pytest.raises(Crash):
+            save_again(tmp_path / "counted", CrashingStorage(at))
+        moved = tmp_path / "counted" / "checkpoint-30.superseded"
+        if moved.is_dir() and not (tmp_path / "counted" / "checkpoint-30" / "resume" / "manifest.json").exists():
+            shutil.rmtree(tmp_path / "unfinished", ignore_errors=True)
+            shutil.copytree(tmp_path / "counted", tmp_path / "unfinished", symlinks=True)
+    prepared = tmp_path / "unfinished"
+    newer = prepared / "checkpoint-60"
+    shutil.copytree(prepared / "checkpoint-20", newer)
+    faults.flip(newer / "resume" / "manifest.json")
+
+    count = operations(prepared, tmp_path / "open", lambda path, storage: Miniature(path, storage=storage), fault)
+    for at in range(count):
+        directory = tmp_path / str(at)
+        shutil.copytree(prepared, directory, symlinks=True)
+        with pytest.raises(Crash):
+            Miniature(directory, storage=FAULTS[fault](directory, at))
+        job = Miniature(directory)
+        assert (job.step, job.text) == (30, "thirty")
+        assert job.choice.checkpoint is not None
+        assert job.choice.checkpoint.path == directory / "checkpoint-30"
+        assert miniature.set_aside(directory) == ["checkpoint-60.1"]
+        assert not miniature.leftovers(directory)
+        assert set(miniature.committed(directory).values()) == set(BEFORE)
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_starting_from_scratch_loses_nothing_wherever_it_is_killed(tmp_path: Path, fault: str) -> None:
+    """resume="scratch!" moves checkpoints aside; killed half-way and repeated, each is still there, whole."""
+    prepared = tmp_path / "prepared"
+    prepare(prepared)
+
+    def start(path: Path, storage: Storage) -> None:
+        assert Miniature(path, storage=storage, resume="scratch!").step == 0
+
+    for at in range(operations(prepared, tmp_path / "counted", start, fault)):
+        directory = tmp_path / str(at)
+        shutil.copytree(prepared, directory, symlinks=True)
+        with pytest.raises(Crash):
+            start(directory, FAULTS[fault](directory, at))
+        start(directory, LocalStorage())
+        assert miniature.committed(directory) == {}
+        assert miniature.set_aside(directory) == ["checkpoint-10.1", "checkpoint-20.1", "checkpoint-30.1"]
+        for step, text in BEFORE.items():
+            start_from = directory / ".resume" / "set-aside" / f"checkpoint-{step}.1"
+            other = Miniature(tmp_path / f"{at}-{step}", resume=start_from)
+            assert (other.step, other.text) == (step, text)
+            shutil.rmtree(tmp_path / f"{at}-{step}")
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("damage", faults.DAMAGES)
+def test_any_one_file_damaged_takes_the_checkpoint_before_and_names_the_file(tmp_path: Path, damage: str) -> None:
+    prepare(tmp_path / "prepared")
+    files = faults.files_of(tmp_path / "prepared" / "checkpoint-30")
+    assert {file.name for file in files} == {
+        "manifest.json",
+        "model.bin",
+        "rank-00000.json",
+        "ema.json",
+        "ema.safetensors",
+    }
+    for file in files:
+        directory = tmp_path / file.name
+        shutil.copytree(tmp_path / "prepared", directory, symlinks=True)
+        faults.DAMAGES[damage](directory / file.relative_to(tmp_path / "prepared"))
+        job = Miniature(directory, keep=KeepLast(1))
+        assert (job.step, job.text) == (20, "twenty")
+        assert [each.path.name for each in job.choice.rejected] == ["checkpoint-30"]
+        assert file.name in job.choice.rejected[0].reason
+        assert miniature.set_aside(directory) == ["checkpoint-30.1"]
+        job.run.prune(best="checkpoint-10")
+        assert set(miniature.committed(directory).values()) == {10, 20}
+
+
+@pytest.mark.parametrize("damage", faults.DAMAGES)
+def test_pruning_counts_no_damaged_checkpoint_as_the_one_to_resume_from(tmp_path: Path, damage: str) -> None:
+    prepare(tmp_path)
+    job = Miniature(tmp_path, keep=KeepLast(1))
+    faults.DAMAGES[damage](tmp_path / "checkpoint-30" / "model.bin")
+    job.run.prune()
+    assert (tmp_path / "checkpoint-30").is_dir(), "what is damaged is not removed either"
+    assert Miniature(tmp_path).text == "twenty"
+
+
+def test_nothing_valid_is_an_error_that_lists_what_there_is(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    for step, damage in zip(BEFORE, (faults.cut, faults.remove, faults.flip), strict=True):
+        damage(tmp_path / f"checkpoint-{step}" / "model.bin")
+    with pytest.raises(NoValidCheckpoint) as refused:
+        Miniature(tmp_path)
+    for step in BEFORE:
+        assert f"checkpoint-{step}: model.bin" in str(refused.value)
+    assert len(miniature.committed(tmp_path)) == 3, "a refused start moves nothing"
+    assert Miniature(tmp_path, resume="scratch!").step == 0
+
+
+def test_the_best_outlives_a_failed_second_save_of_its_step(tmp_path: Path) -> None:
+    """While its step is saved again the best has another name; retention knows it by that name too."""
+    prepare(tmp_path)
+    storage = CrashingStorage()
+    job = Miniature(tmp_path, storage=storage, keep=KeepLast(1))
+    (tmp_path / "checkpoint-30").rename(tmp_path / "checkpoint-30.superseded")
+    job.commit(40, best=30)
+    assert miniature.committed(tmp_path) == {"checkpoint-30.superseded": 30, "checkpoint-40": 40}
+    assert Miniature(tmp_path).committed() == {"checkpoint-30": 30, "checkpoint-40": 40}

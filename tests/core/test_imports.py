@@ -1,0 +1,218 @@
+"""Who may import whom, and who may touch what: the rules of the design, each as a test."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import resume_adapters
+
+PACKAGE = Path(resume_adapters.__file__).parent
+CORE = sorted((PACKAGE / "core").glob("*.py"))
+ADAPTERS = {
+    "hf": {"transformers", "accelerate", "peft"},
+    "lightning": {"lightning", "pytorch_lightning"},
+    "accelerate": {"accelerate"},
+    "deepspeed": {"deepspeed"},
+}
+"""The frameworks that each adapter may import. The Trainer trains through accelerate, and peft saves its adapters."""
+FRAMEWORKS = {"transformers", "accelerate", "peft", "lightning", "pytorch_lightning", "deepspeed", "datasets"}
+PURE = ("manifest", "retention", "keys", "cursor")
+WRITES = {
+    "copy", "copy2", "copyfile", "copytree", "fdopen", "fsync", "hardlink_to", "link", "makedirs", "mkdir", "mkstemp",
+    "mkdtemp", "move", "open", "remove", "removedirs", "rename", "renames", "rmdir", "rmtree", "symlink",
+    "symlink_to", "touch", "truncate", "unlink", "utime", "write_bytes", "write_text", "save_file",
+}  # fmt: skip
+"""Calls that open a file or change a disk, under whatever module they go."""
+
+
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def imported(file: Path) -> set[str]:
+    """Return the modules that a file imports anywhere, by full name."""
+    found = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name} has a relative import"
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def roots(file: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(file)}
+
+
+def calls(file: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield each call of a file: the receiver as written, the name called, the line."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute):
+                yield ast.unparse(node.func.value), node.func.attr, node.lineno
+            elif isinstance(node.func, ast.Name):
+                yield "", node.func.id, node.lineno
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
+def test_the_core_names_no_framework(file: Path) -> None:
+    allowed = {"torch", "numpy", "safetensors", "msgspec", "xxhash", "resume_adapters"} | sys.stdlib_module_names
+    assert roots(file) <= allowed
+    assert (
+        not {name for name in imported(file) if name.startswith("resume_adapters.")}
+        - {name for name in imported(file) if name.startswith(("resume_adapters.core", "resume_adapters.errors"))}
+        - {"resume_adapters.__version__"}
+    )
+
+
+def test_the_core_imports_no_framework_when_it_runs(tmp_path: Path) -> None:
+    """Every module of the core is imported and a checkpoint saved while importing a framework is an error."""
+    program = f"""
+import sys, importlib
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(FRAMEWORKS)!r}:
+            raise AssertionError(f"the core imports {{name}}")
+sys.meta_path.insert(0, Refuse())
+for name in {[file.stem for file in CORE]!r}:
+    importlib.import_module("resume_adapters.core" + ("" if name == "__init__" else "." + name))
+import miniature, pathlib
+miniature.Miniature(pathlib.Path({str(tmp_path)!r})).commit(1)
+assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
+"""
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapter_imports_the_core_and_its_framework_only(adapter: str) -> None:
+    files = [*PACKAGE.glob(f"{adapter}.py"), *PACKAGE.glob(f"_{adapter}_*.py")]
+    if not files:
+        pytest.skip(f"there is no adapter for {adapter}")
+    others = set(ADAPTERS) - {adapter}
+    for file in files:
+        assert not roots(file) & (FRAMEWORKS - ADAPTERS[adapter]), file.name
+        for name in imported(file):
+            parts = name.split(".")
+            if parts[0] == "resume_adapters" and len(parts) > 1:
+                assert parts[1] not in others | {"cli"}, f"{file.name} imports {name}"
+                assert not parts[1].startswith(tuple(f"_{other}_" for other in others)), f"{file.name} imports {name}"
+
+
+def test_importing_the_package_imports_neither_torch_nor_a_framework() -> None:
+    heavy = sorted(FRAMEWORKS | {"torch", "numpy", "safetensors", "typer", "rich"})
+    program = f"import sys, resume_adapters; print(*[name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == []
+
+
+def test_importing_the_package_takes_less_than_150_milliseconds() -> None:
+    """Processor time, the median of several interpreters: the clock on the wall also measures the neighbours."""
+    program = "import time; began = time.process_time(); import resume_adapters; print(time.process_time() - began)"
+
+    def seconds() -> float:
+        return float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout)
+
+    measured = [seconds() for _ in range(6)][1:]
+    assert statistics.median(measured) < 0.15, measured
+
+
+@pytest.mark.parametrize("name", [*PURE, "errors"])
+def test_a_pure_module_knows_no_clock_no_disk_and_no_environment(name: str) -> None:
+    file = PACKAGE / "errors.py" if name == "errors" else PACKAGE / "core" / f"{name}.py"
+    if not file.exists():
+        pytest.skip(f"there is no {name}")
+    forbidden = {"os", "time", "io", "shutil", "tempfile", "random", "socket", "subprocess", "sys", "torch", "glob"}
+    assert not roots(file) & forbidden
+    assert not {"datetime.datetime", "datetime.date"} & imported(file)
+    of_paths = {each for each in imported(file) if each.startswith("pathlib.")}
+    # An error carries a Path as a value.
+    assert of_paths <= ({"pathlib.Path"} if name == "errors" else {"pathlib.PurePosixPath"})
+    ours = {each for each in imported(file) if each.startswith("resume_adapters.")}
+    assert all(each.startswith("resume_adapters.errors") for each in ours), "what a pure module imports is pure"
+    disk = {*WRITES, "read", "read_bytes", "read_text", "stat", "exists", "is_file", "is_dir", "resolve", "input"}
+    assert not {called for _, called, _ in calls(file)} & disk
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
+def test_only_storage_changes_a_disk(file: Path) -> None:
+    """No other module of the core opens a file, or creates, changes, moves or removes one, but through a Storage."""
+    if file.stem == "storage":
+        pytest.skip("storage does")
+    through = ("storage", "self.storage", "pending", "self.run")
+    offending = [
+        f"line {line}: {receiver}.{called}"
+        for receiver, called, line in calls(file)
+        if called in WRITES
+        and receiver not in through
+        # A copy of a dict or the removal of a hook is no matter of files; those of files are reached through a module.
+        and not (called in ("copy", "remove") and receiver not in ("shutil", "os"))
+    ]
+    offending += [
+        f"line {line}: os.replace" for receiver, called, line in calls(file) if (receiver, called) == ("os", "replace")
+    ]
+    assert not offending
+    assert not roots(file) & {"shutil", "tempfile", "io"}
+
+
+def callers(function: str) -> set[str]:
+    """Return the functions of the core in which a name is called, as module.function."""
+    found = set()
+    for file in CORE:
+        for scope in ast.walk(tree(file)):
+            if isinstance(scope, ast.FunctionDef):
+                for node in ast.walk(scope):
+                    called = node.func if isinstance(node, ast.Call) else None
+                    names = (getattr(called, "attr", None), getattr(called, "id", None))
+                    if function in names:
+                        found.add(f"{file.stem}.{scope.name}")
+    return found
+
+
+def test_only_commit_writes_the_marker() -> None:
+    """The marker's path is made in one place, and one function writes there, after the fence."""
+    assert callers("encode") - {"tree.digest_of", "state.write_part", "state.encode"} <= {
+        "commit._mark",
+        "journal.next_generation",
+        "journal.note",
+        "journal.set_status",
+        "tree.encode",
+        "run.save",
+        "run.write_alone",
+        "manifest.encode",
+        "storage.point_to",
+        "weights.architecture_digest",
+    }
+    for file in CORE:
+        writes = [
+            ast.unparse(node)
+            for node in ast.walk(tree(file))
+            if isinstance(node, ast.Call)
+            and (getattr(node.func, "attr", None) or getattr(node.func, "id", ""))
+            in ("write", "write_atomically", "replace")
+            and "marker(" in ast.unparse(node)
+        ]
+        assert len(writes) == (1 if file.stem == "commit" else 0), (file.name, writes)
+    spelled = {file.stem for file in CORE if '"manifest.json"' in file.read_text()}
+    assert spelled == {"commit"}
+
+
+def test_only_pruning_removes_a_committed_checkpoint() -> None:
+    """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
+    assert callers("discard") == {"commit._make_directory", "commit._abandon", "directory.sweep", "directory.prune"}
+    assert callers("remove_tree") == {"commit.discard", "directory.sweep", "storage.remove_tree"}
+    assert callers("remove_directory") == {"storage.remove_tree"}
+    assert callers("remove_file") <= {
+        "storage.remove_tree",
+        "storage.point_to",
+        "directory.prepare",
+        "commit.announce",
+    }

@@ -1,0 +1,372 @@
+"""Which checkpoint a run resumes from, on one rank and on several, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import xxhash
+
+import faults
+import miniature
+from launch import Server
+from miniature import Miniature
+from resume_adapters import KeepLast
+from resume_adapters.core.resolve import candidates, listing
+from resume_adapters.core.run import no_foreign
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.errors import (
+    CheckpointDamaged,
+    CheckpointsExist,
+    FormatTooNew,
+    NoValidCheckpoint,
+    UnsupportedSetting,
+)
+
+JOB = Path(__file__).with_name("job.py")
+
+
+def saved(directory: Path, *steps: int) -> Path:
+    job = Miniature(directory)
+    for step in steps:
+        job.commit(step)
+    job.run.close()
+    return directory
+
+
+def foreign(path: Path) -> int | None:
+    """Recognise checkpoints that hold a file ``native`` with their step, as an adapter does."""
+    if not path.name.startswith("checkpoint-"):
+        return None
+    try:
+        return int((path / "native").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointDamaged(f"native cannot be read: {error}", path=path) from error
+
+
+def make_foreign(directory: Path, step: int, content: str | None = None) -> Path:
+    path = directory / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    (path / "native").write_text(str(step) if content is None else content)
+    return path
+
+
+def rewrite(checkpoint: Path, **fields: Any) -> None:
+    """Change fields of a manifest, with the digest that fits."""
+    file = checkpoint / "resume" / "manifest.json"
+    record = msgspec.json.encode({**json.loads(file.read_bytes())["manifest"], **fields})
+    file.write_bytes(
+        msgspec.json.encode({"digest": xxhash.xxh3_128_hexdigest(record), "manifest": msgspec.Raw(record)})
+    )
+
+
+@pytest.mark.parametrize("latest", ["stale", "dangling", "missing", "text", "outside"])
+def test_latest_is_a_hint_for_people_only(tmp_path: Path, latest: str) -> None:
+    run = saved(tmp_path / "run", 10, 20)
+    assert os.readlink(run / "latest") == "checkpoint-20"
+    (run / "latest").unlink()
+    other = saved(tmp_path / "other", 99)
+    if latest == "text":
+        (run / "latest").write_text("checkpoint-10\n")
+    elif latest != "missing":
+        where = {"stale": "checkpoint-10", "dangling": "gone", "outside": str(other / "checkpoint-99")}[latest]
+        (run / "latest").symlink_to(where)
+    job = Miniature(run)
+    assert (job.step, job.choice.rejected) == (20, ())
+    job.commit(30)
+    assert os.readlink(run / "latest") == "checkpoint-30"
+
+
+def test_a_directory_in_the_place_of_latest_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    with pytest.raises(OSError, match="latest is a directory"):
+        Miniature(tmp_path)
+
+
+def test_a_checkpoint_that_is_a_link_out_of_the_run_directory_is_not_taken(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", 10)
+    other = saved(tmp_path / "other", 50)
+    (run / "checkpoint-50").symlink_to(other / "checkpoint-50")
+    job = Miniature(run, keep=KeepLast(1))
+    assert job.step == 10
+    assert "leaves the run directory" in job.choice.rejected[0].reason
+    job.commit(60)
+    assert miniature.committed(other) == {"checkpoint-50": 50}, "what a link points to is never touched"
+
+
+def test_a_checkpoint_that_is_a_link_within_the_run_directory_is_taken_and_never_pruned(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    (run / "checkpoint-70").symlink_to("checkpoint-10")
+    job = Miniature(run, keep=KeepLast(1))
+    assert job.step == 20, "the step is what the manifest says, not the name"
+    job.run.prune()
+    assert (run / "checkpoint-70").is_symlink()
+
+
+def test_directories_of_the_users_are_left_alone_whatever_they_hold(tmp_path: Path) -> None:
+    """Also links to them, also dangling ones, also one that holds a directory called resume."""
+    outside = tmp_path / "outside"
+    for path in (outside / "resume", tmp_path / "run" / "runs" / "v1", tmp_path / "run" / "data-99" / "resume"):
+        path.mkdir(parents=True)
+        (path / "cv.pdf").write_text("mine")
+    run = tmp_path / "run"
+    (run / "logs").symlink_to(outside)
+    (run / "scratch-7").symlink_to(tmp_path / "gone")
+    (run / "notes.txt").write_text("mine")
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    job = Miniature(run, keep=KeepLast(1), foreign=foreign)
+    assert (job.step, job.choice.rejected) == (0, ())
+    for step in (10, 20, 20):
+        job.commit(step)
+    assert Miniature(run, foreign=foreign).step == 20
+    assert Miniature(run, foreign=foreign, resume="scratch!").step == 0
+    assert miniature.set_aside(run) == ["checkpoint-20.1"]
+    after = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
+    assert set(before) <= after
+
+
+def test_a_copy_under_another_name_does_not_hide_newer_checkpoints(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20, 30)
+    shutil.copytree(run / "checkpoint-10", run / "backup-2024-12-31")
+    shutil.copytree(run / "checkpoint-10", run / "checkpoint-10-20991231")
+    assert Miniature(run).text == "state at 30"
+
+
+def test_a_checkpoint_without_its_manifest_is_damaged_and_not_merely_unfinished(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    (run / "checkpoint-20" / "resume" / "manifest.json").unlink()
+    job = Miniature(run)
+    assert job.step == 10
+    assert "manifest.json is missing" in job.choice.rejected[0].reason
+    assert miniature.set_aside(run) == ["checkpoint-20.1"]
+
+
+def test_candidates_come_newest_first_and_a_thousand_of_them_fast(tmp_path: Path) -> None:
+    for step in range(1000):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "file-5000").touch()
+    began = time.perf_counter()
+    found = [path.name for path in candidates(tmp_path)]
+    job = Miniature(tmp_path)
+    elapsed = time.perf_counter() - began
+    assert found == [f"checkpoint-{step}" for step in range(999, -1, -1)] + ["logs"]
+    assert job.step == 0
+    assert elapsed < 2
+
+
+def test_a_missing_run_directory_is_a_fresh_start(tmp_path: Path) -> None:
+    job = Miniature(tmp_path / "a" / "b")
+    assert (job.step, job.choice.rejected) == (0, ())
+    assert candidates(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(("step", "expected"), [(15, 20), (25, 25)])
+def test_a_foreign_checkpoint_is_taken_where_no_committed_one_is_newer(
+    tmp_path: Path, step: int, expected: int
+) -> None:
+    run = saved(tmp_path, 10, 20)
+    make_foreign(run, step)
+    job = Miniature(run, foreign=foreign)
+    assert job.step == expected
+    assert (job.choice.checkpoint is not None) and (job.choice.checkpoint.manifest is None) == (expected == step)
+    job.run.keep = KeepLast(1)
+    job.commit(40)
+    assert (run / f"checkpoint-{step}").is_dir(), "retention neither counts nor removes it"
+
+
+def test_a_torn_foreign_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
+    make_foreign(tmp_path, 10)
+    make_foreign(tmp_path, 20, "torn")
+    job = Miniature(tmp_path, foreign=foreign)
+    assert job.step == 10
+    assert [each.path.name for each in job.choice.rejected] == ["checkpoint-20"]
+
+
+def test_a_foreign_checkpoint_of_the_same_name_is_set_aside_before_a_save(tmp_path: Path) -> None:
+    make_foreign(tmp_path, 10)
+    job = Miniature(tmp_path, foreign=foreign, resume="auto")
+    job.commit(10)
+    assert miniature.set_aside(tmp_path) == ["checkpoint-10.1"]
+    assert Miniature(tmp_path).text == "state at 10"
+
+
+def test_a_later_format_is_refused_and_not_passed_over(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    rewrite(run / "checkpoint-20", format=99)
+    with pytest.raises(FormatTooNew, match=r"checkpoint-20.*upgrade"):
+        Miniature(run)
+    assert (run / "checkpoint-20").is_dir()
+
+
+def test_an_older_checkpoint_of_a_later_format_is_neither_counted_nor_removed(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20, 30)
+    rewrite(run / "checkpoint-10", format=99)
+    job = Miniature(run, keep=KeepLast(1))
+    job.commit(40)
+    assert set(miniature.committed(run)) == {"checkpoint-10", "checkpoint-40"}
+
+
+def test_scratch_refuses_to_train_over_committed_checkpoints(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10)
+    with pytest.raises(CheckpointsExist, match=r"1 committed.*checkpoint-10 the newest"):
+        Miniature(run, resume="scratch")
+    assert Miniature(tmp_path / "empty", resume="scratch").step == 0
+
+
+def test_a_refused_start_does_not_end_the_run_that_is_under_way(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    with pytest.raises(CheckpointsExist):
+        Miniature(tmp_path, resume="scratch")
+    job.commit(20)
+    assert Miniature(tmp_path).step == 20
+
+
+def test_a_named_start_is_taken_only_by_a_run_without_checkpoints_of_its_own(tmp_path: Path) -> None:
+    other = saved(tmp_path / "other", 70) / "checkpoint-70"
+    job = Miniature(tmp_path / "run", resume=other)
+    assert (job.step, job.text) == (70, "state at 70")
+    job.commit(80)
+    assert Miniature(tmp_path / "run", resume=other).step == 80
+
+
+def test_a_named_start_that_is_damaged_or_none_is_refused(tmp_path: Path) -> None:
+    other = saved(tmp_path / "other", 70) / "checkpoint-70"
+    faults.flip(other / "model.bin")
+    with pytest.raises(CheckpointDamaged, match=r"cannot start from .*checkpoint-70: model\.bin"):
+        Miniature(tmp_path / "run", resume=other)
+    with pytest.raises(CheckpointDamaged, match="not a checkpoint"):
+        Miniature(tmp_path / "run", resume=tmp_path)
+    with pytest.raises(UnsupportedSetting, match="is not a directory"):
+        Miniature(tmp_path / "run", resume="sratch")
+
+
+def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20, 30)
+    faults.cut(run / "checkpoint-20" / "model.bin")
+    (run / "checkpoint-30" / "resume" / "manifest.json").unlink()
+    (run / "checkpoint-40" / "resume").mkdir(parents=True)
+    (run / "checkpoint-40" / "resume" / "pending").touch()
+    make_foreign(run, 5)
+    (run / "logs").symlink_to(tmp_path.parent)
+    rows = [(each.path.name, each.state) for each in listing(LocalStorage(), run, foreign)]
+    assert rows == [
+        ("checkpoint-5", "foreign"),
+        ("checkpoint-10", "committed"),
+        ("checkpoint-20", "damaged"),
+        ("checkpoint-30", "damaged"),
+        ("checkpoint-40", "pending"),
+    ]
+    with pytest.raises(NoValidCheckpoint):
+        shutil.rmtree(run / "checkpoint-10")
+        Miniature(run, foreign=no_foreign)
+
+
+# ---- Several ranks: real processes over gloo
+
+
+def launch(server: Server, directory: Path, ranks: int, *arguments: str) -> list[dict[str, Any]]:
+    directory.mkdir(exist_ok=True)
+    server.start(JOB, [*arguments], directory, ranks, {}).wait(90).require_success()
+    return [json.loads((directory / f"result.{rank}").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_file_damaged_for_one_rank_makes_all_take_the_checkpoint_before(
+    server: Server, tmp_path: Path, ranks: int
+) -> None:
+    run = tmp_path / "run"
+    launch(server, tmp_path / "save", ranks, "save", str(run), "10", "20")
+    last = f"rank-{ranks - 1:05d}.json"
+    assert (run / "checkpoint-20" / "resume" / last).is_file()
+    faults.flip(run / "checkpoint-20" / "resume" / last)
+    results = launch(server, tmp_path / "resume", ranks, "resume", *[str(run)] * ranks)
+    assert [each["resumed"] for each in results] == [10] * ranks
+    assert f"rank {ranks - 1}: resume/{last}" in results[0]["rejected"][0]
+    assert miniature.set_aside(run) == ["checkpoint-20.1"]
+    assert set(miniature.committed(run).values()) == {10, 20}
+
+
+def test_the_ranks_of_a_save_resume_together(server: Server, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    results = launch(server, tmp_path / "save", 3, "save", str(run), "10", "20")
+    assert [each["committed"] for each in results] == [{"checkpoint-10": 10, "checkpoint-20": 20}] * 3
+    results = launch(server, tmp_path / "resume", 3, "resume", *[str(run)] * 3)
+    assert {(each["resumed"], each["text"]) for each in results} == {(20, "state at 20")}
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_checkpoint_that_one_rank_does_not_see_is_not_taken(server: Server, tmp_path: Path, lacking: int) -> None:
+    """Node-local disks: the newest checkpoint that every rank sees, where the ranks can go on; else all fail."""
+    launch(server, tmp_path / "save", 2, "save", str(tmp_path / "0"), "10", "20")
+    shutil.copytree(tmp_path / "0", tmp_path / "1", symlinks=True)
+    shutil.rmtree(tmp_path / str(lacking) / "checkpoint-20")
+    (tmp_path / "0" / "logs").mkdir()
+    results = launch(server, tmp_path / "resume", 2, "resume", str(tmp_path / "0"), str(tmp_path / "1"))
+    assert all("error" in each for each in results), "a save needs one run directory for all ranks, and says so"
+    assert results[1]["error"] == "SaveFailed"
+    assert "need the same run directory" in results[1]["message"]
+    assert not (tmp_path / "0" / "checkpoint-20").exists()
+    assert (tmp_path / "0" / "logs").is_dir()
+    assert "checkpoint-10" in miniature.committed(tmp_path / "0")
+
+
+def test_different_checkpoints_of_one_name_are_not_taken(server: Server, tmp_path: Path) -> None:
+    launch(server, tmp_path / "save", 2, "save", str(tmp_path / "0"), "10", "20")
+    shutil.copytree(tmp_path / "0", tmp_path / "1", symlinks=True)
+    shutil.rmtree(tmp_path / "1" / "checkpoint-20")
+    shutil.copytree(tmp_path / "1" / "checkpoint-10", tmp_path / "1" / "checkpoint-20")
+    shutil.rmtree(tmp_path / "0" / "checkpoint-10")
+    shutil.rmtree(tmp_path / "1" / "checkpoint-10")
+    results = launch(server, tmp_path / "resume", 2, "resume", str(tmp_path / "0"), str(tmp_path / "1"))
+    assert {each["error"] for each in results} == {"NoValidCheckpoint"}
+    assert "the ranks see different checkpoints of that name: steps [20, 10]" in results[0]["message"]
+
+
+@pytest.mark.parametrize("trouble", ["file", "format"])
+def test_a_rank_that_cannot_look_fails_all_ranks_at_once(server: Server, tmp_path: Path, trouble: str) -> None:
+    """Nobody is left waiting for a rank whose run directory is a file, or whose newest checkpoint is of the future."""
+    launch(server, tmp_path / "save", 2, "save", str(tmp_path / "0"), "10", "20")
+    shutil.copytree(tmp_path / "0", tmp_path / "1", symlinks=True)
+    if trouble == "file":
+        shutil.rmtree(tmp_path / "1")
+        (tmp_path / "1").touch()
+    else:
+        rewrite(tmp_path / "1" / "checkpoint-20", format=99)
+    results = launch(server, tmp_path / "resume", 2, "resume", str(tmp_path / "0"), str(tmp_path / "1"))
+    own = {"file": "RunDirectoryUnusable", "format": "FormatTooNew"}[trouble]
+    assert [each["error"] for each in results] == ["PeerFailed", own]
+
+
+def test_a_named_start_that_one_rank_cannot_use_fails_all_ranks(server: Server, tmp_path: Path) -> None:
+    launch(server, tmp_path / "save", 2, "save", str(tmp_path / "other"), "10", "20")
+    good, older, bad = tmp_path / "other" / "checkpoint-20", tmp_path / "other" / "checkpoint-10", tmp_path / "none"
+    results = launch(server, tmp_path / "a", 2, "start_from", str(tmp_path / "run"), str(good), str(bad))
+    assert [each["error"] for each in results] == ["PeerFailed", "UnsupportedSetting"]
+    results = launch(server, tmp_path / "b", 2, "start_from", str(tmp_path / "run"), str(good), str(older))
+    assert {each["error"] for each in results} == {"StateMismatch"}
+    results = launch(server, tmp_path / "c", 2, "start_from", str(tmp_path / "run"), str(good), str(good))
+    assert [each["resumed"] for each in results] == [20, 20]
+
+
+@pytest.mark.parametrize("where", ["facts", "write", "commit", "after"])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_works(
+    server: Server, tmp_path: Path, where: str, failing: int
+) -> None:
+    if (where, failing) == ("after", 1):
+        pytest.skip("what follows a commit is done by rank zero alone")
+    results = launch(server, tmp_path / "work", 3, "fail", str(tmp_path / "run"), where, str(failing))
+    assert all(each["heard"] for each in results), results
+    for each in results:
+        mine = each["rank"] == failing
+        assert each["heard"][0].startswith("SaveFailed" if mine else "PeerFailed"), each
+        assert set(each["then"].values()) == ({10, 20} if where == "after" else {10})
+        assert set(each["at_last"].values()) == ({10, 20, 30} if where == "after" else {10, 30})

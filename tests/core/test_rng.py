@@ -1,0 +1,126 @@
+"""Random state: captured without a draw, and put back so that the same numbers follow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from resume_adapters.core import rng, tree
+from resume_adapters.core.state import named_parts
+from resume_adapters.errors import UnsupportedSetting
+
+
+def draw() -> list[Any]:
+    """Draw from every generator, in ways that keep half-used numbers (the second of a pair of normals)."""
+    drawn = [
+        random.random(),
+        random.gauss(0, 1),
+        random.getrandbits(70),
+        np.random.random(),
+        np.random.standard_normal(),
+    ]
+    return [*drawn, np.random.randint(9), torch.rand(2).tolist(), torch.randn(3).tolist(), torch.randperm(5).tolist()]
+
+
+def seed(value: int) -> None:
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+
+
+def through_disk(state: Any) -> Any:
+    document, tensors = tree.encode(state)
+    return tree.decode(document, load(save(tensors)) if tensors else {})
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 7))
+def test_the_same_numbers_follow_a_restore(value: int, drawn: int) -> None:
+    seed(value)
+    for _ in range(drawn):
+        draw()
+    state = rng.capture()
+    expected = [draw() for _ in range(3)]
+    seed(value + 1 & 0xFFFFFFFF)
+    rng.restore(through_disk(state))
+    assert [draw() for _ in range(3)] == expected
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_capturing_draws_nothing(value: int) -> None:
+    seed(value)
+    expected = [draw(), draw()]
+    seed(value)
+    rng.capture()
+    rng.capture_cpu()
+    first = draw()
+    rng.to_bytes(rng.capture_cpu())
+    assert [first, draw()] == expected
+
+
+def test_a_captured_state_does_not_move_with_the_generators() -> None:
+    seed(1)
+    state = rng.capture()
+    before = tree.digest_of(state)
+    draw()
+    assert tree.digest_of(state) == before
+
+
+def test_a_state_packed_for_a_pipe_is_the_same_state() -> None:
+    seed(3)
+    draw()
+    state = rng.capture_cpu()
+    expected = draw()
+    rng.restore_cpu(rng.from_bytes(rng.to_bytes(state)))
+    assert draw() == expected
+    assert tree.first_difference(rng.cpu_to_tree(state), rng.cpu_to_tree(rng.from_bytes(rng.to_bytes(state)))) is None
+
+
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "torch": (lambda: torch.Generator().manual_seed(1), lambda each: torch.randn(3, generator=each).tolist()),
+    "python": (lambda: random.Random(1), lambda each: [each.gauss(0, 1), each.random()]),
+    "PCG64": (lambda: np.random.default_rng(1), lambda each: each.standard_normal(3).tolist()),
+    "MT19937": (lambda: np.random.Generator(np.random.MT19937(1)), lambda each: each.random(3).tolist()),
+    "Philox": (lambda: np.random.Generator(np.random.Philox(1)), lambda each: each.integers(0, 9, 3).tolist()),
+    "SFC64": (lambda: np.random.Generator(np.random.SFC64(1)), lambda each: each.random(3).tolist()),
+}
+
+
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_generator_of_the_users_is_a_part_like_any_other(kind: str) -> None:
+    make, use = GENERATORS[kind]
+    generator = make()
+    use(generator)
+    part = named_parts({"noise": generator})["noise"]
+    saved = through_disk(part.state_dict())
+    expected = [use(generator), use(generator)]
+    other = make()
+    fresh = named_parts({"noise": other})["noise"]
+    fresh.load_state_dict(saved)
+    assert tree.first_difference(saved, fresh.state_dict()) is None
+    assert [use(other), use(other)] == expected
+
+
+@pytest.mark.parametrize("name", ["Upper", "with-dash", "", "rng/../x", "taken", "1st"])
+def test_a_part_whose_name_is_unfit_for_a_file_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedSetting, match="cannot name a part"):
+        named_parts({name: random.Random()}, reserved=("taken",))
+
+
+def test_a_part_that_cannot_save_its_state_is_refused() -> None:
+    with pytest.raises(UnsupportedSetting, match=r"ema=object\(\.\.\.\) has no state_dict"):
+        named_parts({"ema": object()})
+
+
+def test_another_number_of_devices_is_refused() -> None:
+    state = rng.capture()
+    state["devices"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
+    with pytest.raises(UnsupportedSetting, match="devices"):
+        rng.restore(state)

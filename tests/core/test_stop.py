@@ -1,0 +1,135 @@
+"""A stop: signals only set a flag, and all ranks see it at the same step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import Server
+from resume_adapters.core.ranks import Alone
+from resume_adapters.core.stop import SIGNALS, Agreement, StopFlag, StopOn
+
+JOB = Path(__file__).with_name("job.py")
+
+
+@pytest.fixture
+def flag() -> Iterator[StopFlag]:
+    flag = StopFlag(StopOn())
+    flag.install()
+    yield flag
+    flag.uninstall()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_sets_the_flag_and_nothing_else(flag: StopFlag, number: signal.Signals) -> None:
+    assert flag.reason is None
+    os.kill(os.getpid(), number)
+    assert flag.reason == number.name
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.reason == number.name, "the first reason stays"
+
+
+def test_the_previous_handlers_are_put_back() -> None:
+    def own(number: int, frame: Any) -> None:
+        pass
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGUSR1, own)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    flag = StopFlag(StopOn())
+    flag.install()
+    flag.install()  # a second time changes nothing
+    assert signal.getsignal(signal.SIGUSR1) != own
+    flag.uninstall()
+    flag.uninstall()
+    assert signal.getsignal(signal.SIGUSR1) is own
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_only_the_signals_that_were_named_are_taken_over() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    flag = StopFlag(StopOn(signals=(signal.SIGUSR1,)))
+    flag.install()
+    assert signal.getsignal(signal.SIGINT) is before
+    flag.uninstall()
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM", "another rank"])
+def test_a_second_sigint_leaves_at_once_whatever_came_first(flag: StopFlag, first: str) -> None:
+    if first == "another rank":
+        flag.request("another rank was asked to stop")
+    elif first == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert flag.reason is not None
+    with pytest.raises(KeyboardInterrupt, match="second SIGINT"):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_in_an_interactive_interpreter_sigint_is_left_alone() -> None:
+    program = (
+        "import signal\n"
+        "from resume_adapters.core.stop import StopFlag, StopOn\n"
+        "before = signal.getsignal(signal.SIGINT)\n"
+        "flag = StopFlag(StopOn()); flag.install()\n"
+        "print(signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGTERM) == flag._handle)\n"
+    )
+    for arguments, expected in (["-i"], "True True"), ([], "False True"):
+        done = subprocess.run(
+            [sys.executable, *arguments, "-"] if not arguments else [sys.executable, "-i", "-c", program],
+            input="" if arguments else program,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert expected in done.stdout, done
+
+
+def test_off_the_main_thread_no_signal_is_taken_over() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    thread = threading.Thread(target=StopFlag(StopOn()).install)
+    thread.start()
+    thread.join()
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_alone_the_flag_is_the_agreement_and_stays() -> None:
+    flag = StopFlag(StopOn())
+    agreement = Agreement(Alone(), flag)
+    assert not agreement.reached()
+    flag.request("walltime")
+    assert [agreement.reached() for _ in range(3)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [[None, 3], [3, 4], [4, 3], [0, None], [5, 5, 5], [None, None, 2], [2, 3, None], [None, None], [7, None]],
+    ids=str,
+)
+def test_all_ranks_see_a_stop_at_the_same_step(server: Server, tmp_path: Path, asked: list[int | None]) -> None:
+    """A real SIGTERM reaches some ranks, at different steps or never; every rank leaves at the same one."""
+    ranks = len(asked)
+    server.start(JOB, ["agree", json.dumps(asked)], tmp_path, ranks, {}).wait(60).require_success()
+    results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
+    steps = {result["stopped"] for result in results}
+    assert len(steps) == 1
+    earliest = min((step for step in asked if step is not None), default=None)
+    expected = None if earliest is None or earliest == 7 else earliest + 1
+    assert steps == {expected}
+    if expected is not None:
+        reasons = [result["reason"] for result in results]
+        assert "SIGTERM" in reasons
+        assert set(reasons) <= {"SIGTERM", "another rank was asked to stop"}
+        assert all(result["still"] for result in results), "once agreed it stays agreed"

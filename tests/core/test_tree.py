@@ -1,0 +1,337 @@
+"""State dict trees: out and back bit for bit, as data only."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from resume_adapters.core import tree
+from resume_adapters.errors import NotSerialisable
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+NUMPY = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32")
+NUMPY += ("float64", "complex64", "complex128")
+
+
+def through_disk(value: Any) -> Any:
+    """Encode, write and read as a checkpoint does, and decode."""
+    document, tensors = tree.encode(value)
+    return tree.decode(document, load(save(tensors)) if tensors else {})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare two trees strictly, without the code under test."""
+    if isinstance(one, torch.Tensor):
+        bits = [
+            each.detach().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8) for each in (one, other)
+        ]
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*bits)
+    if isinstance(one, np.ndarray | np.generic):
+        return (
+            type(one) is type(other)
+            and one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return [*map(repr, one)] == [*map(repr, other)] and all(map(same, one.values(), other.values()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float):
+        return one.hex() == other.hex()
+    return bool(one == other)
+
+
+@st.composite
+def torch_tensors(draw: st.DrawFn) -> torch.Tensor:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    size = torch.empty((), dtype=dtype).element_size()
+    count = math.prod(shape)
+    if dtype is torch.bool:
+        made = torch.randint(0, 2, shape, generator=generator).bool()
+    else:
+        made = torch.randint(0, 256, (count * size,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
+    kind = draw(st.sampled_from(["plain", "transposed", "slice", "parameter", "expanded"]))
+    if kind == "transposed" and made.dim() > 1:
+        return made.transpose(0, 1)
+    if kind == "slice" and made.dim() and made.shape[0] > 1:
+        return made[1:]
+    if kind == "expanded" and made.dim() == 0:
+        return made.expand(3)
+    if kind == "parameter" and (dtype.is_floating_point or dtype.is_complex):
+        return torch.nn.Parameter(made)
+    return made
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    dtype = np.dtype(draw(st.sampled_from(NUMPY)))
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    content = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, math.prod(shape) * dtype.itemsize)
+    made = (content % 2 if dtype.kind == "b" else content).astype(np.uint8).view(dtype)
+    found = made.reshape(shape)
+    kind = draw(st.sampled_from(["plain", "reversed", "fortran", "scalar"]))
+    if kind == "scalar":
+        return dtype.type(made[0] if made.size else 1)
+    if kind == "reversed" and found.ndim:
+        return found[::-1]
+    return np.asfortranarray(found) if kind == "fortran" and found.ndim else found
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+plain_keys = st.one_of(texts, st.sampled_from(["$", "key", "of", "__metadata__", ""]))
+any_keys = st.one_of(
+    plain_keys, st.integers(), st.booleans(), st.none(), st.tuples(st.integers(), texts), st.binary(max_size=3)
+)
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64, 10**40]),
+    st.floats(),
+    texts,
+    st.binary(max_size=9),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sets(st.integers(-3, 3), max_size=3),
+    st.frozensets(st.integers(-3, 3), max_size=3),
+    torch_tensors(),
+    arrays(),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(plain_keys, inner, max_size=3),
+        st.dictionaries(any_keys, inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(trees)
+def test_a_tree_comes_back_bit_for_bit(value: Any) -> None:
+    back = through_disk(value)
+    assert same(value, back)
+    assert tree.first_difference(value, back) is None
+    assert tree.digest_of(value) == tree.digest_of(back)
+
+
+@settings(deadline=None)
+@given(trees)
+def test_encoding_leaves_the_live_state_alone(value: Any) -> None:
+    def fingerprint() -> str:
+        document, tensors = tree.encode(value)
+        return tree.digest(document, tensors)
+
+    assert fingerprint() == fingerprint()
+
+
+def test_tensors_that_share_a_storage_come_back_each_with_its_own() -> None:
+    base = torch.arange(6.0)
+    value = {
+        "a": base,
+        "again": base,
+        "view": base[2:4],
+        "matrix": base.view(2, 3),
+        "t": base.view(2, 3).t(),
+        "of": base.reshape(3, 2),
+    }
+    back = through_disk(value)
+    assert same(value, back)
+    assert len({each.untyped_storage().data_ptr() for each in back.values()}) == len(back)
+    _, tensors = tree.encode({"tiny": torch.zeros(1 << 16)[:2]})
+    assert [each.untyped_storage().nbytes() for each in tensors.values()] == [8], "a view does not carry its base along"
+
+
+def test_conjugate_and_negative_views_come_back_by_value() -> None:
+    number = torch.tensor([1 + 2j])
+    for lazy in (number.conj(), number.conj().imag):
+        back = through_disk(lazy)
+        assert torch.equal(back, lazy)
+        assert tree.first_difference(back, lazy) is None
+
+
+def test_a_real_optimizer_comes_back() -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=False)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert same(optimizer.state_dict(), through_disk(optimizer.state_dict()))
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+class Word(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Colour.RED, 3),
+        (Word("x"), "x"),
+        (np.str_("x"), "x"),
+        (collections.OrderedDict(a=1), {"a": 1}),
+        (collections.defaultdict(int, {1: 2}), {1: 2}),
+        (bytearray(b"xy"), b"xy"),
+        (torch.Size([2, 3]), (2, 3)),
+        ({frozenset({1}): 2}, {frozenset({1}): 2}),
+        (-0.0, -0.0),
+        (5e-324, 5e-324),
+        (1.0, 1.0),
+    ],
+)
+def test_a_kind_of_value_comes_back_as_the_plain_one_and_counts_as_equal(value: Any, plain: Any) -> None:
+    back = through_disk(value)
+    assert same(plain, back)
+    assert tree.first_difference(back, value) is None
+
+
+class Ambush:
+    ran = False
+
+    def __reduce__(self) -> Any:
+        return (setattr, (Ambush, "ran", True))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Ambush(),
+        lambda: len,
+        lambda: 1j,
+        lambda: memoryview(b"x"),
+        lambda: np.array([Ambush()]),
+        lambda: np.array(["text"]),
+        lambda: np.array([1], dtype=">i4" if np.little_endian else "<i4"),
+        lambda: np.zeros(1, dtype=[("a", int)]),
+        lambda: np.datetime64("2020-01-01"),
+        lambda: np.array([1], dtype=np.longdouble),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.empty(2, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+        lambda: "\ud800",
+    ],
+)
+def test_what_is_not_data_is_refused_with_its_place(make: Callable[[], Any]) -> None:
+    thing = make()
+    with pytest.raises(NotSerialisable, match=r"^groups\.1\.inner "):
+        tree.encode({"groups": [0, {"inner": thing}]})
+    assert tree.digest_of([thing]) is None
+
+
+def test_a_key_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(NotSerialisable):
+        tree.encode({"a": {"\udc80": 1}})
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"$": "dtype", "of": "os"},
+        {"$": "dtype", "of": "_dynamo"},
+        {"$": "dtype", "of": "float33"},
+        {"$": "object", "of": "os.system"},
+        {"$": "tensor", "key": "absent"},
+        {"$": "int", "of": "x"},
+    ],
+)
+def test_decoding_refuses_what_encoding_never_writes_and_runs_nothing(node: Any) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        tree.decode(msgspec.json.encode(node), {})
+
+
+def test_decoding_a_pickle_runs_nothing() -> None:
+    with pytest.raises(ValueError):
+        tree.decode(pickle.dumps(Ambush()), {})
+    assert not Ambush.ran
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "place"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1"),
+        ({"a": 1}, {}, "a: not restored"),
+        ({}, {"a": 1}, "a: was not saved"),
+        ([1], [1, 2], "1 items saved, 2 restored"),
+        (1, True, "saved 1, restored True"),
+        (1, 1.0, "saved 1, restored 1.0"),
+        (0.0, -0.0, "saved 0.0"),
+        ("1", 1, "saved '1'"),
+        (None, 0, "saved None"),
+        (b"x", b"y", "saved b'x'"),
+        ({1}, {2}, "saved {1}"),
+        (np.float32(1), np.float32(2), "float32"),
+        (np.float32(1), np.float64(1), "float32"),
+        (np.zeros(2), np.zeros((1, 2)), "float64 (2,)"),
+        (np.zeros(1), np.array([-0.0]), "float64"),
+        (torch.zeros(1), torch.tensor([-0.0]), "torch.float32 (1,)"),
+        (torch.zeros(1), torch.zeros(1, dtype=torch.float64), "torch.float64"),
+        (torch.zeros(1), torch.zeros(1, 1), "(1, 1)"),
+        (torch.zeros(1), 0.0, "saved tensor"),
+        (torch.float32, torch.float64, "torch.float32"),
+        ({1: {"a": (0, 1)}}, {1: {"a": (0, 2)}}, "1.a.1"),
+    ],
+)
+def test_every_kind_of_difference_is_found_and_placed(saved: Any, live: Any, place: str) -> None:
+    difference = tree.first_difference(saved, live)
+    assert difference is not None
+    assert place in difference
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: math.nan,
+        lambda: np.float32("nan"),
+        lambda: torch.tensor([math.nan]),
+        lambda: np.array([math.nan]),
+        lambda: collections.UserDict(a=torch.ones(2)),
+        lambda: {"b": (1, [2.5, None])},
+    ],
+)
+def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
+    assert tree.first_difference(make(), make()) is None
+
+
+def test_a_numpy_number_stands_for_pythons() -> None:
+    assert tree.first_difference(0.5, np.float64(0.5)) is None
+    assert tree.first_difference(np.int64(3), 3) is None
+
+
+@settings(deadline=None)
+@given(torch_tensors(), st.data())
+def test_one_flipped_bit_of_a_tensor_is_a_difference(tensor: torch.Tensor, data: st.DataObject) -> None:
+    if tensor.numel() == 0 or tensor.dtype is torch.bool:
+        return
+    changed = tensor.detach().clone(memory_format=torch.contiguous_format)
+    raw = changed.reshape(-1).view(torch.uint8)
+    raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert tree.first_difference({"t": tensor}, {"t": changed}) is not None
+    assert tree.digest_of(tensor) != tree.digest_of(changed)

@@ -1,0 +1,241 @@
+"""Faults that the tests inject: a storage that dies or fails at any operation, a loss of power, and damaged files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.storage import LocalStorage
+
+READS = ("read", "digest")
+MUTATIONS = ("write", "append", "sync", "replace", "symlink", "make_directory", "remove_file", "remove_directory")
+
+
+class Crash(BaseException):
+    """The process died here: nothing but the test catches it."""
+
+
+class CrashingStorage(LocalStorage):
+    """A local disk whose process dies before its nth mutating operation.
+
+    Args:
+        crash_at: the operation (counted from 0) before which it dies; ``None``: never, it only counts.
+        torn: a crash in a ``write`` or ``append`` leaves the first half of the content.
+
+    Attributes:
+        operations: what was done or begun, in order.
+    """
+
+    def __init__(self, crash_at: int | None = None, *, torn: bool = False) -> None:
+        self.crash_at = crash_at
+        self.torn = torn
+        self.operations: list[tuple[str, Path]] = []
+
+    @property
+    def crashed(self) -> bool:
+        return self.crash_at is not None and len(self.operations) > self.crash_at
+
+    def _count(self, name: str, path: Path) -> None:
+        if self.crashed:
+            raise Crash("the process is dead")
+        self.operations.append((name, path))
+        if self.crashed:
+            self._die()
+
+    def _die(self) -> None:
+        raise Crash(f"before operation {self.crash_at}: {self.operations[-1]}")
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._in_halves("write", super().write, path, content)
+
+    def append(self, path: Path, content: bytes) -> None:
+        self._in_halves("append", super().append, path, content)
+
+    def _in_halves(self, name: str, work: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:
+        try:
+            self._count(name, path)
+        except Crash:
+            if self.torn and len(self.operations) == (self.crash_at or 0) + 1:
+                work(path, content[: len(content) // 2])
+            raise
+        work(path, content)
+
+    def sync(self, path: Path) -> None:
+        self._count("sync", path)
+        super().sync(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count("replace", target)
+        super().replace(source, target)
+
+    def symlink(self, target: str, link: Path) -> bool:
+        self._count("symlink", link)
+        return super().symlink(target, link)
+
+    def make_directory(self, path: Path) -> None:
+        self._count("make_directory", path)
+        super().make_directory(path)
+
+    def remove_file(self, path: Path) -> None:
+        self._count("remove_file", path)
+        super().remove_file(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._count("remove_directory", path)
+        super().remove_directory(path)
+
+
+class PowerLoss(CrashingStorage):
+    """A disk that loses power before its nth operation, and with it whatever was not forced onto it.
+
+    The model is a journaling file system at its worst: a file that was not synced since it was last written is empty
+    (also one that was written past the storage, by a framework); renames, links, new directories and removals made
+    since the last sync of any directory are undone, latest first.
+
+    Args:
+        root: the directory tree whose files may be lost.
+        grave: where removed and replaced files wait for the removal to become durable; outside ``root``.
+        crash_at: the operation before which the power goes.
+    """
+
+    def __init__(self, root: Path, grave: Path, crash_at: int | None = None) -> None:
+        super().__init__(crash_at)
+        self.root = root
+        self.grave = grave
+        grave.mkdir(exist_ok=True)
+        self._undo: list[Callable[[], Any]] = []
+        self._durable = {self._identity(file) for file in root.rglob("*") if file.is_file() and not file.is_symlink()}
+
+    @staticmethod
+    def _identity(file: Path) -> tuple[int, int, int]:
+        status = file.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _die(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        for file in self.root.rglob("*"):
+            if file.is_file() and not file.is_symlink() and self._identity(file) not in self._durable:
+                file.write_bytes(b"")
+        super()._die()
+
+    def _bury(self, path: Path) -> Path:
+        buried = self.grave / str(len(list(self.grave.iterdir())))
+        os.rename(path, buried)
+        return buried
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        if path.is_dir():
+            self._undo.clear()
+        else:
+            self._durable.add(self._identity(path))
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count("replace", target)
+        if target.is_symlink() or target.is_file():
+            buried = self._bury(target)
+            self._undo.append(lambda: os.rename(buried, target))
+        os.replace(source, target)
+        self._undo.append(lambda: os.rename(target, source))
+
+    def symlink(self, target: str, link: Path) -> bool:
+        made = super().symlink(target, link)
+        self._undo.append(link.unlink)
+        return made
+
+    def make_directory(self, path: Path) -> None:
+        self._count("make_directory", path)
+        missing = [each for each in (path, *path.parents) if not each.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+        for each in reversed(missing):
+            self._undo.append(lambda gone=each: shutil.rmtree(gone))
+
+    def remove_file(self, path: Path) -> None:
+        self._count("remove_file", path)
+        buried = self._bury(path)
+        self._undo.append(lambda: os.rename(buried, path))
+
+    def remove_directory(self, path: Path) -> None:
+        super().remove_directory(path)
+        self._undo.append(path.mkdir)
+
+
+class FailingStorage(CrashingStorage):
+    """A disk whose nth operation fails with an errno, once or from then on; the process lives.
+
+    Args:
+        number: the errno, for example ``errno.ENOSPC``.
+        fail_at: the operation that fails.
+        only: names of the operations that can fail; the others are neither counted nor failed.
+        lasting: every such operation after it fails too.
+    """
+
+    def __init__(
+        self, number: int, fail_at: int = 0, *, only: tuple[str, ...] = MUTATIONS, lasting: bool = False
+    ) -> None:
+        super().__init__()
+        self.number = number
+        self.fail_at: int | None = fail_at
+        self.only = only
+        self.lasting = lasting
+
+    def _count(self, name: str, path: Path) -> None:
+        if name not in self.only:
+            return
+        self.operations.append((name, path))
+        index = len(self.operations) - 1
+        if self.fail_at is not None and (index == self.fail_at or (self.lasting and index > self.fail_at)):
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+
+def no_space(fail_at: int = 0, *, lasting: bool = False) -> FailingStorage:
+    """Return a disk that is full: what adds to it fails, what frees space does not."""
+    return FailingStorage(errno.ENOSPC, fail_at, only=("write", "append", "sync", "make_directory"), lasting=lasting)
+
+
+def cut(file: Path) -> None:
+    """Keep the first half of a file."""
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def empty(file: Path) -> None:
+    """Keep no byte of a file."""
+    os.truncate(file, 0)
+
+
+def zero(file: Path) -> None:
+    """Replace a file's content with as many zero bytes, as a file system may after a crash."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def remove(file: Path) -> None:
+    """Remove a file."""
+    file.unlink()
+
+
+def flip(file: Path, bit: int | None = None) -> None:
+    """Flip one bit of a file, the middle one unless told."""
+    content = bytearray(file.read_bytes())
+    place = len(content) * 4 if bit is None else bit
+    content[place // 8] ^= 1 << place % 8
+    file.write_bytes(bytes(content))
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "emptied": empty,
+    "zeroed": zero,
+    "removed": remove,
+    "flipped": flip,
+}
+"""Every kind of damage, by the word that a test's name uses. Each changes any file that is not empty (nor all zero)."""
+
+
+def files_of(checkpoint: Path) -> list[Path]:
+    """Return the files of a checkpoint, the manifest among them, in name order."""
+    return sorted(file for file in checkpoint.rglob("*") if file.is_file())
