@@ -106,6 +106,16 @@ class Session:
         if self.callback.verify:
             weights.prove(model, content, path)
 
+    def load_best(self, native: Callable[[], None]) -> None:
+        """Load the best weights at the end, whatever wrapped the model when they were saved."""
+        best = Path(self.trainer.state.best_model_checkpoint)
+        weight_files = files.weights(best)
+        if weight_files:
+            self.run.require_valid(best)
+            weights.load(self.trainer.model, weights.read_files(weight_files), best)
+        else:
+            native()
+
     def _architecture(self, model: Any) -> dict[str, str]:
         if self.described is None:
             self.described = weights.architecture(model.state_dict())

@@ -130,6 +130,9 @@ class _Resuming:
         native = super()._load_from_checkpoint  # type: ignore[misc]
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
 
+    def _load_best_model(self) -> None:  # seam: transformers 5.23
+        self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]
+
     def _init_training_state(self, *args: Any) -> tuple[int, int]:  # seam: transformers 5.23
         max_steps, _, epochs, _, _ = args
         return self._resume_session.restore_counters(super()._init_training_state(*args), max_steps, epochs)  # type: ignore[misc]

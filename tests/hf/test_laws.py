@@ -279,6 +279,32 @@ def test_compiled_and_plain_restore_alike(
     )
 
 
+def test_the_best_weights_load_whatever_wrapped_them(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The bare trainer loads nothing here, silently: the best was saved compiled, and the run ends plain."""
+    args = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "metric_for_best_model": "score"}
+    args |= {"load_best_model_at_end": True, "greater_is_better": False, "remove_unused_columns": False}
+    config = {"scores": {"10": 1.0}, "args": args}
+    contract.interrupted_equals_uninterrupted(
+        bench, tmp_path, config, reference(config), [KILL], relaunch=[{"user_compile": True}, {}]
+    )
+
+
+def test_a_damaged_best_is_not_loaded(bench: contract.Bench, tmp_path: Path) -> None:
+    args = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "metric_for_best_model": "score"}
+    config = {"scores": {"10": 1.0}, "args": {**args, "load_best_model_at_end": True, "greater_is_better": False}}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    flip(tmp_path / "out" / "checkpoint-10" / "model.safetensors")
+    outcome = bench.run(tmp_path, config)
+    assert outcome.statuses == (1,)
+    assert "CheckpointDamaged" in outcome.output and "model.safetensors has the digest" in outcome.output
+
+
+def test_the_scale_of_a_grad_scaler_moves_in_its_test(reference: Any) -> None:
+    """The case "scaler" of the exactness tests would show nothing with a scale that stands still."""
+    final = reference({"args": {}, "scaler": True}).final[0]
+    assert final is not None and final["scaler"]["scale"] != 1024.0
+
+
 def test_ddp_and_compiled_together(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     plain = {"args": {"remove_unused_columns": False, "ddp_backend": "gloo"}}
     contract.interrupted_equals_uninterrupted(

@@ -301,6 +301,15 @@ class ResumableRun:
         """Return a part as it was saved by this rank, or by rank zero where the two were alike."""
         return state.read_part(self.storage, checkpoint.path / state.DIRECTORY, name, self.ranks.rank)
 
+    def require_valid(self, path: Path) -> None:
+        """Check a committed checkpoint of this run before something is read from it other than by a resume.
+
+        Raises:
+            CheckpointDamaged: naming the file; on the rank that answers for it, and nowhere else.
+        """
+        self.flush()
+        named(self.storage, path, self.foreign)
+
     def restore_parts(self, checkpoint: Checkpoint, parts: Mapping[str, Stateful], *, verify: bool) -> None:
         """Load every part from a checkpoint and, with ``verify``, prove that it came back.
 
