@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from miniature import Miniature
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.state import Value
 
 MAIN = "from resume_adapters.cli import main; main()"
 
@@ -53,15 +54,52 @@ def command() -> Command:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def make_run() -> Callable[..., ResumableRun]:
+    """Commit checkpoints of some steps, each with facts of its manifest, and return the run that did."""
+
+    def make(directory: Path, saves: dict[int, dict[str, Any]], best: int | None = None) -> ResumableRun:
+        run = ResumableRun(directory)
+        run.open()
+        for step, facts in saves.items():
+            name, described = f"checkpoint-{step}", {"epoch": step / 10, "reason": "scheduled", **facts}
+            run.save(
+                name,
+                step,
+                native=lambda name=name: (directory / name / "model.bin").write_bytes(name.encode() * 20),
+                own=lambda step=step: {"step": step},
+                parts={"ema": Value({"step": step})},
+                owner=lambda file: 0,
+                facts=lambda described=described: described,
+                best=None if best is None else f"checkpoint-{best}",
+            )
+        run.flush()
+        run.close()
+        return run
+
+    return make
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, make_run: Callable[..., ResumableRun]) -> Path:
     """A finished run of three checkpoints, of which the second evaluated best."""
     directory = tmp_path / "run"
-    run = Miniature(directory)
-    for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0)):
-        run.commit(step, metrics={"eval_loss": loss, "accuracy": loss / 10}, cursor={"epoch": 0, "micro_batches": step})
-    run.run.record("finished", step=30, epoch=3.0, horizon=30)
-    run.run.close()
+    saves = {
+        step: {"metrics": {"eval_loss": loss, "accuracy": loss / 10}, "cursor": {"epoch": 0, "micro_batches": step}}
+        for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0))
+    }
+    make_run(directory, saves).record("finished", step=30, epoch=3.0, horizon=30)
     return directory
+
+
+_DIE_IN_A_SAVE = """
+import os, sys
+from resume_adapters.core.run import ResumableRun
+run = ResumableRun(sys.argv[1])
+run.open()
+die = lambda: os.kill(os.getpid(), 9)
+name, step = "checkpoint-" + sys.argv[2], int(sys.argv[2])
+run.save(name, step, native=die, own=dict, parts={}, owner=lambda file: 0, facts=dict)
+"""
 
 
 @pytest.fixture
@@ -69,14 +107,7 @@ def pending() -> Callable[[Path, int], None]:
     """Leave a checkpoint pending: a save in which the process died."""
 
     def leave(run_dir: Path, step: int) -> None:
-        code = (
-            "import os, sys; from pathlib import Path; from miniature import Miniature;"
-            "run = Miniature(Path(sys.argv[1]));"
-            "run.run.save('checkpoint-' + sys.argv[2], int(sys.argv[2]), native=lambda: os.kill(os.getpid(), 9),"
-            " own=dict, parts={}, owner=lambda file: 0, facts=dict)"
-        )
-        path = os.pathsep.join(sys.path)
-        done = subprocess.run([sys.executable, "-c", code, run_dir, str(step)], env={**os.environ, "PYTHONPATH": path})
+        done = subprocess.run([sys.executable, "-c", _DIE_IN_A_SAVE, run_dir, str(step)])
         assert done.returncode == -9
 
     return leave

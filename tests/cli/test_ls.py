@@ -8,7 +8,6 @@ import shutil
 import msgspec
 import pytest
 
-from miniature import Miniature
 from resume_adapters.core import manifest as manifests
 from resume_adapters.core.commit import marker
 
@@ -56,15 +55,25 @@ def test_tells_pending_damaged_and_foreign_apart(command, run_dir, pending):
     assert "checkpoint-20 is damaged: model.bin has 5 bytes" in text.out
 
 
-def test_is_readable_in_80_columns(command, run_dir, pending):
-    pending(run_dir, 40)
-    done = command("ls", run_dir)
+def test_is_readable_in_80_columns(command, tmp_path, make_run):
+    facts = {"epoch": 99.12345, "metrics": {"eval_loss": 1.23456789, "accuracy": 0.5}}
+    make_run(tmp_path, {123456: facts, 234567: {**facts, "reason": "stop: SIGTERM"}}, best=234567)
+    done = command("ls", tmp_path)
     assert done.code == 0
     assert all(len(line) <= 80 for line in done.out.splitlines()), done.out
-    header, first = done.out.splitlines()[:2]
-    assert header.split() == ["name", "step", "epoch", "state", "size", "age", "reason", "eval_loss", "marks"]
-    assert first.split()[:4] == ["checkpoint-10", "10", "1", "committed"]
-    assert "…" not in done.out
+    words = done.out.split()
+    assert words[:9] == ["name", "step", "epoch", "state", "size", "age", "reason", "eval_loss", "marks"]
+    for word in (
+        "checkpoint-123456",
+        "checkpoint-234567",
+        "committed",
+        "SIGTERM",
+        "1.235",
+        "anchor",
+        "latest",
+        "best",
+    ):
+        assert word in words, done.out
 
 
 @pytest.mark.parametrize(("best", "name"), [("eval_loss", "checkpoint-20"), ("accuracy:max", "checkpoint-10")])
@@ -84,11 +93,8 @@ def test_refuses_a_metric_that_nothing_was_evaluated_by(command, run_dir, best, 
     assert says in done.err
 
 
-def test_marks_the_best_that_the_run_itself_tracks(command, tmp_path):
-    run = Miniature(tmp_path)
-    run.commit(10)
-    run.commit(20, best=10)
-    run.run.close()
+def test_marks_the_best_that_the_run_itself_tracks(command, tmp_path, make_run):
+    make_run(tmp_path, {10: {}, 20: {}}, best=10)
     rows = command("ls", tmp_path, "--json").json["checkpoints"]
     assert [row["marks"] for row in rows] == [["best"], ["anchor", "latest"]]
 

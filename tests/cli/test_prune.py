@@ -8,7 +8,6 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from miniature import Miniature
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
 from resume_adapters.cli import policy
 from resume_adapters.core.journal import Journal, Status
@@ -47,12 +46,8 @@ def test_options_are_joined(command, run_dir):
     assert names(run_dir) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
 
 
-def test_keeps_the_best_that_the_run_tracks_whatever_the_policy(command, tmp_path):
-    run = Miniature(tmp_path)
-    run.commit(10)
-    run.commit(20, best=10)
-    run.commit(30, best=10)
-    run.run.close()
+def test_keeps_the_best_that_the_run_tracks_whatever_the_policy(command, tmp_path, make_run):
+    make_run(tmp_path, {10: {}, 20: {}, 30: {}}, best=10)
     assert command("prune", tmp_path, "--keep-last", "1").code == 0
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-30"]
 

@@ -214,5 +214,6 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "storage.remove_tree",
         "storage.point_to",
         "directory.prepare",
+        "directory.sweep",
         "commit.announce",
     }

@@ -55,7 +55,9 @@ def state(word: str) -> str:
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", no_wrap=column == "name")
+        # Where it is narrow, words are broken rather than cut short; a name or a state is neither.
+        whole = column in ("name", "state")
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
     return table
 
 

@@ -146,8 +146,8 @@ class PendingCheckpoint:
         """
         if not is_pending(self.path):
             raise SaveFailed(
-                f"rank {self.ranks.rank} does not see {self.path.name}, which rank 0 has begun: all ranks need the same "
-                "run directory, on storage that they share. Nothing is committed",
+                f"rank {self.ranks.rank} does not see {self.path.name}, which rank 0 has begun: all ranks need the "
+                "same run directory, on storage that they share. Nothing is committed",
                 path=self.path,
                 step=self.step,
             )

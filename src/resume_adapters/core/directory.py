@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from resume_adapters.core import retention
-from resume_adapters.core.commit import CONTROL, LATEST, SUPERSEDED, discard, is_committed, is_pending
+from resume_adapters.core.commit import CONTROL, LATEST, PENDING, SUPERSEDED, discard, is_committed, is_pending
 from resume_adapters.core.journal import Journal
 from resume_adapters.core.manifest import Manifest
 from resume_adapters.core.resolve import (
@@ -18,6 +18,7 @@ from resume_adapters.core.resolve import (
     whole_foreign,
 )
 from resume_adapters.core.retention import Candidate, Plan, Policy
+from resume_adapters.core.state import DIRECTORY
 from resume_adapters.core.storage import Storage, remove_tree
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
@@ -78,8 +79,12 @@ def sweep(storage: Storage, directory: Path) -> dict[Path, Path]:
     """
     control = directory / CONTROL
     for path in candidates(directory):
-        if is_pending(path) and not path.is_symlink():
+        if path.is_symlink():
+            continue
+        if is_pending(path):
             discard(storage, path)
+        elif is_committed(path) and (path / DIRECTORY / PENDING).exists():
+            storage.remove_file(path / DIRECTORY / PENDING)  # the kill came right after the commit
     for path in [*sorted(control.glob("begin-*")), *sorted(control.glob("remove-*"))]:
         remove_tree(storage, path)
     put_back = {}

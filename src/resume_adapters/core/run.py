@@ -29,6 +29,7 @@ from resume_adapters.core.stop import Agreement, StopFlag, StopOn
 from resume_adapters.core.storage import LocalStorage, Storage, files_under
 from resume_adapters.errors import (
     CheckpointsExist,
+    NoValidCheckpoint,
     ResumeError,
     RunDirectoryUnusable,
     SaveFailed,
@@ -107,7 +108,12 @@ class ResumableRun:
         """
         self._on_rank_zero(self._prepare, "use the run directory")
         before = self._on_rank_zero(self._committed_names, "list the run directory")
-        choice = self._choose()
+        try:
+            choice = self._choose()
+        except NoValidCheckpoint:
+            if self._on_rank_zero(self._committed_names, "list the run directory") == before:
+                raise
+            choice = self._choose()  # an earlier start pruned what was being checked
         self.generation, self.previous = self._on_rank_zero(self._take_over, "take the run directory over")
         if self._on_rank_zero(self._committed_names, "list the run directory") != before:
             # An earlier start committed or pruned while this one chose. From now on it can do neither.

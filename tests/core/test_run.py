@@ -1,0 +1,345 @@
+"""A run directory in trouble: not usable, full, owned by another start; and errors of the background commit."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import faults
+import miniature
+from miniature import Miniature
+from resume_adapters import KeepLast
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.errors import FencedOff, NotSerialisable, ResumeError, RunDirectoryUnusable, SaveFailed, Stopped
+
+
+def test_a_run_directory_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunDirectoryUnusable, match="is a file, or lies below one") as refused:
+            Miniature(directory)
+        assert isinstance(refused.value, OSError)
+        assert refused.value.path == directory
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_a_run_directory_that_cannot_be_written_is_refused_before_training(tmp_path: Path, number: int) -> None:
+    with pytest.raises(RunDirectoryUnusable, match="cannot be written") as refused:
+        Miniature(tmp_path, storage=faults.FailingStorage(number))
+    assert os.strerror(number) in str(refused.value)
+    assert isinstance(refused.value, OSError)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(RunDirectoryUnusable, match="cannot be written"):
+        Miniature(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_start_that_fails_at_any_operation_is_one_clear_error_and_loses_nothing(tmp_path: Path, number: int) -> None:
+    prepared = tmp_path / "prepared"
+    job = Miniature(prepared)
+    for step in (10, 20, 30):
+        job.commit(step)
+    faults.flip(prepared / "checkpoint-30" / "model.bin")
+    counting = faults.FailingStorage(number, 10**9)
+    shutil.copytree(prepared, tmp_path / "counted", symlinks=True)
+    Miniature(tmp_path / "counted", storage=counting)
+    for at in range(len(counting.operations)):
+        directory = tmp_path / str(at)
+        shutil.copytree(prepared, directory, symlinks=True)
+        with pytest.raises(RunDirectoryUnusable) as refused:
+            Miniature(directory, storage=faults.FailingStorage(number, at))
+        assert os.strerror(number) in str(refused.value)
+        assert Miniature(directory).text == "state at 20"
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_save_that_fails_at_any_operation_is_one_clear_error_and_the_next_one_works(
+    tmp_path: Path, number: int, lasting: bool
+) -> None:
+    """Whether the disk fails once or for the rest of the save; nothing committed is lost either way."""
+    counting = faults.FailingStorage(number, 10**9)
+    job = Miniature(tmp_path / "counted", storage=counting, keep=KeepLast(1))
+    job.commit(10)
+    before = len(counting.operations)
+    job.commit(20)
+    count = len(counting.operations) - before
+    for at in range(count):
+        storage = faults.FailingStorage(number, 10**9, lasting=lasting)
+        directory = tmp_path / str(at)
+        job = Miniature(directory, storage=storage, keep=KeepLast(1))
+        job.commit(10)
+        storage.fail_at = len(storage.operations) + at
+        try:
+            job.commit(20)
+        except ResumeError as error:
+            failed = error
+        assert isinstance(failed, SaveFailed)
+        assert isinstance(failed, OSError)
+        assert os.strerror(number) in str(failed)
+        assert (failed.path, failed.step) == (directory / "checkpoint-20", 20)
+        storage.fail_at = None
+        committed = miniature.committed(directory)
+        assert {*committed.values()} in ({10}, {20}, {10, 20}), (at, committed)
+        if "is not committed" in str(failed) and not lasting:
+            durable = storage.operations[-1][0] == "sync"  # the marker was there, only its directory was not synced
+            assert 20 not in committed.values() or durable
+        job.commit(30)
+        job.run.close()
+        assert miniature.committed(directory) == {"checkpoint-30": 30}
+        assert Miniature(directory).text == "state at 30"
+        shutil.rmtree(directory)
+
+
+def test_a_save_that_fails_leaves_the_former_save_of_its_step_in_place(tmp_path: Path) -> None:
+    storage = faults.no_space(10**9)
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10, "first")
+    storage.fail_at = len(storage.operations) + 3
+    with pytest.raises(SaveFailed):
+        job.commit(10, "second")
+    assert not miniature.leftovers(tmp_path)
+    assert Miniature(tmp_path).text == "first"
+
+
+def test_a_disk_that_is_really_full_loses_nothing(tmp_path: Path) -> None:
+    """A file system of its own, of two megabytes, filled to the brim."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(mount)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        _fill_and_recover(mount)
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def _fill_and_recover(mount: Path) -> None:
+    job = Miniature(mount / "run")
+    job.commit(10, "x" * 1000)
+    ballast = mount / "ballast"
+    with pytest.raises(OSError, match="No space"), ballast.open("wb") as file:
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        job.commit(20, "y" * 1000)
+    with pytest.raises(RunDirectoryUnusable):
+        Miniature(mount / "run")
+    ballast.unlink()
+    job.commit(30, "z" * 1000)
+    assert set(miniature.committed(mount / "run").values()) == {10, 30}
+    assert Miniature(mount / "run").text == "z" * 1000
+
+
+def test_a_limit_on_file_sizes_fails_the_save_and_nothing_else(tmp_path: Path) -> None:
+    """A write that the system really refuses, in a process of its own: no file may grow beyond 20 kB."""
+    program = f"""
+import resource, signal, pathlib
+from miniature import Miniature
+from resume_adapters.errors import SaveFailed
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+job = Miniature(pathlib.Path({str(tmp_path)!r}))
+job.commit(10)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+try:
+    job.commit(20, "x" * 1500)
+except SaveFailed as error:
+    assert "File too large" in str(error), error
+else:
+    raise AssertionError("the save should have failed")
+job.commit(30)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
+    assert set(miniature.committed(tmp_path).values()) == {10, 30}
+    assert resource.getrlimit(resource.RLIMIT_FSIZE) != (20000, 20000)
+
+
+# ---- Errors of the background commit
+
+
+class Stuck(LocalStorage):
+    """A disk whose syncs of one file fail."""
+
+    name = "no file"
+
+    def sync(self, path: Path) -> None:
+        if path.name == self.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(path)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Miniature]:
+    """A run whose second commit fails in the background, unseen so far."""
+    storage = Stuck()
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10)
+    storage.name = "model.bin"
+    job.save(20)
+    job.run._committer.submit(lambda: None).result()  # the commit is over
+    storage.name = "no file"
+    yield job
+
+
+def test_an_error_of_the_commit_is_raised_by_the_next_save_once(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.save(30)
+    failing.commit(30)
+    assert failing.committed() == {"checkpoint-10": 10, "checkpoint-30": 30}
+
+
+def test_an_error_of_the_commit_is_raised_by_flush(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.run.flush()
+    failing.run.flush()
+
+
+def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.run.close()
+    failing.run.close()
+
+
+def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed):
+        failing.run.flush()
+    assert failing.run.last_commit == 10
+    failing.run.record("failed", step=20)
+    assert json.loads((failing.run.directory / ".resume" / "status.json").read_bytes())["last_commit"] == 10
+
+
+def test_a_part_that_cannot_be_saved_fails_the_save_with_its_name(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    with pytest.raises(NotSerialisable, match=r"the state is a builtins\.object"):
+        job.run.save("checkpoint-10", 10, native=lambda: None, own=object, parts={}, owner=lambda file: 0, facts=dict)
+    assert [path.name for path in tmp_path.iterdir()] == [".resume"]
+    job.commit(20)
+
+
+def test_metrics_that_nobody_could_read_again_fail_the_save(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.save(10, describe=lambda: {"epoch": float("nan"), "reason": "scheduled"})
+    with pytest.raises(SaveFailed, match="epoch is nan"):
+        job.run.flush()
+    job.commit(20)
+    assert job.committed() == {"checkpoint-20": 20}
+
+
+# ---- Two starts of one run directory
+
+
+def test_the_earlier_of_two_starts_can_commit_nothing_more(tmp_path: Path) -> None:
+    earlier = Miniature(tmp_path)
+    earlier.commit(10)
+    later = Miniature(tmp_path)
+    assert (earlier.run.generation, later.run.generation) == (1, 2)
+    with pytest.raises(FencedOff, match=r"this process is start 1 of .*, which start 2 owns now") as refused:
+        earlier.commit(20, "of the earlier")
+    assert isinstance(refused.value, RuntimeError)
+    assert later.committed() == {"checkpoint-10": 10}
+    later.commit(20, "of the later")
+    assert Miniature(tmp_path).text == "of the later"
+
+
+def test_a_start_in_the_middle_of_a_save_fences_it_off(tmp_path: Path) -> None:
+    """Its files are written, its commit is refused, and it does not touch what the later start writes meanwhile."""
+    earlier = Miniature(tmp_path)
+    earlier.commit(10)
+    later: list[Miniature] = []
+
+    def describe() -> dict[str, Any]:
+        later.append(Miniature(tmp_path))
+        later[0].save(20, "of the later")
+        later[0].run.flush()
+        return {"epoch": 1.0, "reason": "scheduled"}
+
+    with pytest.raises((FencedOff, SaveFailed)):
+        earlier.save(20, "of the earlier", describe=describe)
+        earlier.run.flush()
+    again = Miniature(tmp_path)
+    assert again.text == "of the later"
+    assert not again.choice.rejected
+
+
+def test_the_earlier_start_neither_prunes_nor_reports(tmp_path: Path) -> None:
+    earlier = Miniature(tmp_path, keep=KeepLast(1))
+    earlier.commit(10)
+    (tmp_path / "kept").mkdir()
+    later = Miniature(tmp_path)
+    later.commit(20)
+    later.run.record("running", step=20)
+    with pytest.raises(FencedOff):
+        earlier.run.prune()
+    earlier.run.record("failed", step=10, reason="fenced off")
+    status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["generation"]) == ("running", 2)
+    assert set(later.committed().values()) == {10, 20}
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_commit_while_a_later_start_chooses_is_taken_into_account(tmp_path: Path, after: int) -> None:
+    """The later start has read some or all files of checkpoint-10 when the earlier one commits 20 and prunes 10."""
+    earlier = Miniature(tmp_path, keep=KeepLast(1))
+    earlier.commit(10)
+
+    class Meanwhile(LocalStorage):
+        digests = 0
+
+        def digest(self, path: Path) -> tuple[int, str]:
+            found = super().digest(path)
+            self.digests += 1
+            if self.digests == after:
+                earlier.commit(20)
+            return found
+
+    later = Miniature(tmp_path, storage=Meanwhile())
+    assert (later.step, later.text) == (20, "state at 20")
+
+
+# ---- The end of a run
+
+
+def test_leaving_flushes_records_and_exits_with_the_code(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.save(10)
+    job.run.flag.request("SIGTERM")
+    with pytest.raises(Stopped) as left:
+        job.run.leave(10, 1.0)
+    assert (left.value.code, left.value.reason) == (0, "SIGTERM")
+    status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["step"], status["last_commit"]) == ("stopped", 10, 10)
+    events = [json.loads(line)["event"] for line in (tmp_path / ".resume" / "journal.jsonl").read_text().splitlines()]
+    assert events == ["start", "commit", "stopped"]
+
+
+def test_a_status_or_generation_that_is_torn_does_not_stop_a_start(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    job.run.record("running", step=10)
+    for name in ("status.json", "generation"):
+        for damage in faults.DAMAGES.values():
+            content = (tmp_path / ".resume" / name).read_bytes()
+            damage(tmp_path / ".resume" / name)
+            assert Miniature(tmp_path).step == 10
+            (tmp_path / ".resume" / name).write_bytes(content)
+        (tmp_path / ".resume" / name).write_bytes(b'{"state":"\xff\xfe","token":"\xff","generation":1}')
+        assert Miniature(tmp_path).step == 10
