@@ -51,6 +51,7 @@ class Session:
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
         self.over = self.finished = self.stopping = self.reported = False
         self.metrics: dict[str, float | None] = {}
+        self.evaluated_at: int | None = None
         self.reason = "scheduled"
         self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()
 
@@ -142,12 +143,12 @@ class Session:
             and (former.state, former.step, former.horizon) == ("finished", live.global_step, max_steps)
         )  # fmt: skip
         self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
+        if self.finished or self.over:
+            position = {**position, "ended": True}
+        self.watch.restore(position)
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0
-        if self.over:
-            position = {**position, "ended": True}
         next_epoch = own["between_epochs"] and position["ended"]
-        self.watch.restore(position)
         self.epoch = own["epoch"] if next_epoch else own["epoch"] - 1
         self.consumed = 0 if next_epoch else own["consumed"]
         return self.epoch + 1, self.consumed
@@ -226,7 +227,7 @@ class Session:
     def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
         """Note the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
         args, live = self.trainer.args, self.trainer.state
-        self.metrics = finite(metrics)
+        self.metrics, self.evaluated_at = finite(metrics), live.global_step
         if args.metric_for_best_model is None:
             return
         name = args.metric_for_best_model
@@ -293,7 +294,8 @@ class Session:
         return {
             "epoch": float(live.epoch),
             "reason": self.reason,
-            "metrics": self.metrics,
+            # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
+            "metrics": self.metrics if self.evaluated_at == live.global_step else {},
             "parts": tuple(entries),
             "architecture": weights.architecture_digest(self._architecture(self.trainer.model)),
             "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
@@ -318,6 +320,7 @@ class Session:
 
     def finish(self, native: Callable[[float], Any], save: Callable[[], None]) -> Any:
         """Save the last step where it is not saved, finish as the trainer does, and remember that it is finished."""
+        self._restore_rng_of_the_end()
         live = self.trainer.state
         if self.run.last_commit != live.global_step:
             self.reason = "finished"
@@ -329,6 +332,11 @@ class Session:
         )
         return output
 
+    def _restore_rng_of_the_end(self) -> None:
+        """Put the random state back where no epoch was left to do it in."""
+        if self.own is not None and self.watch is not None and not self.watch.restored:
+            self.watch.restore_now()
+
     def failed(self, error: Exception) -> None:
         """Record why the run failed, if it got as far as owning its directory."""
         if self.run.generation:
@@ -338,6 +346,7 @@ class Session:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
         assert former is not None
+        self._restore_rng_of_the_end()
         report.logger.info("This run finished at step %d: nothing to do.", former.step)
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 5.23, as _finalize_training does

@@ -135,10 +135,12 @@ def test_killed_before_any_operation_on_the_run_directory(
         if not outcome.killed:
             continue  # a background commit may end earlier or later: it then did fewer operations
         anchor = max(contract.committed(directory / "out").values(), default=0)
-        bench.run(directory, SAVES).require_success()
+        outcome = bench.run(directory, SAVES).require_success()
         trace = contract.read_trace(directory)
         contract.require_same_steps(trace, expected, start=anchor)
-        contract.require_same_end(trace, expected)
+        # A kill behind the last record of all finds a finished run; its closing log line went with the process.
+        finished = "nothing to do" in outcome.output
+        contract.require_same_end(trace, expected, ["logs"] if finished else [])
         # A kill between the last commit and its prune leaves one more than asked for: too much is kept, never too little.
         assert contract.committed(directory / "out") in ({"checkpoint-6": 6}, {"checkpoint-4": 4, "checkpoint-6": 6})
         before[each["operation"]] = anchor
@@ -285,7 +287,13 @@ def test_the_best_weights_load_whatever_wrapped_them(bench: contract.Bench, refe
     args |= {"load_best_model_at_end": True, "greater_is_better": False, "remove_unused_columns": False}
     config = {"scores": {"10": 1.0}, "args": args}
     contract.interrupted_equals_uninterrupted(
-        bench, tmp_path, config, reference(config), [KILL], relaunch=[{"user_compile": True}, {}]
+        bench,
+        tmp_path,
+        config,
+        reference(config),
+        [KILL],
+        relaunch=[{"user_compile": True}, {}],
+        ignore=["logs"],  # a compiled model hides its arguments from the evaluation, which then logs no loss
     )
 
 

@@ -61,6 +61,7 @@ class Journal:
         self.directory = directory
         self.clock = clock
         self.token = uuid.uuid4().hex
+        self._noted = ""
 
     def next_generation(self) -> int:
         """Take the next generation for this start; from now on, earlier starts can commit nothing."""
@@ -102,10 +103,12 @@ class Journal:
         self.storage.append(self.directory / "journal.jsonl", msgspec.json.encode(entry) + b"\n")
 
     def set_status(self, status: Status) -> None:
-        """Replace ``status.json`` and note the state in the journal."""
+        """Replace ``status.json``, and note in the journal when the state changes."""
         status.host, status.pid, status.updated = socket.gethostname(), os.getpid(), self.clock()
         write_atomically(self.storage, self.directory / "status.json", msgspec.json.encode(status))
-        self.note(status.state, step=status.step, generation=status.generation, reason=status.reason)
+        if status.state != self._noted:
+            self._noted = status.state
+            self.note(status.state, step=status.step, generation=status.generation, reason=status.reason)
 
     def status(self) -> Status | None:
         """Return the last status, or ``None`` where there is none that can be read."""

@@ -293,6 +293,7 @@ class ResumableRun:
         pending.announce()
         self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
         self._prune(best, sealed=pending.path.name)
+        self.record("running", step=pending.step, epoch=manifest.epoch)
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
