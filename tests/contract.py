@@ -1,8 +1,8 @@
 """The laws of exact resume, written once. Each adapter runs them with jobs of its own framework.
 
 An adapter's tests provide a :class:`Bench`: how to start its job in a directory. The laws compare what the job traced
-on every rank and for every micro-step (loss, batch digest, learning rate, all exact) and what it found at its end (weights,
-log, EMA, random numbers) with an uninterrupted run of the same script.
+on every rank and for every micro-step (loss, batch digest, learning rate, all exact) and what it found at its end
+(weights, log, EMA, random numbers) with an uninterrupted run of the same script.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def interrupted_equals_uninterrupted(
 ) -> None:
     """Laws 1 and 2: a run killed at any step, any number of times, continues as if it never was.
 
-    Each kill must fall behind the newest checkpoint (its step is not one of a save), and each launch after it must start
-    from that checkpoint, not from an older one or from nothing.
+    Each kill must fall behind the newest checkpoint (its step is not one of a save), and each launch after it must
+    start from that checkpoint, not from an older one or from nothing.
 
     Args:
         bench: how to start the job.

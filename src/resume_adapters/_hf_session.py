@@ -199,7 +199,7 @@ class Session:
             self.order.replay(self.own["buckets"])
 
     def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
-        """Start the persistent workers of an evaluation loader again, if they were running, without drawing a number."""
+        """Start the persistent workers of an evaluation loader again, if they were running, and draw no number."""
         found = native()
         if self.own is not None and key in self.own["evaluation_workers"]:
             self.own["evaluation_workers"].remove(key)

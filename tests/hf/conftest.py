@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import contract
 import pytest
+
+import contract
 from launch import Server
 
 HERE = Path(__file__).parent

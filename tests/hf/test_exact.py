@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import contract
 import pytest
+
+import contract
 
 MIDDLE = {"event": "on_step_end", "step": 18}
 EARLY = {"event": "on_step_end", "step": 8}

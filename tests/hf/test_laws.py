@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import contract
 import pytest
+
+import contract
 from faults import DAMAGES, cut, flip
 
 KILL = {"event": "on_step_end", "step": 18}
@@ -141,7 +142,7 @@ def test_killed_before_any_operation_on_the_run_directory(
         # A kill behind the last record of all finds a finished run; its closing log line went with the process.
         finished = "nothing to do" in outcome.output
         contract.require_same_end(trace, expected, ["logs"] if finished else [])
-        # A kill between the last commit and its prune leaves one more than asked for: too much is kept, never too little.
+        # A kill between the last commit and its prune leaves one more than asked for: never one less.
         assert contract.committed(directory / "out") in ({"checkpoint-6": 6}, {"checkpoint-4": 4, "checkpoint-6": 6})
         before[each["operation"]] = anchor
         shutil.rmtree(directory)
@@ -232,7 +233,7 @@ def test_all_damaged_is_an_error_that_lists_them(
 
 @pytest.mark.parametrize("kill", [None, {"event": "on_step_end", "step": 13}, {"event": "on_step_end", "step": 33}])
 def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """A best metric at a step that is no save forces one; it is kept under save_total_limit=1, and loaded at the end."""
+    """The best is kept under save_total_limit=1, as is what a restart would take, and is loaded at the end."""
     config = {
         "scores": {"6": 5.0, "12": 1.0, "18": 3.0, "24": 2.0},
         "args": {

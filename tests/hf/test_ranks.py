@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import contract
 import pytest
+
+import contract
 
 EARLY = {"event": "on_step_end", "step": 4, "rank": 1}
 MIDDLE = {"event": "on_step_end", "step": 12, "rank": 0}

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers.trainer
-from resume_adapters.core import loader
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer
+
+from resume_adapters.core import loader
 
 METHODS: dict[str, list[str]] = {
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import contract
 import pytest
+
+import contract
 
 pytest.importorskip("wandb", reason="W&B is not installed")
 
