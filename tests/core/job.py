@@ -12,11 +12,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from miniature import Miniature
 from resume_adapters.core.ranks import current
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import ResumeError
+
+from miniature import Miniature
 
 LAST = 8
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from resume_adapters import KeepLast
+from resume_adapters.core.storage import LocalStorage, Storage
+from resume_adapters.errors import NoValidCheckpoint
+
 import faults
 import miniature
 from faults import Crash, CrashingStorage
 from miniature import Miniature
-from resume_adapters import KeepLast
-from resume_adapters.core.storage import LocalStorage, Storage
-from resume_adapters.errors import NoValidCheckpoint
 
 FAULTS: dict[str, Callable[[Path, int | None], CrashingStorage]] = {
     "killed": lambda root, at: CrashingStorage(at),
@@ -199,6 +200,16 @@ def test_pruning_counts_no_damaged_checkpoint_as_the_one_to_resume_from(tmp_path
     job.run.prune()
     assert (tmp_path / "checkpoint-30").is_dir(), "what is damaged is not removed either"
     assert Miniature(tmp_path).text == "twenty"
+
+
+def test_saving_again_over_a_damaged_checkpoint_sets_the_damaged_one_aside(tmp_path: Path) -> None:
+    job = Miniature(tmp_path, keep=KeepLast(1))
+    job.commit(10)
+    faults.cut(tmp_path / "checkpoint-10" / "model.bin")
+    job.commit(10, "again")
+    assert miniature.committed(tmp_path) == {"checkpoint-10": 10}
+    assert miniature.set_aside(tmp_path) == ["checkpoint-10.superseded.1"]
+    assert Miniature(tmp_path).text == "again"
 
 
 def test_nothing_valid_is_an_error_that_lists_what_there_is(tmp_path: Path) -> None:

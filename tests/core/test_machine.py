@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin
+from resume_adapters.errors import NoValidCheckpoint
+
 import faults
 import miniature
 from faults import Crash, CrashingStorage
 from miniature import Miniature
-from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin
-from resume_adapters.errors import NoValidCheckpoint
 
 policies = st.one_of(
     st.just(KeepAll()),
@@ -94,7 +95,7 @@ class RunDirectory(RuleBasedStateMachine):
     def save(self, ahead: int, becomes_best: bool) -> None:
         self._save(self._newest() + ahead, becomes_best)
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.model and not self.model[self._newest()].damaged)
     @rule()
     def save_the_same_step(self) -> None:
         self._save(self._newest(), False)
@@ -110,7 +111,10 @@ class RunDirectory(RuleBasedStateMachine):
     @rule(at=st.integers(0, 70), torn=st.booleans(), ahead=st.integers(0, 2), policy=policies)
     def crash(self, at: int, torn: bool, ahead: int, policy: KeepAll) -> None:
         """The process dies during a save and the prune that follows it, before some operation or after the last."""
-        step, text = max(self._newest() + ahead, 1), self._text()
+        newest = self._newest()
+        if newest == 0 or self.model[newest].damaged:
+            ahead = max(ahead, 1)
+        step, text = newest + ahead, self._text()
         self.job.run.keep = policy
         self.storage.torn = torn
         self.storage.crash_at = len(self.storage.operations) + at
@@ -118,6 +122,8 @@ class RunDirectory(RuleBasedStateMachine):
             self.job.commit(step, text, best=self.best)
         self._look(step, text)
         self._resume()
+        self.job.run.keep = KeepAll()
+        self.job.run.prune()  # what was saved again may still be there: a second copy, which the model does not know
 
     def _look(self, step: int, text: str) -> None:
         """Take over from the disk which of the two contents the step now has, and what the prune removed."""

@@ -13,10 +13,6 @@ import msgspec
 import pytest
 import xxhash
 
-import faults
-import miniature
-from launch import Server
-from miniature import Miniature
 from resume_adapters import KeepLast
 from resume_adapters.core.resolve import candidates, listing
 from resume_adapters.core.run import no_foreign
@@ -28,6 +24,11 @@ from resume_adapters.errors import (
     NoValidCheckpoint,
     UnsupportedSetting,
 )
+
+import faults
+import miniature
+from launch import Server
+from miniature import Miniature
 
 JOB = Path(__file__).with_name("job.py")
 

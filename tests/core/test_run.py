@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 
-import faults
-import miniature
-from miniature import Miniature
 from resume_adapters import KeepLast
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import FencedOff, NotSerialisable, ResumeError, RunDirectoryUnusable, SaveFailed, Stopped
+
+import faults
+import miniature
+from miniature import Miniature
 
 
 def test_a_run_directory_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from launch import Server
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.stop import SIGNALS, Agreement, StopFlag, StopOn
+
+from launch import Server
 
 JOB = Path(__file__).with_name("job.py")
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from resume_adapters.core import directory, state
 from resume_adapters.core import ranks as ranks_module
-from resume_adapters.core.commit import CONTROL, PENDING, PendingCheckpoint, is_committed
+from resume_adapters.core.commit import CONTROL, PENDING, PendingCheckpoint, is_committed, superseded
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.ranks import Ranks, everywhere
@@ -293,6 +293,9 @@ class ResumableRun:
         pending.announce()
         self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
         self._prune(best, sealed=pending.path.name)
+        replaced = superseded(pending.path)
+        if replaced.exists():  # damaged, or pruning would have removed it
+            directory.set_aside(self.storage, replaced)
         self.record("running", step=pending.step, epoch=manifest.epoch)
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
