@@ -2,211 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import transformers
-from accelerate.data_loader import DataLoaderDispatcher
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import _hf_files as files
-from resume_adapters.core import buckets, loader, report, rng, state, trackers, weights
+from resume_adapters._hf_restore import Restoration
+from resume_adapters.core import report, state, trackers, weights
 from resume_adapters.core.manifest import finite
-from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.retention import KeepLast
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.errors import StateMismatch, UnsupportedSetting
-
-if TYPE_CHECKING:
-    from resume_adapters.hf import ResumeCallback
 
 
-class Session:
-    """One call of ``train()`` on a trainer that has a :class:`ResumeCallback`."""
-
-    def __init__(self, trainer: Any, callback: ResumeCallback, resume: str | os.PathLike[str]) -> None:
-        require_supported(trainer)
-        args = trainer.args
-        limit = args.save_total_limit
-        self.trainer = trainer
-        self.callback = callback
-        self.run = ResumableRun(
-            args.output_dir,
-            framework=f"transformers {transformers.__version__}",
-            resume=resume,
-            keep=callback.keep or (KeepLast(limit) if limit else None),
-            stop=callback.stop,
-            foreign=functools.partial(files.foreign_step, world_size=args.world_size),
-        )
-        self.checkpoint: Checkpoint | None = None
-        self.own: Any = None
-        self.watch: loader.LoaderWatch | None = None
-        self.share = 1
-        self.order: buckets.BucketOrder | None = None
-        self.described: dict[str, str] | None = None
-        self.epoch, self.consumed, self.between_epochs = -1, 0, False
-        self.over = self.finished = self.stopping = self.reported = False
-        self.metrics: dict[str, float | None] = {}
-        self.evaluated_at: int | None = None
-        self.reason = "scheduled"
-        self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()
-
-    # ---- Resuming
-
-    def open(self) -> str | None:
-        """Choose what to resume from; return the path that the trainer is to load."""
-        report.enable()
-        choice = self.run.open()
-        self.checkpoint = choice.checkpoint
-        if self.run.ranks.rank == 0:
-            report.start(choice)
-        if self.checkpoint is not None and self.checkpoint.manifest is not None:
-            self._require_topology(self.checkpoint.manifest.world_size, "number of ranks", self.run.ranks.world_size)
-            self.own = self.run.read_own(self.checkpoint)
-            for name, value in self._topology().items():
-                self._require_topology(self.own["topology"][name], name, value)
-            trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
-        self.run.flag.install()
-        self.run.record("running", step=self.checkpoint.step if self.checkpoint else 0)
-        return None if self.checkpoint is None else str(self.checkpoint.path)
-
-    def _topology(self) -> dict[str, int]:
-        args = self.trainer.args
-        return {
-            "per_device_train_batch_size": args.per_device_train_batch_size,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        }
-
-    def _require_topology(self, saved: int, what: str, here: int) -> None:
-        if saved != here:
-            assert self.checkpoint is not None
-            raise StateMismatch(
-                f"{self.checkpoint.path.name} was saved with {what} {saved}, this launch has {here}: the batches and "
-                f"the learning rate would silently be others. Launch with {what} {saved}, or start another output_dir",
-                path=self.checkpoint.path,
-                step=self.checkpoint.step,
-            )
-
-    def load_model(self, model: Any, native: Callable[[], None]) -> None:
-        """Load the weights, whatever wraps the model, and prove them."""
-        assert self.checkpoint is not None
-        path = self.checkpoint.path
-        saved = self.run.read_part(self.checkpoint, "architecture")
-        if saved is not None:
-            weights.require_architecture(saved, self._architecture(model), path)
-        weight_files = files.weights(path)
-        if not weight_files:  # adapters: only peft knows under which names they are saved
-            native()
-            return
-        content = weights.read_files(weight_files)
-        weights.load(model, content, path)
-        if self.callback.verify:
-            weights.prove(model, content, path)
-
-    def load_best(self, native: Callable[[], None]) -> None:
-        """Load the best weights at the end, whatever wrapped the model when they were saved."""
-        best = Path(self.trainer.state.best_model_checkpoint)
-        weight_files = files.weights(best)
-        if weight_files:
-            self.run.require_valid(best)
-            weights.load(self.trainer.model, weights.read_files(weight_files), best)
-        else:
-            native()
-
-    def _architecture(self, model: Any) -> dict[str, str]:
-        if self.described is None:
-            self.described = weights.architecture(model.state_dict())
-        return self.described
-
-    def restore_counters(self, native: tuple[int, int], max_steps: int, epochs: int) -> tuple[int, int]:
-        """Return the epoch to go on in and the micro-batches of it that are done, and set the loader there."""
-        if self.checkpoint is None:
-            return native
-        assert self.watch is not None
-        live = self.trainer.state
-        best = self.run.directory / f"checkpoint-{live.best_global_step}"
-        live.best_model_checkpoint = str(self._as_given(best)) if live.best_global_step and best.is_dir() else None
-        files.restore_callbacks(self.trainer)
-        if self.own is None:
-            self.epoch, self.consumed = native[0] - 1, native[1]
-            if self.consumed:
-                self.watch.skip(self.consumed)
-            return native
-        own, position = self.own, self.own["position"]
-        former = self.run.previous
-        self.finished = (
-            former is not None
-            and (former.state, former.step, former.horizon) == ("finished", live.global_step, max_steps)
-        )  # fmt: skip
-        self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
-        if self.finished or self.over:
-            position = {**position, "ended": True}
-        self.watch.restore(position)
-        if self.finished or (self.over and own["between_epochs"]):
-            return epochs, 0
-        next_epoch = own["between_epochs"] and position["ended"]
-        self.epoch = own["epoch"] if next_epoch else own["epoch"] - 1
-        self.consumed = 0 if next_epoch else own["consumed"]
-        return self.epoch + 1, self.consumed
-
-    def _as_given(self, path: Path) -> Path:
-        return Path(self.trainer.args.output_dir) / path.name
-
-    def load_rng(self, native: Callable[[], None]) -> None:
-        """Stand in for the trainer's own restore of the random state, which comes after the data were fetched."""
-        assert self.watch is not None
-        if self.own is None:
-            native()
-        elif not self.watch.restored:
-            self.watch.restore_now()
-
-    def watch_loader(self, train_loader: Any) -> Any:
-        """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
-        generators = {name: part for name, part in self.callback.parts.items() if isinstance(part, rng.GeneratorState)}
-        self.watch = loader.watch(getattr(train_loader, "base_dataloader", train_loader), generators)
-        if isinstance(train_loader, DataLoaderDispatcher) and not train_loader.split_batches:
-            # Rank zero fetches a batch for every rank; the others fetch none.
-            self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
-        return train_loader
-
-    def begin_training(self, control: Any) -> None:
-        """Put back what the trainer resets after it has loaded a checkpoint, and prove what it loaded."""
-        trainer = self.trainer
-        self.started = time.monotonic()
-        if buckets.BucketOrder.applies(trainer.model_wrapped):
-            self.order = buckets.BucketOrder(trainer.model_wrapped)
-        if self.order is not None and not (self.own and self.own["buckets"]):
-            self.order.record()
-        if self.checkpoint is None:
-            return
-        control.should_training_stop = self.over
-        self.run.restore_parts(self.checkpoint, self._stateful_parts(), verify=self.callback.verify)
-        if self.callback.verify:
-            files.prove(trainer, self.checkpoint.path)
-        if self.own is None:
-            return
-        counters = self.own["counters"]
-        trainer._tr_loss = counters["tr_loss"].to(trainer._tr_loss.device)
-        trainer._total_loss_scalar = counters["total_loss"]
-        trainer._globalstep_last_logged = counters["last_logged"]
-        trainer._initial_global_step = self.initial_step = counters["initial_step"]
-        self.seconds = counters["seconds"]
-        if self.order is not None and self.own["buckets"]:
-            self.order.replay(self.own["buckets"])
-
-    def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
-        """Start the persistent workers of an evaluation loader again, if they were running, and draw no number."""
-        found = native()
-        if self.own is not None and key in self.own["evaluation_workers"]:
-            self.own["evaluation_workers"].remove(key)
-            before = rng.capture_cpu()
-            iter(found.base_dataloader)
-            rng.restore_cpu(before)
-        return found
+class Session(Restoration):
+    """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`."""
 
     # ---- Training
 
@@ -301,9 +110,6 @@ class Session:
             "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
         }
 
-    def _stateful_parts(self) -> dict[str, state.Stateful]:
-        return {**self.callback.parts, **files.stateful_callbacks(self.trainer)}
-
     def _values(self) -> dict[str, state.Stateful]:
         architecture = self._architecture(self.trainer.model)
         return {"architecture": state.Value(architecture), "trackers": state.Value(trackers.capture())}
@@ -354,29 +160,3 @@ class Session:
         trainer.is_in_train = False
         self.run.record("finished", step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)
         return TrainOutput(former.step, former.result["train_loss"], dict(former.result))
-
-
-def require_supported(trainer: Any) -> None:
-    """Refuse settings under which a resume cannot be exact.
-
-    Raises:
-        UnsupportedSetting: naming the setting and what to do.
-    """
-    args = trainer.args
-    refused = {
-        "save_only_model=True leaves no optimizer to resume with": args.save_only_model,
-        'save_strategy="no" never saves': args.save_strategy == "no",
-        "ignore_data_skip=True starts the epoch again": args.ignore_data_skip,
-        "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
-        "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
-        "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
-            getattr(args, "enable_jit_checkpoint", False)
-        ),
-        "DeepSpeed shards the state behind the trainer": trainer.is_deepspeed_enabled,
-        "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
-    }
-    for reason, found in refused.items():
-        if found:
-            raise UnsupportedSetting(
-                f"{reason}, so this run cannot be resumed exactly: change it, or leave the callback out"
-            )

@@ -50,6 +50,14 @@ CASES: dict[str, dict[str, Any]] = {
         data="datasets-stream", set_epoch=True, augment=True, args={"max_steps": 39, **WORKERS}
     ),
     "save-each-epoch": job(augment=True, args={"save_strategy": "epoch"}),
+    "boundary-persistent": job(
+        augment=True,
+        args={**PERSISTENT, "save_steps": 13, "accelerator_config": {"use_seedable_sampler": False}},
+    ),
+    "save-each-epoch-persistent": job(
+        augment=True,
+        args={**PERSISTENT, "save_strategy": "epoch", "accelerator_config": {"use_seedable_sampler": False}},
+    ),
     "evaluations": job(args={**EVALUATE, "save_steps": 5}),
     "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
     "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 13}),
