@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -329,7 +330,27 @@ def test_leaving_flushes_records_and_exits_with_the_code(tmp_path: Path) -> None
     status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
     assert (status["state"], status["step"], status["last_commit"]) == ("stopped", 10, 10)
     events = [json.loads(line)["event"] for line in (tmp_path / ".resume" / "journal.jsonl").read_text().splitlines()]
-    assert events == ["start", "commit", "stopped"]
+    assert events == ["start", "commit", "running", "stopped"]
+
+
+def test_a_commit_that_ends_later_does_not_hide_that_the_run_failed(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    class Slow(LocalStorage):
+        def sync(self, path: Path) -> None:
+            if path.name == "model.bin":
+                assert released.wait(30)
+            super().sync(path)
+
+    job = Miniature(tmp_path, storage=Slow())
+    job.run.record("running")
+    job.save(10)
+    job.run.record("failed", step=10, reason="the training raised")
+    released.set()
+    job.run.flush()
+    status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["reason"]) == ("failed", "the training raised")
+    assert job.committed() == {"checkpoint-10": 10}
 
 
 def test_a_status_or_generation_that_is_torn_does_not_stop_a_start(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,6 +90,8 @@ class ResumableRun:
         self.last_commit: int | None = None
         """Step of the newest checkpoint that is committed or being committed."""
         self._committed: int | None = None
+        self._state = ""
+        self._recording = threading.Lock()
         self._commit_ranks = self.ranks.twin()
         self._agreement = Agreement(self.ranks, self.flag)
         self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
@@ -296,7 +299,9 @@ class ResumableRun:
         replaced = superseded(pending.path)
         if replaced.exists():  # damaged, or pruning would have removed it
             directory.set_aside(self.storage, replaced)
-        self.record("running", step=pending.step, epoch=manifest.epoch)
+        with self._recording:
+            if self._state in ("", "running"):  # what the training thread recorded meanwhile is news, this is not
+                self._record("running", step=pending.step, epoch=manifest.epoch)
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
@@ -392,6 +397,11 @@ class ResumableRun:
 
         Where a later start owns the run directory the status is that start's, and is left alone.
         """
+        with self._recording:
+            self._record(state, **facts)
+
+    def _record(self, state: str, **facts: Any) -> None:
+        self._state = state
         if self.ranks.rank == 0 and self.journal.is_owned():
             self.journal.set_status(
                 Status(state=state, generation=self.generation, last_commit=self._committed, **facts)
