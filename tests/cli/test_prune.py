@@ -47,7 +47,7 @@ def test_options_are_joined(command, run_dir):
 
 
 def test_keeps_the_best_that_the_run_tracks_whatever_the_policy(command, tmp_path, make_run):
-    make_run(tmp_path, {10: {}, 20: {}, 30: {}}, best=10)
+    make_run(tmp_path, {10: {}, 20: {}, 30: {}}, best=10).record("finished", step=30)
     assert command("prune", tmp_path, "--keep-last", "1").code == 0
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-30"]
 
