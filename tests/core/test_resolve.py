@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from resume_adapters import KeepLast
-from resume_adapters.core.resolve import candidates, listing
+from resume_adapters.core.listing import candidates, listing
 from resume_adapters.core.run import no_foreign
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from resume_adapters.core.commit import CONTROL, LATEST, is_committed, is_pending
 from resume_adapters.core.journal import Journal, Status
+from resume_adapters.core.listing import Listed, listing
 from resume_adapters.core.manifest import Manifest
-from resume_adapters.core.resolve import Listed, listing
 from resume_adapters.core.retention import Candidate, KeepBest
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, UnsupportedSetting

@@ -7,8 +7,7 @@ from pathlib import Path
 from resume_adapters.core import retention
 from resume_adapters.core.commit import CONTROL, LATEST, PENDING, SUPERSEDED, discard, is_committed, is_pending
 from resume_adapters.core.journal import Journal
-from resume_adapters.core.manifest import Manifest
-from resume_adapters.core.resolve import (
+from resume_adapters.core.listing import (
     Foreign,
     candidates,
     check_digests,
@@ -17,6 +16,7 @@ from resume_adapters.core.resolve import (
     newest_first,
     whole_foreign,
 )
+from resume_adapters.core.manifest import Manifest
 from resume_adapters.core.retention import Candidate, Plan, Policy
 from resume_adapters.core.state import DIRECTORY
 from resume_adapters.core.storage import Storage, remove_tree

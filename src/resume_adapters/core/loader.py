@@ -86,7 +86,6 @@ class LoaderWatch:
         self._spawn: Tree | None = None
         self._pool: dict[int, Any] = {}
         self._pool_at_start: dict[int, Any] = {}
-        self._started = 0
         self._pending: Tree | None = None
         self._before: deque[Any] = deque()
         self._ahead = 0
