@@ -165,7 +165,7 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
         del by_framework["scaler"]
     by_core = {
         "counters": "steps in trainer_state.json; running loss and elapsed time",
-        "rng": "python, numpy, torch and every device, on every rank",
+        "rng": "python, numpy, torch and every CUDA device, on every rank",
         "data": "position of the training loader, with the random state of its workers",
         "trackers": "run ids of W&B and MLflow",
         **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},

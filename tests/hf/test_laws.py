@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,8 @@ def test_killed_before_any_operation_on_the_run_directory(
         before[each["operation"]] = anchor
         shutil.rmtree(directory)
     assert len(before) > 8 and set(before.values()) >= {0, 2, 4}
+    anchors = [before[operation] for operation in sorted(before)]
+    assert anchors == sorted(anchors), f"a later kill leaves an older anchor: {before}"
 
 
 # ---- Law 4
@@ -253,6 +257,19 @@ def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, refer
     trace = contract.read_trace(tmp_path)
     contract.require_same_end(trace, reference(config))
     assert trace.final[0] is not None and trace.final[0]["best"] == [1.0, 12, "out/checkpoint-12"]
+
+
+def test_dates_of_directories_mean_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    """The bare trainer deletes by date, so a clock that was wrong once makes it delete each checkpoint it saves."""
+    config = {"args": {"save_total_limit": 1}}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    (newest,) = contract.committed(tmp_path / "out")
+    future = time.time() + 10_000
+    os.utime(tmp_path / "out" / newest, (future, future))
+    assert bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 33}}).killed
+    assert contract.committed(tmp_path / "out") == {"checkpoint-30": 30}
+    bench.run(tmp_path, config).require_success()
+    assert contract.committed(tmp_path / "out") == {"checkpoint-39": 39}
 
 
 def test_a_best_between_saves_is_saved(bench: contract.Bench, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def cpu_from_tree(tree: Tree) -> tuple[Any, Any, Any]:
 
 
 def capture() -> Tree:
-    """Return the state of every generator of this process: python, numpy, torch on the CPU and on every device."""
+    """Return the state of every generator of this process: python, numpy, torch on the CPU and on CUDA."""
     return {"cpu": cpu_to_tree(capture_cpu()), "devices": _device_states()}
 
 
@@ -68,7 +68,7 @@ def restore(tree: Tree) -> None:
 
     restore_cpu(cpu_from_tree(tree["cpu"]))
     saved = tree["devices"]
-    here = torch.cuda.device_count() if saved else _device_count()
+    here = torch.cuda.device_count() if saved else 0
     if len(saved) != here:
         raise UnsupportedSetting(
             f"the checkpoint holds the random state of {len(saved)} accelerator devices, this process sees {here}: "
