@@ -9,20 +9,23 @@ import random
 from array import array
 from typing import Any
 
+from resume_adapters.core.twister import NumpyTwister, PythonTwister
 from resume_adapters.errors import UnsupportedSetting
 
 Tree = dict[str, Any]
+
+_PYTHON = PythonTwister()
+_NUMPY = NumpyTwister()
 
 _WORDS = "I"
 """Array code of python's Mersenne Twister words (unsigned 32 bit)."""
 
 
 def capture_cpu() -> tuple[Any, Any, Any]:
-    """Return the state of python's, numpy's and torch's CPU generator, cheaply (about 10 microseconds)."""
-    import numpy as np
+    """Return the state of python's, numpy's and torch's CPU generator, in a few microseconds where none has drawn."""
     import torch
 
-    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    return _PYTHON.state(), _NUMPY.state(), torch.get_rng_state()
 
 
 def restore_cpu(state: tuple[Any, Any, Any]) -> None:

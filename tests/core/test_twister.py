@@ -1,0 +1,52 @@
+"""Reading the twisters cheaply gives what asking them gives, after any draw."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from resume_adapters.core.twister import NumpyTwister, PythonTwister
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "random.random": random.random,
+    "random.gauss": lambda: random.gauss(0.0, 1.0),
+    "random.seed": lambda: random.seed(3),
+    "many": lambda: [random.random() for _ in range(1000)],
+    "numpy.rand": lambda: np.random.rand(3),
+    "numpy.randn": lambda: np.random.randn(),
+    "numpy.seed": lambda: np.random.seed(3),
+    "numpy many": lambda: np.random.rand(2000),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_the_state_is_the_generators_state(draw: str) -> None:
+    """Each draw twice: the second normal deviate comes from the first draw, and moves no word."""
+    python, numpy = PythonTwister(), NumpyTwister()
+    for _ in range(3):
+        assert python.state() == random.getstate()
+        np.testing.assert_equal(numpy.state(), np.random.get_state(legacy=False))
+        DRAWS[draw]()
+
+
+def test_the_layout_is_the_expected_one() -> None:
+    """A clear failure where an interpreter lays its generator out otherwise: the package then works, slower."""
+    assert PythonTwister().fast
+
+
+def test_another_layout_falls_back() -> None:
+    python = PythonTwister()
+    python.fast = False
+    random.random()
+    assert python.state() == random.getstate()
+
+
+def test_an_unchanged_generator_is_not_asked_again() -> None:
+    python, numpy = PythonTwister(), NumpyTwister()
+    np.random.seed(1)
+    assert python.state() is python.state()
+    assert numpy.state() is numpy.state()
