@@ -1,8 +1,8 @@
 """The global Mersenne Twisters of python and numpy, read cheaply.
 
-Asking either for its state builds hundreds of objects: 10 to 60 microseconds, at every batch that a loader fetches. Most
-processes do not draw from them between two batches. So the generator's memory, 2.5 kB, is compared with what it was
-when the state was last asked for, and only a generator that has drawn since is asked again.
+Asking either for its state builds hundreds of objects: 10 to 60 microseconds, at every batch that a loader fetches.
+Most processes do not draw from them between two batches. So the generator's memory, 2.5 kB, is compared with what it
+was when the state was last asked for, and only a generator that has drawn since is asked again.
 
 Where the memory is not laid out as expected, the state is asked for every time.
 """

@@ -9,10 +9,11 @@ from resume_adapters.core import rng
 
 
 class WorkerCollate:
-    """In a worker, sends each batch together with the worker's random state after it."""
+    """In a worker, sends each batch together with the worker's random state after it; ``None`` where none has drawn."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
+        self._sent: tuple[Any, Any, Any] | None = None
 
     def __call__(self, samples: Any) -> tuple[Any, int, Any]:
         from torch.utils.data import get_worker_info
@@ -20,7 +21,10 @@ class WorkerCollate:
         batch = self.collate(samples)
         worker = get_worker_info()
         assert worker is not None
-        return batch, worker.id, rng.to_bytes(rng.capture_cpu())
+        state = rng.capture_cpu()
+        drawn = self._sent is None or not rng.same_cpu(state, self._sent)
+        self._sent = state
+        return batch, worker.id, rng.to_bytes(state) if drawn else None
 
 
 class WorkerInit:
