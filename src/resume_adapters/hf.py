@@ -138,11 +138,11 @@ class _Resuming:
         return self._resume_session.restore_counters(super()._init_training_state(*args), max_steps, epochs)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 5.23
-        native = super()._load_rng_state  # type: ignore[misc]
+        native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 5.23
         self._resume_session.load_rng(lambda: native(checkpoint))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 5.23
-        native = super()._save_checkpoint  # type: ignore[misc]
+        native = super()._save_checkpoint  # type: ignore[misc]  # seam: transformers 5.23
         self._resume_session.save(lambda: native(model, trial))
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
@@ -158,7 +158,7 @@ class _Resuming:
 
     def _save_now(self) -> None:
         trainer: Any = self
-        trainer._save_checkpoint(trainer.model_wrapped, None)
+        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 5.23
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 

@@ -299,9 +299,8 @@ class LoaderWatch:
             raise
         worker = None
         if self.workers:
-            batch, number, drawn = batch
-            worker = (number, self._pool[number] if drawn is None else drawn)
-            self._pool[number] = worker[1]
+            batch, *worker = batch
+            self._pool[worker[0]] = worker[1]
         self._recent.append((self.fetched, before, worker))
         self._last_batch = batch
         self.fetched += 1

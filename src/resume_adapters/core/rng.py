@@ -38,13 +38,6 @@ def restore_cpu(state: tuple[Any, Any, Any]) -> None:
     torch.set_rng_state(state[2])
 
 
-def same_cpu(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
-    """Return whether two captures of this process are surely the same; a generator that was not asked again is."""
-    import torch
-
-    return one[0] is other[0] and one[1] is other[1] and torch.equal(one[2], other[2])
-
-
 def cpu_to_tree(state: tuple[Any, Any, Any]) -> Tree:
     """Turn a captured CPU state into a tree that a checkpoint can carry."""
     version, words, gauss = state[0]

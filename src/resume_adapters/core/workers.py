@@ -9,11 +9,10 @@ from resume_adapters.core import rng
 
 
 class WorkerCollate:
-    """In a worker, sends each batch together with the worker's random state after it; ``None`` where none has drawn."""
+    """In a worker, sends each batch together with the worker's random state after it."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
-        self._sent: tuple[Any, Any, Any] | None = None
 
     def __call__(self, samples: Any) -> tuple[Any, int, Any]:
         from torch.utils.data import get_worker_info
@@ -21,10 +20,8 @@ class WorkerCollate:
         batch = self.collate(samples)
         worker = get_worker_info()
         assert worker is not None
-        state = rng.capture_cpu()
-        drawn = self._sent is None or not rng.same_cpu(state, self._sent)
-        self._sent = state
-        return batch, worker.id, rng.to_bytes(state) if drawn else None
+        # Always whole: the batch that carried an earlier state may have been thrown away with the rest of its pass.
+        return batch, worker.id, rng.to_bytes(rng.capture_cpu())
 
 
 class WorkerInit:
