@@ -23,7 +23,7 @@ ADAPTERS = {
 }
 """The frameworks that each adapter may import. The Trainer trains through accelerate, and peft saves its adapters."""
 FRAMEWORKS = {"transformers", "accelerate", "peft", "lightning", "pytorch_lightning", "deepspeed", "datasets"}
-PURE = ("manifest", "retention", "keys", "cursor")
+PURE = ("manifest", "retention", "keys", "cursor", "cadence")
 WRITES = {
     "copy", "copy2", "copyfile", "copytree", "fdopen", "fsync", "hardlink_to", "link", "makedirs", "mkdir", "mkstemp",
     "mkdtemp", "move", "open", "remove", "removedirs", "rename", "renames", "rmdir", "rmtree", "symlink",
