@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def stateful_callbacks(trainer: Any) -> dict[str, state.Stateful]:
     return {"callbacks": _Callbacks(able)} if able else {}
 
 
-def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
+def parts(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
     """Say of each part who captures it, and of what cannot be captured what it will cost."""
     by_framework = {
         "model": "model weights, by save_model",
@@ -177,7 +178,7 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
     ]
 
 
-def _missing(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
+def _missing(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
     held = {id(getattr(part, "generator", part)) for part in named.values()}
     found = []
     for place, thing in (("train_dataset", trainer.train_dataset), ("data_collator", trainer.data_collator)):

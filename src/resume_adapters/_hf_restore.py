@@ -13,11 +13,12 @@ import transformers
 from accelerate.data_loader import DataLoaderDispatcher
 
 from resume_adapters import _hf_files as files
-from resume_adapters.core import buckets, loader, report, rng, state, trackers, weights
-from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core import rng, state, weights
+from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.errors import StateMismatch, UnsupportedSetting
+from resume_adapters.core.session import Session
+from resume_adapters.errors import UnsupportedSetting
 
 if TYPE_CHECKING:
     from resume_adapters.hf import ResumeCallback
@@ -49,16 +50,14 @@ def require_supported(trainer: Any) -> None:
             )
 
 
-class Restoration:
-    """The first half of a :class:`~resume_adapters._hf_session.Session`."""
+class Restoration(Session):
+    """The first half of a :class:`~resume_adapters._hf_session.TrainerSession`."""
 
     def __init__(self, trainer: Any, callback: ResumeCallback, resume: str | os.PathLike[str]) -> None:
         require_supported(trainer)
         args = trainer.args
         limit = args.save_total_limit
-        self.trainer = trainer
-        self.callback = callback
-        self.run = ResumableRun(
+        run = ResumableRun(
             args.output_dir,
             framework=f"transformers {transformers.__version__}",
             resume=resume,
@@ -66,70 +65,37 @@ class Restoration:
             stop=callback.stop,
             foreign=functools.partial(files.foreign_step, world_size=args.world_size),
         )
-        self.checkpoint: Checkpoint | None = None
-        self.own: Any = None
-        self.watch: loader.LoaderWatch | None = None
+        topology = {
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        }
+        super().__init__(run, callback.parts, verify=callback.verify, topology=topology)
+        self.trainer = trainer
+        self.loader_watch: LoaderWatch | None = None
         self.share = 1
-        self.order: buckets.BucketOrder | None = None
-        self.described: dict[str, str] | None = None
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
-        self.over = self.finished = self.stopping = self.reported = False
+        self.over = self.finished = False
         self.metrics: dict[str, float | None] = {}
         self.evaluated_at: int | None = None
-        self.reason = "scheduled"
         self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()
 
     # ---- Resuming
 
     def open(self) -> str | None:
         """Choose what to resume from; return the path that the trainer is to load."""
-        report.enable()
-        choice = self.run.open()
-        self.checkpoint = choice.checkpoint
-        if self.run.ranks.rank == 0:
-            report.start(choice)
-        if self.checkpoint is not None and self.checkpoint.manifest is not None:
-            self._require_topology(self.checkpoint.manifest.world_size, "number of ranks", self.run.ranks.world_size)
-            self.own = self.run.read_own(self.checkpoint)
-            for name, value in self._topology().items():
-                self._require_topology(self.own["topology"][name], name, value)
-            trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
-        self.run.flag.install()
-        self.run.record("running", step=self.checkpoint.step if self.checkpoint else 0)
-        return None if self.checkpoint is None else str(self.checkpoint.path)
-
-    def _topology(self) -> dict[str, int]:
-        args = self.trainer.args
-        return {
-            "per_device_train_batch_size": args.per_device_train_batch_size,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        }
-
-    def _require_topology(self, saved: int, what: str, here: int) -> None:
-        if saved != here:
-            assert self.checkpoint is not None
-            raise StateMismatch(
-                f"{self.checkpoint.path.name} was saved with {what} {saved}, this launch has {here}: the batches and "
-                f"the learning rate would silently be others. Launch with {what} {saved}, or start another output_dir",
-                path=self.checkpoint.path,
-                step=self.checkpoint.step,
-            )
+        chosen = self.choose()
+        return None if chosen is None else str(chosen.path)
 
     def load_model(self, model: Any, native: Callable[[], None]) -> None:
         """Load the weights, whatever wraps the model, and prove them."""
         assert self.checkpoint is not None
         path = self.checkpoint.path
-        saved = self.run.read_part(self.checkpoint, "architecture")
-        if saved is not None:
-            weights.require_architecture(saved, self._architecture(model), path)
+        self.require_architecture(model)
         weight_files = files.weights(path)
-        if not weight_files:  # adapters: only peft knows under which names they are saved
+        if weight_files:
+            self.load_weights(model, weights.read_files(weight_files))
+        else:  # adapters: only peft knows under which names they are saved
             native()
-            return
-        content = weights.read_files(weight_files)
-        weights.load(model, content, path)
-        if self.callback.verify:
-            weights.prove(model, content, path)
 
     def load_best(self, native: Callable[[], None]) -> None:
         """Load the best weights at the end, whatever wrapped the model when they were saved."""
@@ -141,16 +107,11 @@ class Restoration:
         else:
             native()
 
-    def _architecture(self, model: Any) -> dict[str, str]:
-        if self.described is None:
-            self.described = weights.architecture(model.state_dict())
-        return self.described
-
     def restore_counters(self, native: tuple[int, int], max_steps: int, epochs: int) -> tuple[int, int]:
         """Return the epoch to go on in and the micro-batches of it that are done, and set the loader there."""
         if self.checkpoint is None:
             return native
-        assert self.watch is not None
+        assert self.loader_watch is not None
         live = self.trainer.state
         best = self.run.directory / f"checkpoint-{live.best_global_step}"
         live.best_model_checkpoint = str(self._as_given(best)) if live.best_global_step and best.is_dir() else None
@@ -158,18 +119,14 @@ class Restoration:
         if self.own is None:
             self.epoch, self.consumed = native[0] - 1, native[1]
             if self.consumed:
-                self.watch.skip(self.consumed)
+                self.loader_watch.skip(self.consumed)
             return native
         own, position = self.own, self.own["position"]
-        former = self.run.previous
-        self.finished = (
-            former is not None
-            and (former.state, former.step, former.horizon) == ("finished", live.global_step, max_steps)
-        )  # fmt: skip
+        self.finished = self.is_finished(live.global_step, max_steps)
         self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
             position = {**position, "ended": True}
-        self.watch.restore(position)
+        self.loader_watch.restore(position)
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0
         next_epoch = own["between_epochs"] and position["ended"]
@@ -182,16 +139,15 @@ class Restoration:
 
     def load_rng(self, native: Callable[[], None]) -> None:
         """Stand in for the trainer's own restore of the random state, which comes after the data were fetched."""
-        assert self.watch is not None
+        assert self.loader_watch is not None
         if self.own is None:
             native()
-        elif not self.watch.restored:
-            self.watch.restore_now()
+        elif not self.loader_watch.restored:
+            self.loader_watch.restore_now()
 
     def watch_loader(self, train_loader: Any) -> Any:
         """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
-        generators = {name: part for name, part in self.callback.parts.items() if isinstance(part, rng.GeneratorState)}
-        self.watch = loader.watch(getattr(train_loader, "base_dataloader", train_loader), generators)
+        self.loader_watch = self.watch(getattr(train_loader, "base_dataloader", train_loader))
         if isinstance(train_loader, DataLoaderDispatcher) and not train_loader.split_batches:
             # Rank zero fetches a batch for every rank; the others fetch none.
             self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
@@ -201,29 +157,27 @@ class Restoration:
         """Put back what the trainer resets after it has loaded a checkpoint, and prove what it loaded."""
         trainer = self.trainer
         self.started = time.monotonic()
-        if buckets.BucketOrder.applies(trainer.model_wrapped):
-            self.order = buckets.BucketOrder(trainer.model_wrapped)
-        if self.order is not None and not (self.own and self.own["buckets"]):
-            self.order.record()
-        if self.checkpoint is None:
-            return
-        control.should_training_stop = self.over
-        self.run.restore_parts(self.checkpoint, self._stateful_parts(), verify=self.callback.verify)
-        if self.callback.verify:
-            files.prove(trainer, self.checkpoint.path)
-        if self.own is None:
-            return
+        if self.checkpoint is not None:
+            control.should_training_stop = self.over
+            self.restore_parts(self._stateful_callbacks())
+            if self.verify:
+                files.prove(trainer, self.checkpoint.path)
+        if self.own is not None:
+            self._restore_running_values()
+        self.align_buckets(trainer.model_wrapped)
+
+    def _restore_running_values(self) -> None:
+        """Put back what the trainer sets anew at the start of its loop."""
+        trainer = self.trainer
         counters = self.own["counters"]
         trainer._tr_loss = counters["tr_loss"].to(trainer._tr_loss.device)
         trainer._total_loss_scalar = counters["total_loss"]
         trainer._globalstep_last_logged = counters["last_logged"]
         trainer._initial_global_step = self.initial_step = counters["initial_step"]
         self.seconds = counters["seconds"]
-        if self.order is not None and self.own["buckets"]:
-            self.order.replay(self.own["buckets"])
 
-    def _stateful_parts(self) -> dict[str, state.Stateful]:
-        return {**self.callback.parts, **files.stateful_callbacks(self.trainer)}
+    def _stateful_callbacks(self) -> dict[str, state.Stateful]:
+        return files.stateful_callbacks(self.trainer)
 
     def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
         """Start the persistent workers of an evaluation loader again, if they were running, and draw no number."""

@@ -10,11 +10,11 @@ from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import _hf_files as files
 from resume_adapters._hf_restore import Restoration
-from resume_adapters.core import report, state, trackers, weights
+from resume_adapters.core import report
 from resume_adapters.core.manifest import finite
 
 
-class Session(Restoration):
+class TrainerSession(Restoration):
     """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`."""
 
     # ---- Training
@@ -29,8 +29,7 @@ class Session(Restoration):
     def end_step(self, control: Any) -> None:
         """Count the micro-batch, and ask whether to stop."""
         self.consumed += 1
-        if self.run.should_stop():
-            self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
+        if self.ask_to_stop():
             control.should_save = True
 
     def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
@@ -56,34 +55,32 @@ class Session(Restoration):
         """Save a checkpoint of the current step around the trainer's own save."""
         live = self.trainer.state
         best = f"checkpoint-{live.best_global_step}" if live.best_global_step else None
-        parts = {**self._stateful_parts(), **self._values()}
-        self.run.save(
+        self.save_checkpoint(
             f"checkpoint-{live.global_step}",
             live.global_step,
+            model=self.trainer.model,
             native=native,
             own=self._own,
-            parts=parts,
+            parts=self._stateful_callbacks(),
             owner=files.owner,
+            entries=lambda: files.parts(self.trainer, self.parts),
             facts=self._facts,
             best=best,
         )
-        self.reason = "scheduled"
 
     def _own(self) -> dict[str, Any]:
-        trainer, watch = self.trainer, self.watch
+        trainer, watch = self.trainer, self.loader_watch
         assert watch is not None
         stopping = trainer.control.should_training_stop
         used = min(self.consumed * self.share, watch.fetched)
         whole = self.between_epochs and (not stopping or (watch.exhausted and used == watch.fetched))
         return {
-            "topology": self._topology(),
             "position": watch.position_between() if whole else watch.position(used),
             "epoch": self.epoch,
             "consumed": self.consumed,
             "between_epochs": self.between_epochs,
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,
-            "buckets": self.order.order if self.order else [],
             "evaluation_workers": files.evaluation_workers(trainer),
             "counters": {
                 "tr_loss": trainer._tr_loss,
@@ -96,23 +93,12 @@ class Session(Restoration):
 
     def _facts(self) -> dict[str, Any]:
         live = self.trainer.state
-        entries = files.parts(self.trainer, self.callback.parts)
-        if not self.reported and self.run.ranks.rank == 0:
-            report.parts(entries)
-        self.reported = True
         return {
             "epoch": float(live.epoch),
-            "reason": self.reason,
             # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
             "metrics": self.metrics if self.evaluated_at == live.global_step else {},
-            "parts": tuple(entries),
-            "architecture": weights.architecture_digest(self._architecture(self.trainer.model)),
             "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
         }
-
-    def _values(self) -> dict[str, state.Stateful]:
-        architecture = self._architecture(self.trainer.model)
-        return {"architecture": state.Value(architecture), "trackers": state.Value(trackers.capture())}
 
     # ---- Ending
 
@@ -140,13 +126,8 @@ class Session(Restoration):
 
     def _restore_rng_of_the_end(self) -> None:
         """Put the random state back where no epoch was left to do it in."""
-        if self.own is not None and self.watch is not None and not self.watch.restored:
-            self.watch.restore_now()
-
-    def failed(self, error: Exception) -> None:
-        """Record why the run failed, if it got as far as owning its directory."""
-        if self.run.generation:
-            self.run.record("failed", step=self.trainer.state.global_step, reason=f"{type(error).__name__}: {error}")
+        if self.own is not None and self.loader_watch is not None and not self.loader_watch.restored:
+            self.loader_watch.restore_now()
 
     def former_result(self) -> Any:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""

@@ -39,13 +39,12 @@ except ImportError as error:
         "resume_adapters.hf needs transformers and accelerate: pip install 'resume-adapters[hf]'"
     ) from error
 
-from resume_adapters._hf_session import Session
+from resume_adapters._hf_session import TrainerSession
 from resume_adapters.core.retention import Policy
+from resume_adapters.core.session import RESERVED
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import UnsupportedSetting
-
-_RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 
 
 class ResumeCallback(TrainerCallback):
@@ -75,8 +74,8 @@ class ResumeCallback(TrainerCallback):
         self.keep = keep
         self.stop = stop
         self.verify = verify
-        self.parts = named_parts(parts, _RESERVED)
-        self.session: Session | None = None
+        self.parts = named_parts(parts, RESERVED)
+        self.session: TrainerSession | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put back what is restored last, and prove the whole."""
@@ -116,7 +115,7 @@ class _Resuming:
     not at all; ``tests/hf/test_seams.py`` checks each of them against the installed version.
     """
 
-    _resume_session: Session
+    _resume_session: TrainerSession
 
     def get_train_dataloader(self) -> Any:
         return self._resume_session.watch_loader(super().get_train_dataloader())  # type: ignore[misc]
@@ -182,7 +181,7 @@ def _train(native: Callable[..., Any]) -> Callable[..., Any]:
                 "a hyperparameter search starts many runs in one directory: leave the callback out"
             )
         named = isinstance(resume_from_checkpoint, str | os.PathLike)
-        session = Session(self, callback, resume_from_checkpoint if named else callback.resume)
+        session = TrainerSession(self, callback, resume_from_checkpoint if named else callback.resume)
         managed, base = os.path.abspath(self.args.output_dir), type(self)
         callback.session = self._resume_session = session
         self.__class__ = _resuming(base)  # type: ignore[arg-type]  # a class is hashable
@@ -190,7 +189,7 @@ def _train(native: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return native(self, session.open(), *args, **kwargs)
         except Exception as error:
-            session.failed(error)
+            session.record_failure(error, self.state.global_step)
             raise
         finally:
             _MANAGED.discard(managed)

@@ -1,0 +1,226 @@
+"""One training call of any framework: what every adapter does around the core's verbs, in the order it must happen.
+
+An adapter derives from :class:`Session`, translates its framework's events, and adds what only it can know: where the
+weights are, which loader feeds the steps, which counters the framework resets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core import loader, report, rng, trackers, weights
+from resume_adapters.core.buckets import BucketOrder
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.state import Stateful, Value
+from resume_adapters.errors import StateMismatch
+
+RESERVED = ("architecture", "callbacks", "trackers", "manifest")
+"""Names of parts that a user cannot give to parts of their own."""
+
+
+class Session:
+    """One training call on a run directory.
+
+    Args:
+        run: the run, not yet opened.
+        parts: the parts that the user named.
+        verify: prove what is restored.
+        topology: what must be as it was when the checkpoint was saved, beside the number of ranks: values by the name
+            under which a user sets them.
+
+    Attributes:
+        checkpoint: what this call resumes from; ``None`` for a fresh start.
+        own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint.
+        reason: why the next checkpoint is saved.
+        stopping: all ranks have agreed to save and leave.
+    """
+
+    def __init__(
+        self, run: ResumableRun, parts: Mapping[str, Stateful], *, verify: bool, topology: Mapping[str, int]
+    ) -> None:
+        self.run = run
+        self.parts = parts
+        self.verify = verify
+        self.topology = dict(topology)
+        self.checkpoint: Checkpoint | None = None
+        self.own: Any = None
+        self.reason = "scheduled"
+        self.stopping = False
+        self._order: BucketOrder | None = None
+        self._described: dict[str, str] | None = None
+        self._reported = False
+
+    # ---- Resuming
+
+    def choose(self) -> Checkpoint | None:
+        """Open the run directory, say what is resumed from, and read what this rank saved in it.
+
+        Raises:
+            StateMismatch: it was saved with another topology.
+            ResumeError: as :meth:`ResumableRun.open` does.
+        """
+        report.enable()
+        choice = self.run.open()
+        self.checkpoint = choice.checkpoint
+        if self.run.ranks.rank == 0:
+            report.start(choice)
+        if self.checkpoint is not None and self.checkpoint.manifest is not None:
+            self._require_topology(self.checkpoint.manifest.world_size, "number of ranks", self.run.ranks.world_size)
+            self.own = self.run.read_own(self.checkpoint)
+            for name, value in self.topology.items():
+                self._require_topology(self.own["topology"][name], name, value)
+            trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+        self.run.flag.install()
+        self.run.record("running", step=self.checkpoint.step if self.checkpoint else 0)
+        return self.checkpoint
+
+    def _require_topology(self, saved: int, what: str, here: int) -> None:
+        if saved != here:
+            assert self.checkpoint is not None
+            raise StateMismatch(
+                f"{self.checkpoint.path.name} was saved with {what} {saved}, this launch has {here}: the batches and "
+                f"the learning rate would silently be others. Launch with {what} {saved}, or start another run "
+                "directory",
+                path=self.checkpoint.path,
+                step=self.checkpoint.step,
+            )
+
+    def require_architecture(self, model: Any) -> None:
+        """Refuse a checkpoint of another model, before any weight is touched.
+
+        Raises:
+            StateMismatch: with the first tensors that differ.
+        """
+        assert self.checkpoint is not None
+        saved = self.run.read_part(self.checkpoint, "architecture")
+        if saved is not None:
+            weights.require_architecture(saved, self._architecture(model), self.checkpoint.path)
+
+    def load_weights(self, model: Any, content: dict[str, Any]) -> None:
+        """Load weights that were read from the checkpoint, whatever wraps the model, and prove them.
+
+        Raises:
+            StateMismatch: they do not fit the model.
+            NotRestored: a tensor did not come back bit for bit.
+        """
+        assert self.checkpoint is not None
+        weights.load(model, content, self.checkpoint.path)
+        if self.verify:
+            weights.prove(model, content, self.checkpoint.path)
+
+    def _architecture(self, model: Any) -> dict[str, str]:
+        if self._described is None:
+            self._described = weights.architecture(model.state_dict())
+        return self._described
+
+    def restore_parts(self, further: Mapping[str, Stateful]) -> None:
+        """Load the user's parts, and the adapter's ``further`` ones, and prove them.
+
+        Raises:
+            StateMismatch: the checkpoint lacks one of them.
+            NotRestored: one did not come back as it was saved.
+        """
+        if self.checkpoint is not None:
+            self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
+
+    def watch(self, data_loader: Any) -> LoaderWatch:
+        """Watch a loader in place, together with the generators among the user's parts."""
+        generators = {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}
+        return loader.watch(data_loader, generators)
+
+    def align_buckets(self, module: Any) -> None:
+        """Let DDP reduce gradients in the order of the uninterrupted run; for other modules, do nothing.
+
+        Call it before the first step, with no gradients held.
+        """
+        if not BucketOrder.applies(module):
+            return
+        self._order = BucketOrder(module)
+        if self.own and self.own["buckets"]:
+            self._order.replay(self.own["buckets"])
+        else:
+            self._order.record()
+
+    # ---- Training
+
+    def ask_to_stop(self) -> bool:
+        """Return whether all ranks are to save and leave now; every rank asks at every step boundary."""
+        if not self.stopping and self.run.should_stop():
+            self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
+        return self.stopping
+
+    def save_checkpoint(
+        self,
+        name: str,
+        step: int,
+        *,
+        model: Any,
+        native: Callable[[], object],
+        own: Callable[[], dict[str, Any]],
+        parts: Mapping[str, Stateful],
+        owner: Callable[[Path], int],
+        entries: Callable[[], Sequence[PartEntry]],
+        facts: Callable[[], dict[str, Any]],
+        best: str | None,
+    ) -> None:
+        """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, say what each part holds.
+
+        Args:
+            name: name of the checkpoint.
+            step: optimizer steps completed.
+            model: the module whose tensors the checkpoint holds.
+            native: lets the framework write its own files.
+            own: what belongs to this rank alone, beside what this class adds.
+            parts: further parts of the adapter.
+            owner: the rank that answers for a file of the framework.
+            entries: says of each part who captures it.
+            facts: ``epoch``, ``metrics`` and ``cursor`` of the manifest.
+            best: name of the best checkpoint.
+        """
+
+        def described() -> dict[str, Any]:
+            found = entries()
+            if not self._reported and self.run.ranks.rank == 0:
+                report.parts(found)
+            self._reported = True
+            return {
+                "reason": self.reason,
+                "parts": tuple(found),
+                "architecture": weights.architecture_digest(architecture),
+                **facts(),
+            }
+
+        architecture = self._architecture(model)
+        added = {"architecture": Value(architecture), "trackers": Value(trackers.capture())}
+        self.run.save(
+            name,
+            step,
+            native=native,
+            own=lambda: {
+                **own(),
+                "topology": self.topology,
+                "buckets": self._order.order if self._order else [],
+            },
+            parts={**self.parts, **parts, **added},
+            owner=owner,
+            facts=described,
+            best=best,
+        )
+        self.reason = "scheduled"
+
+    # ---- Ending
+
+    def is_finished(self, step: int, horizon: int) -> bool:
+        """Return whether the run was left as finished at this step, with the same horizon: nothing is left to do."""
+        former = self.run.previous
+        return former is not None and (former.state, former.step, former.horizon) == ("finished", step, horizon)
+
+    def record_failure(self, error: Exception, step: int) -> None:
+        """Record why the run failed, if it got as far as owning its directory."""
+        if self.run.generation:
+            self.run.record("failed", step=step, reason=f"{type(error).__name__}: {error}")
