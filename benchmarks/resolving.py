@@ -12,7 +12,7 @@ import msgspec
 from benchmarks import figure
 from benchmarks.figure import Figure
 from resume_adapters.core import manifest as manifests
-from resume_adapters.core.commit import marker
+from resume_adapters.core.place import marker
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.resolve import latest_valid
 from resume_adapters.core.run import ResumableRun, no_foreign

@@ -238,4 +238,5 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 def files_of(checkpoint: Path) -> list[Path]:
     """Return the files of a checkpoint, the manifest among them, in name order."""
-    return sorted(file for file in checkpoint.rglob("*") if file.is_file())
+    places = [checkpoint, *checkpoint.rglob("*"), *checkpoint.with_name(f"{checkpoint.name}.resume").rglob("*")]
+    return sorted(file for file in places if file.is_file())

@@ -57,20 +57,25 @@ def command() -> Command:
 def make_run() -> Callable[..., ResumableRun]:
     """Commit checkpoints of some steps, each with facts of its manifest, and return the run that did."""
 
-    def make(directory: Path, saves: dict[int, dict[str, Any]], best: int | None = None) -> ResumableRun:
+    def make(
+        directory: Path, saves: dict[int, dict[str, Any]], best: int | None = None, *, files: bool = False
+    ) -> ResumableRun:
         run = ResumableRun(directory)
         run.open()
         for step, facts in saves.items():
-            name, described = f"checkpoint-{step}", {"epoch": step / 10, "reason": "scheduled", **facts}
+            name = f"step={step}.ckpt" if files else f"checkpoint-{step}"
+            described = {"epoch": step / 10, "reason": "scheduled", **facts}
+            native = directory / name if files else directory / name / "model.bin"
             run.save(
                 name,
                 step,
-                native=lambda name=name: (directory / name / "model.bin").write_bytes(name.encode() * 20),
+                native=lambda native=native, name=name: native.write_bytes(name.encode() * 20),
                 own=lambda step=step: {"step": step},
                 parts={"ema": Value({"step": step})},
                 owner=lambda file: 0,
                 facts=lambda described=described: described,
                 best=None if best is None else f"checkpoint-{best}",
+                is_file=files,
             )
         run.flush()
         run.close()

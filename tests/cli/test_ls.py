@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from resume_adapters.core import manifest as manifests
-from resume_adapters.core.commit import marker
+from resume_adapters.core.place import marker
 
 KEYS = {
     *("name", "state", "step", "epoch", "bytes", "written", "reason", "metrics", "generation", "world_size", "marks"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resume_adapters.core.commit import marker
+from resume_adapters.core.place import marker
 
 
 def test_finds_a_whole_run_valid(command, run_dir):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import miniature
 from launch import Server
 
 MEMORY = Path("/dev/shm")
@@ -23,6 +24,12 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="resume-adapters-", dir=MEMORY))
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture(params=["directory", "file"])
+def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with checkpoints that are directories, and with ones that are single files."""
+    monkeypatch.setattr(miniature, "FILES", request.param == "file")
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast
+from resume_adapters.core import commit
 from resume_adapters.core.storage import LocalStorage, Storage
 from resume_adapters.errors import NoValidCheckpoint
 
 import faults
 import miniature
 from faults import Crash, CrashingStorage
-from miniature import Miniature
+from miniature import Miniature, name, native, own
+
+pytestmark = pytest.mark.usefixtures("shape")
 
 FAULTS: dict[str, Callable[[Path, int | None], CrashingStorage]] = {
     "killed": lambda root, at: CrashingStorage(at),
@@ -52,8 +55,12 @@ def save_again_twice(directory: Path, storage: Storage) -> None:
     job.commit(30, "thirty again", best=10)
 
 
+def save_another_step_under_the_name(directory: Path, storage: Storage) -> None:
+    Miniature(directory, storage=storage).commit(40, "forty", best=10, under=name(30))
+
+
 def save_after_damage(directory: Path, storage: Storage) -> None:
-    faults.flip(directory / "checkpoint-30" / "model.bin")
+    faults.flip(native(directory / name(30)))
     job = Miniature(directory, storage=storage, keep=KeepLast(1))
     assert job.step == 20
     job.commit(30, "thirty again", best=10)
@@ -66,6 +73,7 @@ SCENARIOS = {
         (save_and_prune, {30: {"thirty"}, 40: {"forty"}}),
         (save_again, {30: {"thirty", "thirty again"}}),
         (save_again_twice, {30: {"thirty", "thirty once more", "thirty again"}}),
+        (save_another_step_under_the_name, {30: {"thirty"}, 40: {"forty"}}),
         (save_after_damage, {20: {"twenty"}, 30: {"thirty again"}}),
     )
 }
@@ -96,10 +104,10 @@ def test_a_kill_before_any_operation_resumes_from_a_whole_checkpoint(tmp_path: P
         job = Miniature(directory, keep=KeepLast(1))
         where = f"stopped before {storage.operations[-1]}, operation {at}"
         assert job.text in allowed.get(job.step, ()), f"{where}: resumed {job.step} {job.text!r}"
-        assert "checkpoint-10" in miniature.committed(directory), f"{where}: the best is gone"
+        assert name(10) in miniature.committed(directory), f"{where}: the best is gone"
         outcomes.add((job.step, job.text))
         job.commit(50, best=10)
-        assert miniature.committed(directory) == {"checkpoint-10": 10, "checkpoint-50": 50}, where
+        assert miniature.committed(directory) == {name(10): 10, name(50): 50}, where
         assert not miniature.leftovers(directory), where
         again = Miniature(directory)
         assert (again.step, again.choice.rejected) == (50, ())
@@ -118,14 +126,14 @@ def test_a_start_that_is_killed_at_any_operation_can_be_repeated(tmp_path: Path,
         shutil.copytree(prepared, tmp_path / "counted", symlinks=True)
         with pytest.raises(Crash):
             save_again(tmp_path / "counted", CrashingStorage(at))
-        moved = tmp_path / "counted" / "checkpoint-30.superseded"
-        if moved.is_dir() and not (tmp_path / "counted" / "checkpoint-30" / "resume" / "manifest.json").exists():
+        moved = tmp_path / "counted" / f"{name(30)}.superseded"
+        if moved.exists() and not (own(tmp_path / "counted" / name(30)) / "manifest.json").exists():
             shutil.rmtree(tmp_path / "unfinished", ignore_errors=True)
             shutil.copytree(tmp_path / "counted", tmp_path / "unfinished", symlinks=True)
     prepared = tmp_path / "unfinished"
-    newer = prepared / "checkpoint-60"
-    shutil.copytree(prepared / "checkpoint-20", newer)
-    faults.flip(newer / "resume" / "manifest.json")
+    newer = prepared / name(60)
+    miniature.copy(prepared / name(20), newer)
+    faults.flip(own(newer) / "manifest.json")
 
     count = operations(prepared, tmp_path / "open", lambda path, storage: Miniature(path, storage=storage), fault)
     for at in range(count):
@@ -136,8 +144,8 @@ def test_a_start_that_is_killed_at_any_operation_can_be_repeated(tmp_path: Path,
         job = Miniature(directory)
         assert (job.step, job.text) == (30, "thirty")
         assert job.choice.checkpoint is not None
-        assert job.choice.checkpoint.path == directory / "checkpoint-30"
-        assert miniature.set_aside(directory) == ["checkpoint-60.1"]
+        assert job.choice.checkpoint.path == directory / name(30)
+        assert miniature.set_aside(directory) == [f"{name(60)}.1"]
         assert not miniature.leftovers(directory)
         assert set(miniature.committed(directory).values()) == set(BEFORE)
         shutil.rmtree(directory)
@@ -159,9 +167,9 @@ def test_starting_from_scratch_loses_nothing_wherever_it_is_killed(tmp_path: Pat
             start(directory, FAULTS[fault](directory, at))
         start(directory, LocalStorage())
         assert miniature.committed(directory) == {}
-        assert miniature.set_aside(directory) == ["checkpoint-10.1", "checkpoint-20.1", "checkpoint-30.1"]
+        assert miniature.set_aside(directory) == [f"{name(step)}.1" for step in BEFORE]
         for step, text in BEFORE.items():
-            start_from = directory / ".resume" / "set-aside" / f"checkpoint-{step}.1"
+            start_from = directory / ".resume" / "set-aside" / f"{name(step)}.1"
             other = Miniature(tmp_path / f"{at}-{step}", resume=start_from)
             assert (other.step, other.text) == (step, text)
             shutil.rmtree(tmp_path / f"{at}-{step}")
@@ -171,10 +179,10 @@ def test_starting_from_scratch_loses_nothing_wherever_it_is_killed(tmp_path: Pat
 @pytest.mark.parametrize("damage", faults.DAMAGES)
 def test_any_one_file_damaged_takes_the_checkpoint_before_and_names_the_file(tmp_path: Path, damage: str) -> None:
     prepare(tmp_path / "prepared")
-    files = faults.files_of(tmp_path / "prepared" / "checkpoint-30")
+    files = faults.files_of(tmp_path / "prepared" / name(30))
     assert {file.name for file in files} == {
         "manifest.json",
-        "model.bin",
+        native(tmp_path / name(30)).name,
         "rank-00000.json",
         "ema.json",
         "ema.safetensors",
@@ -185,10 +193,10 @@ def test_any_one_file_damaged_takes_the_checkpoint_before_and_names_the_file(tmp
         faults.DAMAGES[damage](directory / file.relative_to(tmp_path / "prepared"))
         job = Miniature(directory, keep=KeepLast(1))
         assert (job.step, job.text) == (20, "twenty")
-        assert [each.path.name for each in job.choice.rejected] == ["checkpoint-30"]
+        assert [each.path.name for each in job.choice.rejected] == [name(30)]
         assert file.name in job.choice.rejected[0].reason
-        assert miniature.set_aside(directory) == ["checkpoint-30.1"]
-        job.run.prune(best="checkpoint-10")
+        assert miniature.set_aside(directory) == [f"{name(30)}.1"]
+        job.run.prune(best=name(10))
         assert set(miniature.committed(directory).values()) == {10, 20}
 
 
@@ -196,30 +204,30 @@ def test_any_one_file_damaged_takes_the_checkpoint_before_and_names_the_file(tmp
 def test_pruning_counts_no_damaged_checkpoint_as_the_one_to_resume_from(tmp_path: Path, damage: str) -> None:
     prepare(tmp_path)
     job = Miniature(tmp_path, keep=KeepLast(1))
-    faults.DAMAGES[damage](tmp_path / "checkpoint-30" / "model.bin")
+    faults.DAMAGES[damage](native(tmp_path / name(30)))
     job.run.prune()
-    assert (tmp_path / "checkpoint-30").is_dir(), "what is damaged is not removed either"
+    assert own(tmp_path / name(30)).is_dir(), "what is damaged is not removed either"
     assert Miniature(tmp_path).text == "twenty"
 
 
 def test_saving_again_over_a_damaged_checkpoint_sets_the_damaged_one_aside(tmp_path: Path) -> None:
     job = Miniature(tmp_path, keep=KeepLast(1))
     job.commit(10)
-    faults.cut(tmp_path / "checkpoint-10" / "model.bin")
+    faults.cut(native(tmp_path / name(10)))
     job.commit(10, "again")
-    assert miniature.committed(tmp_path) == {"checkpoint-10": 10}
-    assert miniature.set_aside(tmp_path) == ["checkpoint-10.superseded.1"]
+    assert miniature.committed(tmp_path) == {name(10): 10}
+    assert miniature.set_aside(tmp_path) == [f"{name(10)}.superseded.1"]
     assert Miniature(tmp_path).text == "again"
 
 
 def test_nothing_valid_is_an_error_that_lists_what_there_is(tmp_path: Path) -> None:
     prepare(tmp_path)
     for step, damage in zip(BEFORE, (faults.cut, faults.remove, faults.flip), strict=True):
-        damage(tmp_path / f"checkpoint-{step}" / "model.bin")
+        damage(native(tmp_path / name(step)))
     with pytest.raises(NoValidCheckpoint) as refused:
         Miniature(tmp_path)
     for step in BEFORE:
-        assert f"checkpoint-{step}: model.bin" in str(refused.value)
+        assert f"{name(step)}: {native(Path(name(step))).name}" in str(refused.value)
     assert len(miniature.committed(tmp_path)) == 3, "a refused start moves nothing"
     assert Miniature(tmp_path, resume="scratch!").step == 0
 
@@ -229,7 +237,7 @@ def test_the_best_outlives_a_failed_second_save_of_its_step(tmp_path: Path) -> N
     prepare(tmp_path)
     storage = CrashingStorage()
     job = Miniature(tmp_path, storage=storage, keep=KeepLast(1))
-    (tmp_path / "checkpoint-30").rename(tmp_path / "checkpoint-30.superseded")
+    commit.step_aside(storage, tmp_path / name(30))
     job.commit(40, best=30)
-    assert miniature.committed(tmp_path) == {"checkpoint-30.superseded": 30, "checkpoint-40": 40}
-    assert Miniature(tmp_path).committed() == {"checkpoint-30": 30, "checkpoint-40": 40}
+    assert miniature.committed(tmp_path) == {f"{name(30)}.superseded": 30, name(40): 40}
+    assert Miniature(tmp_path).committed() == {name(30): 30, name(40): 40}

@@ -186,11 +186,11 @@ def test_only_commit_writes_the_marker() -> None:
             if isinstance(node, ast.Call)
             and (getattr(node.func, "attr", None) or getattr(node.func, "id", ""))
             in ("write", "write_atomically", "replace")
-            and "marker(" in ast.unparse(node)
+            and "MANIFEST" in ast.unparse(node)
         ]
         assert len(writes) == (1 if file.stem == "commit" else 0), (file.name, writes)
     spelled = {file.stem for file in CORE if '"manifest.json"' in file.read_text()}
-    assert spelled == {"commit"}
+    assert spelled == {"place"}
 
 
 def test_only_pruning_removes_a_committed_checkpoint() -> None:

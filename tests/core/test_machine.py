@@ -19,7 +19,7 @@ from resume_adapters.errors import NoValidCheckpoint
 import faults
 import miniature
 from faults import Crash, CrashingStorage
-from miniature import Miniature
+from miniature import Miniature, name, native, own
 
 policies = st.one_of(
     st.just(KeepAll()),
@@ -30,6 +30,10 @@ policies = st.one_of(
     st.builds(lambda count, steps: KeepLast(count) | KeepEvery(steps), st.integers(1, 2), st.integers(2, 4)),
 )
 MEMORY = Path("/dev/shm")
+
+
+def step_of(checkpoint: str) -> int:
+    return int(checkpoint.removesuffix(".ckpt").removeprefix("checkpoint-"))
 
 
 @dataclass
@@ -43,8 +47,11 @@ class Kept:
 class RunDirectory(RuleBasedStateMachine):
     """A run directory and its model: what was committed, by step, and what of it was damaged since."""
 
+    files = False
+
     def __init__(self) -> None:
         super().__init__()
+        miniature.FILES = self.files
         self.directory = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None)) / "run"
         self.model: dict[int, Kept] = {}
         self.best: int | None = None
@@ -52,6 +59,7 @@ class RunDirectory(RuleBasedStateMachine):
         self.now = 1e6
 
     def teardown(self) -> None:
+        miniature.FILES = False
         shutil.rmtree(self.directory.parent)
 
     @initialize()
@@ -71,7 +79,7 @@ class RunDirectory(RuleBasedStateMachine):
         except NoValidCheckpoint as refused:
             assert damaged, "nothing was damaged"
             assert not whole
-            assert all(f"checkpoint-{step}" in str(refused) for step in damaged)
+            assert all(name(step) in str(refused) for step in damaged)
             self.job = Miniature(self.directory, resume="scratch!", **options)
             damaged = set(self.model)
         assert self.job.step == expected
@@ -79,13 +87,15 @@ class RunDirectory(RuleBasedStateMachine):
             assert self.job.text == self.model[expected].text
         # A start from scratch also moves away what a crash left unfinished, which the model does not know.
         moved = self._names(set(miniature.set_aside(self.directory)) - shelf)
-        assert {f"checkpoint-{step}" for step in damaged} <= moved
+        assert {name(step) for step in damaged} <= moved
         assert len(moved) <= len(damaged) + (expected == 0)
         for step in damaged:
             del self.model[step]
         if self.best not in self.model:
             self.best = None
-        assert not [left for left in miniature.leftovers(self.directory) if "pending" in left or ".resume" in left]
+        assert not [
+            left for left in miniature.leftovers(self.directory) if "pending" in left or left.startswith(".resume/")
+        ]
 
     @staticmethod
     def _names(shelved: set[str]) -> set[str]:
@@ -148,17 +158,16 @@ class RunDirectory(RuleBasedStateMachine):
         }
 
     def _is_there(self, step: int) -> bool:
-        return any((self.directory / f"checkpoint-{step}{suffix}").exists() for suffix in ("", ".superseded"))
+        return any(own(self.directory / f"{name(step)}{suffix}").exists() for suffix in ("", ".superseded"))
 
     def _on_disk(self) -> dict[int, str]:
         """Read past the package: the text of each committed checkpoint; the newer where a step has two."""
         found: dict[int, str] = {}
-        for marker in sorted(self.directory.glob("*/resume/manifest.json"), reverse=True):
-            path = marker.parents[1]
+        for path in sorted(miniature.markers(self.directory), reverse=True):
             if path.is_symlink():
                 continue
-            step = int(path.name.removesuffix(".superseded").removeprefix("checkpoint-"))
-            content = (path / "model.bin").read_bytes() if (path / "model.bin").exists() else b""
+            step = step_of(path.name.removesuffix(".superseded"))
+            content = native(path).read_bytes() if native(path).exists() else b""
             found[step] = content[: len(content) // 20].decode(errors="replace")
         return found
 
@@ -166,7 +175,7 @@ class RunDirectory(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(sorted(faults.DAMAGES)), which=st.integers(0, 9))
     def damage_the_newest(self, kind: str, which: int) -> None:
         newest = max(step for step, kept in self.model.items() if not kept.damaged)
-        files = faults.files_of(self.directory / f"checkpoint-{newest}")
+        files = faults.files_of(self.directory / name(newest))
         faults.DAMAGES[kind](files[which % len(files)])
         self.model[newest].damaged = True
 
@@ -174,9 +183,9 @@ class RunDirectory(RuleBasedStateMachine):
     def prune(self, policy: KeepAll, later: int) -> None:
         self.now += later
         self.job.run.keep = policy
-        plan = self.job.run.prune(best=None if self.best is None else f"checkpoint-{self.best}")
+        plan = self.job.run.prune(best=None if self.best is None else name(self.best))
         gone = {step for step in self.model if not self._is_there(step)}
-        assert gone == {int(name.removeprefix("checkpoint-")) for name in plan.remove if name.count(".") == 0}
+        assert gone == {step_of(each) for each in plan.remove if not each.endswith(".superseded")}
         whole = [step for step, kept in self.model.items() if not kept.damaged]
         assert not gone & {max(whole, default=0), self.best}
         for step in gone:
@@ -193,8 +202,15 @@ class RunDirectory(RuleBasedStateMachine):
             assert kept.damaged or found[step] == kept.text
 
 
+class RunDirectoryOfFiles(RunDirectory):
+    """The same, with checkpoints that are single files."""
+
+    files = True
+
+
 TestRunDirectory = RunDirectory.TestCase
-TestRunDirectory.settings = settings(
+TestRunDirectoryOfFiles = RunDirectoryOfFiles.TestCase
+TestRunDirectory.settings = TestRunDirectoryOfFiles.settings = settings(
     max_examples=100,
     stateful_step_count=25,
     deadline=None,

@@ -245,7 +245,7 @@ def test_a_named_start_that_is_damaged_or_none_is_refused(tmp_path: Path) -> Non
         Miniature(tmp_path / "run", resume=other)
     with pytest.raises(CheckpointDamaged, match="not a checkpoint"):
         Miniature(tmp_path / "run", resume=tmp_path)
-    with pytest.raises(UnsupportedSetting, match="is not a directory"):
+    with pytest.raises(UnsupportedSetting, match="is not there"):
         Miniature(tmp_path / "run", resume="sratch")
 
 

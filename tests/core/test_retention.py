@@ -99,7 +99,7 @@ def test_a_superseded_checkpoint_counts_for_nothing(found: list[Candidate], poli
     assert decided.keep == plan(current, policy, now=NOW, anchor=None).keep
     for candidate in found:
         if candidate.superseded:
-            assert decided.remove[candidate.name] == "saved again at the same step"
+            assert decided.remove[candidate.name] == "saved again under its name"
 
 
 @given(checkpoints(), st.integers(1, 4), st.sampled_from(["min", "max"]))

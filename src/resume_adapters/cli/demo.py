@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from resume_adapters.cli.kills import DemoFailed, Kill, Launch, Point, Process, choose
-from resume_adapters.core.commit import CONTROL
+from resume_adapters.core.place import CONTROL
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 STEPS = 60

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resume_adapters.core.commit import is_pending
 from resume_adapters.core.listing import candidates
+from resume_adapters.core.place import is_pending
 from resume_adapters.errors import ResumeError
 
 _POLL = 0.002

@@ -8,21 +8,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from resume_adapters.core.commit import CONTROL, LATEST, is_committed, is_pending
 from resume_adapters.core.journal import Journal, Status
-from resume_adapters.core.listing import Listed, listing
+from resume_adapters.core.listing import Listed, is_alias, listing
 from resume_adapters.core.manifest import Manifest
+from resume_adapters.core.place import CONTROL, LATEST, is_committed, is_pending
 from resume_adapters.core.retention import Candidate, KeepBest
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, UnsupportedSetting
 
 STORAGE = LocalStorage()
 
-_FOREIGN = re.compile(r"checkpoint-(\d+)")
+_FOREIGN = re.compile(r"checkpoint-(\d+)|.*step=(\d+).*\.ckpt")
+"""Names that the Trainer and Lightning give."""
 
 
 def foreign(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint of the bare Trainer; ``None`` for another directory.
+    """Return the step in the name of a checkpoint of the bare framework; ``None`` for what is none.
 
     Whether it is whole, only its framework's adapter can tell.
 
@@ -32,7 +33,7 @@ def foreign(path: Path) -> int | None:
     named = _FOREIGN.fullmatch(path.name)
     if named and not path.exists():
         raise CheckpointDamaged(f"is a link to {os.readlink(path)}, which is not there", path=path)
-    return int(named[1]) if named else None
+    return int(named[1] or named[2]) if named else None
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def read(path: Path) -> RunDirectory:
     path = Path(os.path.abspath(path))
     try:
         empty = not os.listdir(path)
-        rows = tuple(row for row in listing(STORAGE, path, foreign) if not _is_alias(row))
+        rows = tuple(row for row in listing(STORAGE, path, foreign) if not is_alias(row.path))
     except FileNotFoundError as error:
         raise RunDirectoryUnusable(
             f"there is no {path}; expected a run's directory of checkpoints", path=path
@@ -136,10 +137,6 @@ def read(path: Path) -> RunDirectory:
             f"{path} {found}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
     return RunDirectory(path, rows, _latest(path))
-
-
-def _is_alias(row: Listed) -> bool:
-    return row.path.is_symlink() and row.state == "committed"
 
 
 def _latest(path: Path) -> str | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from resume_adapters.cli.rundir import STORAGE, RunDirectory
-from resume_adapters.core.commit import marker
 from resume_adapters.core.listing import Listed, check_digests, check_sizes, inspect
 from resume_adapters.core.manifest import Manifest
+from resume_adapters.core.place import marker
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, UnsupportedSetting
 
 

@@ -1,8 +1,9 @@
 """The life of a checkpoint from pending to committed. This module is the only writer of the commit marker.
 
-A pending checkpoint is a directory that has ``resume/pending`` but no ``resume/manifest.json``. The manifest, written
-last and renamed into place, is the commit: before it the checkpoint does not exist, after it the checkpoint is whole,
-for all its files were forced onto the disk first. What has neither was not begun here, or has lost its manifest.
+A pending checkpoint has the marker ``pending`` but no ``manifest.json`` (:mod:`resume_adapters.core.place` says where).
+The manifest, written last and renamed into place, is the commit: before it the checkpoint does not exist, after it the
+checkpoint is whole, for all its files were forced onto the disk first. What has neither was not begun here, or has lost
+its manifest.
 """
 
 from __future__ import annotations
@@ -14,50 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from resume_adapters.core import manifest as manifests
+from resume_adapters.core import place
 from resume_adapters.core.manifest import FileEntry, Manifest
+from resume_adapters.core.place import CONTROL, LATEST, PENDING, is_committed, is_pending, superseded
 from resume_adapters.core.ranks import Ranks, everywhere
-from resume_adapters.core.state import DIRECTORY, rank_file
 from resume_adapters.core.storage import Storage, point_to, remove_tree, write_atomically
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
 T = TypeVar("T")
-
-CONTROL = ".resume"
-"""Where a run directory keeps what belongs to the run rather than to one checkpoint."""
-
-LATEST = "latest"
-PENDING = "pending"
-"""Name of the file that says that a checkpoint was begun by this package and is not committed yet. A directory without
-it is never removed as unfinished: ``resume/`` alone may be anybody's."""
-
-SUPERSEDED = ".superseded"
-"""Suffix of a committed checkpoint whose step is being saved again: it stays valid until the new one is committed."""
-
-
-def marker(checkpoint: Path) -> Path:
-    """Return the file whose presence makes ``checkpoint`` committed."""
-    return checkpoint / DIRECTORY / "manifest.json"
-
-
-def is_committed(checkpoint: Path) -> bool:
-    """Return whether the checkpoint has its commit marker. Whether its files agree with it is another question."""
-    return marker(checkpoint).is_file()
-
-
-def is_pending(checkpoint: Path) -> bool:
-    """Return whether the checkpoint was begun by this package and never committed."""
-    return (checkpoint / DIRECTORY / PENDING).is_file() and not is_committed(checkpoint)
-
-
-def has_lost_manifest(checkpoint: Path) -> bool:
-    """Return whether the checkpoint holds what this package saves, and neither marker: it was committed once."""
-    own = (checkpoint / DIRECTORY / f"{rank_file('', 0)}.json").is_file()
-    return own and not is_committed(checkpoint) and not is_pending(checkpoint)
-
-
-def superseded(checkpoint: Path) -> Path:
-    """Return where a committed checkpoint waits while its step is saved again."""
-    return checkpoint.with_name(checkpoint.name + SUPERSEDED)
 
 
 def discard(storage: Storage, checkpoint: Path) -> None:
@@ -65,13 +30,36 @@ def discard(storage: Storage, checkpoint: Path) -> None:
 
     Where it is cut short, the next start removes the rest.
     """
-    gone = checkpoint.parent / CONTROL / f"remove-{checkpoint.name}"
-    if gone.exists() or gone.is_symlink():
-        remove_tree(storage, gone)
-    storage.replace(checkpoint, gone)
-    storage.sync(gone.parent)
+    if place.is_beside(checkpoint) and is_committed(checkpoint):
+        storage.replace(place.marker(checkpoint), place.pending_marker(checkpoint))  # from here on it is none
+        storage.sync(place.beside(checkpoint))
+    control = checkpoint.parent / CONTROL
+    gone = [control / f"remove-{path.name}" for path in place.names(checkpoint)]
+    for path, away in zip(place.names(checkpoint), gone, strict=True):
+        if away.exists() or away.is_symlink():
+            remove_tree(storage, away)
+        storage.replace(path, away)
+    storage.sync(control)
     storage.sync(checkpoint.parent)
-    remove_tree(storage, gone)
+    for away in gone:
+        remove_tree(storage, away)
+
+
+def step_aside(storage: Storage, checkpoint: Path) -> None:
+    """Give a committed checkpoint's name free; it stays valid, under another name."""
+    own = place.is_beside(checkpoint)
+    older = superseded(checkpoint)
+    storage.replace(checkpoint, older)
+    if own:
+        storage.replace(place.beside(checkpoint), place.beside(older))
+
+
+def put_back(storage: Storage, checkpoint: Path) -> None:
+    """Give a checkpoint that stepped aside its name again; also one that was cut short half-way."""
+    older = superseded(checkpoint)
+    if place.is_beside(older):  # first, so that half-way looks as it does half-way aside
+        storage.replace(place.beside(older), place.beside(checkpoint))
+    storage.replace(older, checkpoint)
 
 
 class PendingCheckpoint:
@@ -80,22 +68,33 @@ class PendingCheckpoint:
     Args:
         storage: where to write.
         ranks: the ranks that write it together; with a background commit, a channel of its own.
-        path: the checkpoint's directory; its parent is the run directory.
+        path: the checkpoint; its parent is the run directory.
         step: optimizer steps completed.
         fence: raises where another start owns the run directory.
+        is_file: the framework writes one file of that name, not a directory.
     """
 
-    def __init__(self, storage: Storage, ranks: Ranks, path: Path, step: int, fence: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        ranks: Ranks,
+        path: Path,
+        step: int,
+        fence: Callable[[], None],
+        *,
+        is_file: bool = False,
+    ) -> None:
         self.storage = storage
         self.ranks = ranks
         self.path = path
         self.step = step
         self.fence = fence
+        self.is_file = is_file
 
     @property
     def directory(self) -> Path:
-        """Where the parts that this package adds go."""
-        return self.path / DIRECTORY
+        """Where this package puts what it adds."""
+        return place.beside(self.path) if self.is_file else place.within(self.path)
 
     def open(self, set_aside: Callable[[Path], object]) -> None:
         """Make the pending directory appear, marked as such from its first instant. Every rank calls it.
@@ -114,20 +113,23 @@ class PendingCheckpoint:
         is what a crash left and goes.
         """
         self.fence()
-        if is_committed(self.path):
+        if self.path.is_symlink():
+            set_aside(self.path)
+        elif is_committed(self.path):
             older = superseded(self.path)
-            if older.exists():
+            if place.names(older):
                 set_aside(older)
-            self.storage.replace(self.path, older)
+            step_aside(self.storage, self.path)
         elif is_pending(self.path):
             discard(self.storage, self.path)
-        elif self.path.exists() or self.path.is_symlink():
+        elif place.names(self.path):
             set_aside(self.path)
         new = self.path.parent / CONTROL / f"begin-{self.path.name}"
-        self.storage.make_directory(new / DIRECTORY)
-        self.storage.write(new / DIRECTORY / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
-        self.storage.sync(new / DIRECTORY / PENDING)
-        self.storage.replace(new, self.path)
+        own = new if self.is_file else place.within(new)
+        self.storage.make_directory(own)
+        self.storage.write(own / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
+        self.storage.sync(own / PENDING)
+        self.storage.replace(new, place.beside(self.path) if self.is_file else self.path)
 
     def write(self, work: Callable[[], T]) -> list[T]:
         """Let every rank write files and return what ``work`` returned on each; where one fails, all raise.
@@ -152,29 +154,32 @@ class PendingCheckpoint:
                 step=self.step,
             )
 
-    def seal(self, files: Iterable[Path]) -> list[FileEntry]:
-        """Force this rank's files onto the disk and return their entries."""
+    def seal(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
+        """Force this rank's files onto the disk and return their entries.
+
+        Args:
+            files: each after its path for the manifest.
+        """
         entries = []
-        directories = {self.directory, self.path}
-        for file in files:
+        directories = {self.directory, self.directory.parent}
+        for path, file in files:
             self.storage.sync(file)
             size, digest = self.storage.digest(file)
-            relative = file.relative_to(self.path)
-            entries.append(FileEntry(relative.as_posix(), size, digest, self.ranks.rank))
-            directories.update(self.path / parent for parent in relative.parents)
+            entries.append(FileEntry(path.as_posix(), size, digest, self.ranks.rank))
+            directories.update(parent for parent in file.parents if self.directory.parent in parent.parents)
         for directory in sorted(directories):
             self.storage.sync(directory)
         return entries
 
     def commit(
         self,
-        files: Iterable[Path],
+        files: Iterable[tuple[Path, Path]],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> Manifest:
         """Commit on all ranks or on none.
 
         Args:
-            files: this rank's files.
+            files: this rank's files, each after its path for the manifest.
             describe: makes the manifest from all ranks' entries; called on rank zero.
 
         Raises:
@@ -197,7 +202,7 @@ class PendingCheckpoint:
         manifest = describe(entries)
         self.fence()
         self.storage.sync(self.path.parent)
-        write_atomically(self.storage, marker(self.path), manifests.encode(manifest))
+        write_atomically(self.storage, self.directory / place.MANIFEST, manifests.encode(manifest))
         return manifest
 
     def announce(self) -> None:
@@ -233,5 +238,5 @@ class PendingCheckpoint:
             self.fence()
             if is_pending(self.path):
                 discard(self.storage, self.path)
-            if superseded(self.path).exists() and not self.path.exists():
-                self.storage.replace(superseded(self.path), self.path)
+            if place.has_stepped_aside(self.path):
+                put_back(self.storage, self.path)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from resume_adapters.core import retention
-from resume_adapters.core.commit import CONTROL, LATEST, PENDING, SUPERSEDED, discard, is_committed, is_pending
+from resume_adapters.core import place, retention
+from resume_adapters.core.commit import discard, put_back
 from resume_adapters.core.journal import Journal
 from resume_adapters.core.listing import (
     Foreign,
@@ -17,8 +18,8 @@ from resume_adapters.core.listing import (
     whole_foreign,
 )
 from resume_adapters.core.manifest import Manifest
+from resume_adapters.core.place import CONTROL, LATEST, SUPERSEDED, is_committed, is_pending
 from resume_adapters.core.retention import Candidate, Plan, Policy
-from resume_adapters.core.state import DIRECTORY
 from resume_adapters.core.storage import Storage, remove_tree
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
@@ -65,10 +66,17 @@ def set_aside(storage: Storage, path: Path) -> Path:
     shelf = path.parent / CONTROL / "set-aside"
     storage.make_directory(shelf)
     number = 1
-    while (target := shelf / f"{path.name}.{number}").exists() or target.is_symlink():
+    # Of a checkpoint that was half moved when a crash came, the other half gets the same number.
+    while any(os.path.lexists(away) for away in _moves(path, shelf / f"{path.name}.{number}").values()):
         number += 1
-    storage.replace(path, target)
+    target = shelf / f"{path.name}.{number}"
+    for source, away in _moves(path, target).items():
+        storage.replace(source, away)
     return target
+
+
+def _moves(path: Path, target: Path) -> dict[Path, Path]:
+    return {name: target if name == path else place.beside(target) for name in place.names(path)}
 
 
 def sweep(storage: Storage, directory: Path) -> dict[Path, Path]:
@@ -83,17 +91,17 @@ def sweep(storage: Storage, directory: Path) -> dict[Path, Path]:
             continue
         if is_pending(path):
             discard(storage, path)
-        elif is_committed(path) and (path / DIRECTORY / PENDING).exists():
-            storage.remove_file(path / DIRECTORY / PENDING)  # the kill came right after the commit
+        elif is_committed(path) and place.pending_marker(path).exists():
+            storage.remove_file(place.pending_marker(path))  # the kill came right after the commit
     for path in [*sorted(control.glob("begin-*")), *sorted(control.glob("remove-*"))]:
         remove_tree(storage, path)
-    put_back = {}
+    returned = {}
     for path in candidates(directory):
-        original = path.with_name(path.name.removesuffix(SUPERSEDED))
-        if path != original and is_committed(path) and not original.exists():
-            storage.replace(path, original)
-            put_back[path] = original
-    return put_back
+        original = place.original(path)
+        if place.has_stepped_aside(original):
+            put_back(storage, original)
+            returned[path] = original
+    return returned
 
 
 def is_checkpoint(path: Path, foreign: Foreign) -> bool:
@@ -157,7 +165,7 @@ def _newest_first(storage: Storage, directory: Path) -> list[tuple[str, Manifest
         except (CheckpointDamaged, FormatTooNew):
             continue
         found.append((path.name, manifest))
-    return sorted(found, key=lambda each: newest_first(each[0], each[1].step))
+    return sorted(found, key=lambda each: newest_first(each[0], each[1].step, each[1].written))
 
 
 def _agrees(storage: Storage, path: Path, manifest: Manifest) -> bool:

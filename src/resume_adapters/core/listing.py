@@ -9,20 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resume_adapters.core import manifest as manifests
-from resume_adapters.core.commit import CONTROL, LATEST, SUPERSEDED, has_lost_manifest, is_committed, is_pending, marker
+from resume_adapters.core import place
 from resume_adapters.core.manifest import FileEntry, Manifest
+from resume_adapters.core.place import LATEST, SUPERSEDED, is_committed, is_pending
 from resume_adapters.core.storage import Storage
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
 Foreign = Callable[[Path], int | None]
-"""Asks an adapter about a directory that this package did not write: the step of a whole checkpoint, ``None`` for
-something else. Raises :class:`CheckpointDamaged` for a checkpoint that is not whole."""
+"""Asks an adapter about something that this package did not write: the step of a whole checkpoint, ``None`` for what is
+none. Raises :class:`CheckpointDamaged` for a checkpoint that is not whole."""
+
+FILE_SUFFIX = ".ckpt"
+"""What the names of checkpoints that are single files end in, where nothing of this package lies beside them."""
 
 _LAST_NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
 def candidates(run_directory: Path) -> list[Path]:
-    """Return the directories that may be a checkpoint, newest first by the number in the name.
+    """Return what may be a checkpoint, newest first by the number in the name.
+
+    That is every directory, every link, each file that this package or (by its suffix) Lightning may have made a
+    checkpoint of, and what this package added to a file that is not there any more.
 
     Raises:
         RunDirectoryUnusable: the run directory is not a directory, or cannot be listed.
@@ -37,17 +44,24 @@ def candidates(run_directory: Path) -> list[Path]:
         ) from error
     except OSError as error:
         raise RunDirectoryUnusable(f"{run_directory} cannot be listed: {error.strerror}", path=run_directory) from error
-    found = [
-        Path(entry.path)
-        for entry in entries
-        if entry.name not in (CONTROL, LATEST) and (entry.is_symlink() or entry.is_dir())
-    ]
-    return sorted(found, key=lambda path: newest_first(path.name, _number(path.name)))
+    found = {name for entry in entries if entry.name != LATEST and (name := _checkpoint_name(entry)) is not None}
+    return [run_directory / name for name in sorted(found, key=lambda name: newest_first(name, _number(name)))]
 
 
-def newest_first(name: str, step: int) -> tuple[int, bool, str]:
+def _checkpoint_name(entry: os.DirEntry[str]) -> str | None:
+    """Return the name of the checkpoint that an entry of a run directory may be, or may belong to."""
+    if entry.name.startswith("."):
+        return None
+    if entry.is_symlink():
+        return entry.name
+    if entry.is_dir():
+        return entry.name.removesuffix(place.BESIDE) if place.is_added(Path(entry.path)) else entry.name
+    return entry.name if entry.name.endswith(FILE_SUFFIX) else None
+
+
+def newest_first(name: str, step: int, written: float = 0.0) -> tuple[int, bool, float, str]:
     """Return the key that sorts checkpoints into the order in which a resume considers them."""
-    return -step, name.endswith(SUPERSEDED), name
+    return -step, name.endswith(SUPERSEDED), -written, name
 
 
 def _number(name: str) -> int:
@@ -55,12 +69,16 @@ def _number(name: str) -> int:
     return int(found[0]) if found else -1
 
 
-def claimed_step(storage: Storage, path: Path) -> int:
-    """Return the step that a directory's manifest says, or else the number in its name; -1 without either."""
+def claim(storage: Storage, path: Path) -> tuple[int, float]:
+    """Return the step that a manifest says and when it was written, or else the number in the name; -1 without either.
+
+    Of two checkpoints of one step, the later one knows of the earlier.
+    """
     try:
-        return inspect(storage, path).step
+        manifest = inspect(storage, path)
+        return manifest.step, manifest.written
     except (CheckpointDamaged, FormatTooNew):
-        return _number(path.name)
+        return _number(path.name), 0.0
 
 
 def inspect(storage: Storage, path: Path) -> Manifest:
@@ -72,7 +90,7 @@ def inspect(storage: Storage, path: Path) -> Manifest:
     """
     require_in_run_directory(path)
     try:
-        return manifests.decode(storage.read(marker(path)))
+        return manifests.decode(storage.read(place.marker(path)))
     except OSError as error:
         raise CheckpointDamaged(f"manifest.json cannot be read: {error.strerror}", path=path) from error
 
@@ -87,6 +105,13 @@ def require_in_run_directory(path: Path) -> None:
         raise CheckpointDamaged(f"is a symbolic link that leaves the run directory ({os.readlink(path)})", path=path)
 
 
+def is_alias(path: Path) -> bool:
+    """Return whether a candidate is no further checkpoint: a link to a committed one of the same run directory."""
+    if not path.is_symlink() or not is_committed(path):
+        return False
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(path.parent)
+
+
 def check_sizes(path: Path, manifest: Manifest) -> None:
     """Check that every file of a manifest is there with its size.
 
@@ -95,7 +120,7 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
     """
     for entry in manifest.files:
         try:
-            size = os.stat(path / entry.path).st_size
+            size = os.stat(place.locate(path, entry.path)).st_size
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if size != entry.bytes:
@@ -110,7 +135,7 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
     """
     for entry in entries:
         try:
-            _, digest = storage.digest(path / entry.path)
+            _, digest = storage.digest(place.locate(path, entry.path))
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if digest != entry.digest:
@@ -122,15 +147,14 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
 
 
 def whole_foreign(path: Path, foreign: Foreign) -> int | None:
-    """Ask the adapter about a directory without a manifest: its step, or ``None`` where it is no checkpoint.
+    """Ask the adapter about what has no manifest: its step, or ``None`` where it is no checkpoint.
 
     Raises:
         CheckpointDamaged: it is not whole, or has lost its manifest.
     """
-    if has_lost_manifest(path):
-        raise CheckpointDamaged(
-            "resume/manifest.json is missing, though the rest of the checkpoint is there", path=path
-        )
+    if place.has_lost_manifest(path):
+        missing = place.marker(path).relative_to(path.parent if place.is_beside(path) else path)
+        raise CheckpointDamaged(f"{missing} is missing, though the rest of the checkpoint is there", path=path)
     return foreign(path)
 
 
@@ -148,7 +172,8 @@ class Listed:
 def listing(storage: Storage, run_directory: Path, foreign: Foreign) -> list[Listed]:
     """Describe every checkpoint of a run directory, oldest first, without reading the files' content."""
     rows = []
-    for path in reversed(candidates(run_directory)):
+    found = {path: newest_first(path.name, *claim(storage, path)) for path in candidates(run_directory)}
+    for path in sorted(found, key=lambda path: found[path], reverse=True):
         try:
             if is_pending(path):
                 rows.append(Listed(path, "pending", None, None, "was begun and never committed"))

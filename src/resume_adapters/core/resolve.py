@@ -10,19 +10,20 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from resume_adapters.core.commit import is_committed, is_pending
 from resume_adapters.core.listing import (
     Foreign,
     candidates,
     check_digests,
     check_sizes,
-    claimed_step,
+    claim,
     inspect,
+    is_alias,
     newest_first,
     require_in_run_directory,
     whole_foreign,
 )
 from resume_adapters.core.manifest import Manifest
+from resume_adapters.core.place import is_committed, is_pending
 from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.storage import Storage
 from resume_adapters.errors import (
@@ -67,9 +68,9 @@ def latest_valid(storage: Storage, ranks: Ranks, run_directory: Path, foreign: F
         PeerFailed: another rank could not look.
     """
     seen = everywhere(ranks, lambda: _claims(storage, run_directory), "list the run directory")
-    claims = {name: step for of_rank in reversed(seen) for name, step in of_rank.items()}
+    claims = {name: claimed for of_rank in reversed(seen) for name, claimed in of_rank.items()}
     rejected: list[Rejected] = []
-    for name in sorted(claims, key=lambda name: newest_first(name, claims[name])):
+    for name in sorted(claims, key=lambda name: newest_first(name, *claims[name])):
         path = run_directory / name
         answers = everywhere(ranks, functools.partial(_judge, storage, ranks, path, foreign), f"check {name}")
         reason = _disagreement(answers)
@@ -82,8 +83,8 @@ def latest_valid(storage: Storage, ranks: Ranks, run_directory: Path, foreign: F
     return Choice(None, ())
 
 
-def _claims(storage: Storage, run_directory: Path) -> dict[str, int]:
-    return {path.name: claimed_step(storage, path) for path in candidates(run_directory)}
+def _claims(storage: Storage, run_directory: Path) -> dict[str, tuple[int, float]]:
+    return {path.name: claim(storage, path) for path in candidates(run_directory) if not is_alias(path)}
 
 
 @dataclass(frozen=True)
@@ -152,12 +153,12 @@ def named(storage: Storage, path: Path, foreign: Foreign) -> Checkpoint:
     """Check the checkpoint that a user names as the start of a run that has none of its own.
 
     Raises:
-        UnsupportedSetting: the path is not a directory.
+        UnsupportedSetting: there is nothing of that name.
         CheckpointDamaged: it is no checkpoint, or not a valid one.
     """
-    if not path.is_dir():
+    if not path.exists():
         raise UnsupportedSetting(
-            f'resume={str(path)!r} is not a directory; expected "auto", "scratch", "scratch!" or a checkpoint',
+            f'resume={str(path)!r} is not there; expected "auto", "scratch", "scratch!" or a checkpoint',
             path=path,
         )
     try:

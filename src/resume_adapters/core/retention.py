@@ -23,7 +23,7 @@ class Candidate:
         step: optimizer steps completed.
         written: seconds since 1970.
         metrics: last evaluation; ``None`` where it was not a finite number.
-        superseded: a later save of the same step exists.
+        superseded: a later save of the same name exists.
     """
 
     name: str
@@ -177,7 +177,7 @@ def plan(
     gone = [candidate for candidate in candidates if candidate.name not in keep]
     gone.sort(key=lambda candidate: (candidate.step, candidate.written))
     remove = {
-        candidate.name: "saved again at the same step" if candidate.superseded else "no policy keeps it"
+        candidate.name: "saved again under its name" if candidate.superseded else "no policy keeps it"
         for candidate in gone
     }
     return Plan(keep=keep, remove=remove)

@@ -16,19 +16,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resume_adapters.core import directory, state
+from resume_adapters.core import directory, place, state
 from resume_adapters.core import ranks as ranks_module
-from resume_adapters.core.commit import CONTROL, PENDING, PendingCheckpoint, superseded
+from resume_adapters.core.commit import PendingCheckpoint
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import FileEntry, Manifest
+from resume_adapters.core.place import CONTROL, superseded
 from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.start import Start
 from resume_adapters.core.state import EncodedParts, Stateful
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
-from resume_adapters.core.storage import LocalStorage, Storage, files_under
+from resume_adapters.core.storage import LocalStorage, Storage
 from resume_adapters.errors import (
     SaveFailed,
     StateMismatch,
@@ -127,13 +128,14 @@ class ResumableRun:
         owner: Callable[[Path], int],
         facts: Callable[[], dict[str, Any]],
         best: str | None = None,
+        is_file: bool = False,
     ) -> None:
         """Write a checkpoint and commit it in the background. Every rank calls it at the same step.
 
         It first waits for the commit before it, and raises what went wrong there.
 
         Args:
-            name: name of the checkpoint's directory in the run directory.
+            name: name of the checkpoint in the run directory.
             step: optimizer steps completed.
             native: lets the framework write its own files.
             own: returns what belongs to this rank alone (random state, position, running sums); called after
@@ -142,6 +144,7 @@ class ResumableRun:
             owner: the rank that answers for a file of the framework.
             facts: fields of :class:`~resume_adapters.core.manifest.Manifest` that the adapter knows; called last.
             best: name of the best checkpoint, which retention keeps.
+            is_file: the framework writes one file of that name, not a directory.
 
         Raises:
             SaveFailed: this rank could not write; nothing is committed.
@@ -149,7 +152,8 @@ class ResumableRun:
             FencedOff: a later start owns the run directory.
         """
         self.flush()
-        pending = PendingCheckpoint(self.storage, self.ranks, self.directory / name, step, self._fence)
+        path = self.directory / name
+        pending = PendingCheckpoint(self.storage, self.ranks, path, step, self._fence, is_file=is_file)
         pending.open(functools.partial(directory.set_aside, self.storage))
 
         def write_alone() -> dict[str, str]:
@@ -164,16 +168,17 @@ class ResumableRun:
             # Listed now: what a callback adds to the directory later is not part of the checkpoint.
             files.extend(self._own_files(pending, owner))
 
-        encoded, described, files = EncodedParts(), dict[str, Any](), list[Path]()
+        encoded, described, files = EncodedParts(), dict[str, Any](), list[tuple[Path, Path]]()
         digests = pending.write(write_alone)
         pending.write(write_together)
         self._commit(pending, files, best, described)
 
-    def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[Path]:
-        found = (file for file in files_under(pending.path) if file != pending.directory / PENDING)
-        return [file for file in found if self._owns(file.relative_to(pending.path), owner)]
+    def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[tuple[Path, Path]]:
+        return [(path, file) for path, file in place.files(pending.path) if self._owns(path, owner)]
 
-    def _commit(self, pending: PendingCheckpoint, files: list[Path], best: str | None, facts: dict[str, Any]) -> None:
+    def _commit(
+        self, pending: PendingCheckpoint, files: list[tuple[Path, Path]], best: str | None, facts: dict[str, Any]
+    ) -> None:
         pending.ranks = self._commit_ranks
 
         def describe(entries: tuple[FileEntry, ...]) -> Manifest:
@@ -216,7 +221,7 @@ class ResumableRun:
         self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
         self._prune(best, sealed=pending.path.name)
         replaced = superseded(pending.path)
-        if replaced.exists():  # damaged, or pruning would have removed it
+        if place.names(replaced):  # damaged, or pruning would have removed it
             directory.set_aside(self.storage, replaced)
         with self._recording:
             if self._state in ("", "running"):  # what the training thread recorded meanwhile is news, this is not
@@ -229,11 +234,11 @@ class ResumableRun:
     def read_own(self, checkpoint: Checkpoint) -> Any:
         """Return what this rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one."""
         name = state.rank_file("", self.ranks.rank)
-        return state.read_part(self.storage, checkpoint.path / state.DIRECTORY, name)
+        return state.read_part(self.storage, place.added(checkpoint.path), name)
 
     def read_part(self, checkpoint: Checkpoint, name: str) -> Any:
         """Return a part as it was saved by this rank, or by rank zero where the two were alike."""
-        return state.read_part(self.storage, checkpoint.path / state.DIRECTORY, name, self.ranks.rank)
+        return state.read_part(self.storage, place.added(checkpoint.path), name, self.ranks.rank)
 
     def require_valid(self, path: Path) -> None:
         """Check a committed checkpoint of this run before something is read from it other than by a resume.

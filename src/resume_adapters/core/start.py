@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from resume_adapters.core import directory
-from resume_adapters.core.commit import is_committed
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.listing import Foreign, candidates
+from resume_adapters.core.place import is_committed, names
 from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.resolve import Checkpoint, Choice, latest_valid, named
 from resume_adapters.core.storage import Storage
@@ -131,7 +131,7 @@ class Start:
     def _tidy(self, choice: Choice) -> Choice:
         """Set aside what was rejected, remove what crashed saves left, and say where the chosen checkpoint is now."""
         for each in choice.rejected:
-            if each.path.exists() or each.path.is_symlink():  # else only another rank sees it
+            if names(each.path):  # else only another rank sees it
                 directory.set_aside(self.storage, each.path)
         put_back = directory.sweep(self.storage, self.directory)
         chosen = choice.checkpoint

@@ -137,8 +137,8 @@ def point_to(storage: Storage, link: Path, target: str) -> None:
 
 
 def remove_tree(storage: Storage, directory: Path) -> None:
-    """Remove a directory, files first, one operation at a time; symbolic links go, their targets stay."""
-    if directory.is_symlink():
+    """Remove a directory (or a file), files first, one operation at a time; symbolic links go, their targets stay."""
+    if directory.is_symlink() or not directory.is_dir():
         storage.remove_file(directory)
         return
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
