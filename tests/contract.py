@@ -8,6 +8,7 @@ on every rank and for every micro-step (loss, batch digest, learning rate, all e
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,27 @@ def read_trace(directory: Path, ranks: int = 1) -> Trace:
         steps.append(tuple(line for line in lines if "loss" in line))
         finals.append(next((line for line in lines if line.get("final")), None))
     return Trace(tuple(steps), tuple(finals))
+
+
+class References:
+    """Reference runs, each run once and shared by a session's tests.
+
+    Args:
+        bench: how to start the job.
+        directory: makes a directory of its own for each.
+    """
+
+    def __init__(self, bench: Bench, directory: Callable[[str], Path]) -> None:
+        self._bench = bench
+        self._directory = directory
+        self._known: dict[str, Trace] = {}
+
+    def __call__(self, config: Config, ranks: int = 1) -> Trace:
+        """Return the trace of an uninterrupted run of a configuration."""
+        key = json.dumps([config, ranks], sort_keys=True)
+        if key not in self._known:
+            self._known[key] = uninterrupted(self._bench, self._directory("reference"), config, ranks=ranks)
+        return self._known[key]
 
 
 def uninterrupted(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> Trace:
@@ -147,6 +169,161 @@ def require_same_end(trace: Trace, reference: Trace, ignore: Sequence[str] = ())
         for name in expected:
             if name not in ignore:
                 assert found[name] == expected[name], f"rank {rank}: {name} differs:\n{found[name]}\n{expected[name]}"
+
+
+def resumed_equals_uninterrupted(
+    bench: Bench, directory: Path, config: Config, reference: Trace, *, ranks: int = 1, ignore: Sequence[str] = ()
+) -> int:
+    """Launch once more what was killed or stopped, to the end; return the step from which it went on."""
+    anchor = max(committed(directory / bench.run_directory).values(), default=0)
+    bench.run(directory, config, ranks=ranks).require_success()
+    trace = read_trace(directory, ranks)
+    require_same_steps(trace, reference, start=anchor)
+    require_same_end(trace, reference, ignore)
+    return anchor
+
+
+def operations(bench: Bench, directory: Path, config: Config) -> int:
+    """Return how many operations on its run directory an uninterrupted run does."""
+    bench.run(directory, {**config, "count_operations": True}).require_success()
+    lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
+    return sum("operation" in line for line in lines)
+
+
+def killed_before_operations(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    reference: Trace,
+    numbers: Sequence[int],
+    *,
+    leaving: Sequence[set[int]],
+    of_the_end: Sequence[str] = (),
+) -> dict[int, int]:
+    """Law 3: a kill before any operation on the run directory leaves its newest committed checkpoint to go on from.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: a job that saves and prunes.
+        reference: an uninterrupted run of it.
+        numbers: the operations before which it is killed, each in a run of its own, in ascending order.
+        leaving: the steps of which the relaunched run may leave checkpoints. A kill between the last commit and its
+            prune may leave one more than asked for, never one less.
+        of_the_end: names of final facts that go with a process that is killed behind its last record.
+
+    Returns:
+        For each operation before which it was killed, the step from which the next launch went on.
+    """
+    anchors: dict[int, int] = {}
+    for number in numbers:
+        here = directory / str(number)
+        if not bench.run(here, {**config, "kill_at_operation": number}).killed:
+            continue  # a background commit may end earlier or later: it then did fewer operations
+        record = here / bench.run_directory / ".resume" / "status.json"
+        finished = record.exists() and json.loads(record.read_bytes())["state"] == "finished"
+        ignore = of_the_end if finished else ()
+        anchors[number] = resumed_equals_uninterrupted(bench, here, config, reference, ignore=ignore)
+        left = set(committed(here / bench.run_directory).values())
+        assert left in leaving, f"killed before operation {number}, the run left {left}"
+        shutil.rmtree(here)
+    steps = list(anchors.values())
+    assert steps == sorted(steps), f"a later kill leaves an older anchor: {anchors}"
+    return anchors
+
+
+def damaged_is_passed_over(
+    bench: Bench,
+    directory: Path,
+    source: Path,
+    config: Config,
+    damage: Callable[[Path], None],
+    file: str,
+    *,
+    newest: str,
+    before: str,
+    ranks: int = 1,
+) -> Outcome:
+    """Law 4: a damaged file of the newest checkpoint is named, and the checkpoint before is resumed from.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        source: what a killed job left, with whole checkpoints; it is copied.
+        config: the job; it may be told to die early.
+        damage: damages a file.
+        file: the file, relative to the run directory.
+        newest: name of the newest checkpoint, to which the file belongs.
+        before: name of the one before.
+        ranks: number of ranks.
+    """
+    shutil.copytree(source, directory, symlinks=True)
+    run_directory = directory / bench.run_directory
+    damage(run_directory / file)
+    outcome = bench.run(directory, config, ranks=ranks)
+    assert f"{newest} is damaged" in outcome.output and Path(file).name in outcome.output, outcome.output
+    assert f"Resuming from {before}." in outcome.output
+    set_aside = [path.name for path in (run_directory / ".resume" / "set-aside").iterdir()]
+    assert any(name.startswith(newest) for name in set_aside), "nothing may be lost"
+    return outcome
+
+
+def stopped_then_resumed(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    reference: Trace,
+    send: Kill,
+    *,
+    ranks: int = 1,
+    within: int = 2,
+) -> None:
+    """Law 8: a request to stop saves, then leaves, on all ranks together; the next launch goes on exactly.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        reference: an uninterrupted run of it.
+        send: which signal it sends itself, at what event of which step, on one rank or on all.
+        ranks: number of ranks.
+        within: steps within which it must have saved.
+    """
+    outcome = bench.run(directory, {**config, "send": send}, ranks=ranks)
+    assert set(outcome.statuses) == {0}, outcome.output
+    assert read_trace(directory, ranks).final == (None,) * ranks, "a stopped run must not go on as if it had finished"
+    run_directory = directory / bench.run_directory
+    status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
+    saved = max(committed(run_directory).values())
+    assert status["state"] == "stopped" and status["step"] == saved
+    if send.get("rank") in (None, 0):  # else rank zero, which writes it, knows only that another rank was asked
+        assert status["reason"] == send["send"]
+    assert send["step"] <= saved <= send["step"] + within
+    resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
+
+
+def finished_does_nothing_again(
+    bench: Bench, directory: Path, config: Config, same: Sequence[str], *, ranks: int = 1
+) -> None:
+    """A finished run that is launched again trains nothing, says so, and ends with the same results.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        same: names of the final facts that must be the same.
+        ranks: number of ranks.
+    """
+    bench.run(directory, config, ranks=ranks).require_success()
+    first, before = read_trace(directory, ranks), committed(directory / bench.run_directory)
+    outcome = bench.run(directory, config, ranks=ranks).require_success()
+    again = read_trace(directory, ranks)
+    assert again.steps == ((),) * ranks
+    assert "nothing to do" in outcome.output
+    assert committed(directory / bench.run_directory) == before
+    for found, expected in zip(again.final, first.final, strict=True):
+        assert found is not None and expected is not None
+        assert {name: found[name] for name in same} == {name: expected[name] for name in same}
 
 
 def native_files_are_the_same(

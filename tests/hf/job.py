@@ -6,15 +6,8 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import random
-import resource
-import signal
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,22 +21,9 @@ from transformers import (
     TrainingArguments,
 )
 
-RANK = int(os.environ.get("RANK", "0"))
+from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+
 TOKENS, LENGTH = 64, 12
-
-CONFIG: dict[str, Any] = {}
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    hasher = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
-
-
-def trace(**line: Any) -> None:
-    with open(f"trace.{RANK}", "a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 # ---- Data
@@ -151,26 +131,6 @@ def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 # ---- Model
 
 
-class Ema:
-    """An exponential moving average of the weights."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
-        self.updates = 0
-
-    def update(self) -> None:
-        self.updates += 1
-        for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
-            shadow.lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow, self.updates = list(state["shadow"]), state["updates"]
-
-
 def model() -> torch.nn.Module:
     torch.manual_seed(CONFIG["seed"])
     width = CONFIG["width"]
@@ -205,26 +165,11 @@ class TracedTrainer(Trainer):
         return getattr(self, "previous", -1)
 
 
-def settle() -> None:
-    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
-    for _ in range(3000):
-        if all((pending.parent / "manifest.json").exists() for pending in Path("out").glob("checkpoint-*/resume/*")):
-            return
-        time.sleep(0.01)
+class Striking(TrainerCallback):
+    """Tells the job's shared part where the trainer is, at one kind of event."""
 
-
-class Kill(TrainerCallback):
-    """Kills the process with SIGKILL, or signals it, at an event of a step."""
-
-    def __init__(self, event: str, step: int, rank: int | None = None, send: str = "SIGKILL") -> None:
-        def act(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == step and rank in (None, RANK) and not self.done:
-                self.done = send != "SIGKILL"
-                settle()
-                os.kill(os.getpid(), getattr(signal, send))
-
-        self.done = False
-        setattr(self, event, act)
+    def __init__(self, name: str) -> None:
+        setattr(self, name, lambda args, state, control, **kwargs: event(name, state.global_step))
 
 
 class Averaging(TrainerCallback):
@@ -261,26 +206,6 @@ class Scores(TrainerCallback):
         metrics["eval_score"] = self.scores.get(str(state.global_step), 99.0)
 
 
-def kill_at_operation(number: int) -> None:
-    """Kill this process before its nth operation that changes the run directory."""
-    seen = 0
-    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event not in changing or "out/" not in str(arguments[1 if event == "os.symlink" else 0]):
-            return
-        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-            return
-        seen += 1
-        if CONFIG["count_operations"]:
-            trace(operation=seen, event=event, path=str(arguments[0]))
-        if seen == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(audit)
-
-
 DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "width": 16,
@@ -300,16 +225,7 @@ DEFAULTS: dict[str, Any] = {
     "counting": False,
     "patience": None,
     "scores": None,
-    "bare": False,
     "late": False,
-    "kill": None,
-    "send": None,
-    "kill_at_operation": None,
-    "count_operations": False,
-    "file_limit": None,
-    "slow": 0.0,
-    "keep": None,
-    "resume": "auto",
     "resume_from": None,
     "callback": {},
     "args": {},
@@ -317,7 +233,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def main() -> None:
-    CONFIG.update(DEFAULTS | json.loads(Path(sys.argv[1]).read_text()))
+    configure("out", DEFAULTS)
     arguments = TrainingArguments(
         **{
             "output_dir": "out",
@@ -354,25 +270,17 @@ def main() -> None:
         trainer.add_callback(resume_callback(ema, data))
     if CONFIG["scaler"]:
         install_scaler(trainer)
-    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
-        kill_at_operation(CONFIG["kill_at_operation"] or 0)
-    if CONFIG["file_limit"]:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
     result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
     finish(trainer, result, ema)
 
 
 def resume_callback(ema: Ema | None, data: Any) -> Any:
-    from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast
     from resume_adapters.hf import ResumeCallback
 
-    names = {"KeepAll": KeepAll, "KeepBest": KeepBest, "KeepEvery": KeepEvery, "KeepLast": KeepLast}
-    keep = eval(CONFIG["keep"], names) if CONFIG["keep"] else None
     parts = {"ema": ema} if ema else {}
     if CONFIG["register_generator"]:
         parts["generator"] = data.generator
-    return ResumeCallback(resume=CONFIG["resume"], keep=keep, **CONFIG["callback"], **parts)
+    return ResumeCallback(resume=CONFIG["resume"], keep=policy(), **CONFIG["callback"], **parts)
 
 
 def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
@@ -383,7 +291,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Averaging(ema))
     if CONFIG["counting"]:
         found.append(Counting())
-    found += [Kill(**CONFIG[name]) for name in ("kill", "send") if CONFIG[name]]
+    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     return found
@@ -414,7 +322,7 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
         ema=[digest(*ema.shadow), ema.updates] if ema else None,
         counting=counting,
         scaler=scaler.state_dict() if scaler else None,
-        draws=[random.random(), float(np.random.random()), torch.rand(1).item()],
+        draws=draws(),
     )
 
 

@@ -86,21 +86,18 @@ def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any
     expected = reference(config)
     outcome = bench.run(tmp_path, {**config, "kill": kill})
     assert outcome.killed, outcome.output
-    anchor = max(contract.committed(tmp_path / "out").values(), default=0)
-    bench.run(tmp_path, config).require_success()
-    trace = contract.read_trace(tmp_path)
-    contract.require_same_steps(trace, expected, start=anchor)
-    contract.require_same_end(trace, expected)
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
 
 
 def test_plain_interpreters_behave_like_forked_jobs(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """What the forking server saves is only the time of the imports."""
     (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "kill": KILL}))
     command = [sys.executable, str(bench.script), "config.json"]
-    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    environment = {**os.environ, "PYTHONPATH": str(bench.script.parents[1]), "OMP_NUM_THREADS": "1"}
+    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == -signal.SIGKILL
     (tmp_path / "trace.0").unlink()
     (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     trace = contract.read_trace(tmp_path)
     contract.require_same_steps(trace, reference(PLAIN), start=15)
     contract.require_same_end(trace, reference(PLAIN))
@@ -117,40 +114,21 @@ SAVES = {"args": {"max_steps": 6, "save_steps": 2, "save_total_limit": 1}, "samp
 
 
 @pytest.fixture(scope="session")
-def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("operations")
-    bench.run(directory, {**SAVES, "count_operations": True}).require_success()
-    lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
-    return [line for line in lines if "operation" in line]
+def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_killed_before_any_operation_on_the_run_directory(
-    part: int, operations: list[dict[str, Any]], bench: contract.Bench, reference: Any, tmp_path: Path
+    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     """Law 3: before each open, rename, mkdir and unlink of saving, committing and pruning, by SIGKILL."""
-    assert len(operations) > 40, "the job must do the operations that this test is about"
-    expected = reference(SAVES)
-    before: dict[int, int] = {}
-    for each in operations[part::4]:
-        directory = tmp_path / str(each["operation"])
-        outcome = bench.run(directory, {**SAVES, "kill_at_operation": each["operation"]})
-        if not outcome.killed:
-            continue  # a background commit may end earlier or later: it then did fewer operations
-        anchor = max(contract.committed(directory / "out").values(), default=0)
-        outcome = bench.run(directory, SAVES).require_success()
-        trace = contract.read_trace(directory)
-        contract.require_same_steps(trace, expected, start=anchor)
-        # A kill behind the last record of all finds a finished run; its closing log line went with the process.
-        finished = "nothing to do" in outcome.output
-        contract.require_same_end(trace, expected, ["logs"] if finished else [])
-        # A kill between the last commit and its prune leaves one more than asked for: never one less.
-        assert contract.committed(directory / "out") in ({"checkpoint-6": 6}, {"checkpoint-4": 4, "checkpoint-6": 6})
-        before[each["operation"]] = anchor
-        shutil.rmtree(directory)
-    assert len(before) > 8 and set(before.values()) >= {0, 2, 4}
-    anchors = [before[operation] for operation in sorted(before)]
-    assert anchors == sorted(anchors), f"a later kill leaves an older anchor: {before}"
+    assert operations > 40, "the job must do the operations that this test is about"
+    numbers = range(1 + part, operations + 1, 4)
+    anchors = contract.killed_before_operations(
+        bench, tmp_path, SAVES, reference(SAVES), numbers, leaving=[{6}, {4, 6}], of_the_end=["logs"]
+    )
+    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
 
 
 # ---- Law 4
@@ -188,15 +166,18 @@ def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
     config = {**PLAIN, "ema": True}
     for number, name in enumerate(FILES):
         directory = tmp_path / str(number)
-        shutil.copytree(three_checkpoints, directory, symlinks=True)
-        DAMAGES[kind](directory / "out" / "checkpoint-15" / name)
         to_the_end = name in ("optimizer.pt", "resume/rank-00000.json")
         stop = {} if to_the_end else {"kill": {"event": "on_train_begin", "step": 10}}
-        outcome = bench.run(directory, {**config, **stop})
-        named = "manifest.json" if "manifest" in name else name
-        assert "checkpoint-15 is damaged" in outcome.output and named in outcome.output, outcome.output
-        assert (directory / "out" / ".resume" / "set-aside" / "checkpoint-15.1").is_dir()
-        assert "Resuming from checkpoint-10." in outcome.output
+        outcome = contract.damaged_is_passed_over(
+            bench,
+            directory,
+            three_checkpoints,
+            {**config, **stop},
+            DAMAGES[kind],
+            f"checkpoint-15/{name}",
+            newest="checkpoint-15",
+            before="checkpoint-10",
+        )
         if to_the_end:
             outcome.require_success()
             trace = contract.read_trace(directory)
@@ -351,20 +332,9 @@ def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) 
     "event", ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_step_end", "on_save"]
 )
 def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    args = {"logging_steps": 4}
-    step = 15 if event == "on_save" else 17
-    outcome = bench.run(tmp_path, {**PLAIN, "args": args, "send": {"event": event, "step": step, "send": "SIGTERM"}})
-    assert outcome.statuses == (0,), outcome.output
-    trace = contract.read_trace(tmp_path)
-    assert trace.final == (None,), "a stopped run must not go on as if it were finished"
-    status = json.loads((tmp_path / "out" / ".resume" / "status.json").read_bytes())
-    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
-    saved = max(contract.committed(tmp_path / "out").values())
-    assert saved == status["step"] and step <= saved <= step + 2
-    bench.run(tmp_path, {**PLAIN, "args": args}).require_success()
-    trace = contract.read_trace(tmp_path)
-    contract.require_same_steps(trace, reference({**PLAIN, "args": args}), start=saved)
-    contract.require_same_end(trace, reference({**PLAIN, "args": args}))
+    config = {**PLAIN, "args": {"logging_steps": 4}}
+    send = {"event": event, "step": 15 if event == "on_save" else 17, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config), send)
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])
@@ -373,14 +343,7 @@ def test_a_stop_that_reaches_one_rank_stops_all(
 ) -> None:
     config = {"augment": True, "args": {"ddp_backend": "gloo"}}
     send = {"event": "on_substep_end", "step": 12, "rank": rank, "send": "SIGUSR1"}
-    outcome = bench.run(tmp_path, {**config, "send": send}, ranks=2)
-    assert outcome.statuses == (0, 0), outcome.output
-    saved = max(contract.committed(tmp_path / "out").values())
-    assert 13 <= saved <= 14
-    bench.run(tmp_path, config, ranks=2).require_success()
-    trace = contract.read_trace(tmp_path, 2)
-    contract.require_same_steps(trace, reference(config, 2), start=saved)
-    contract.require_same_end(trace, reference(config, 2))
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2)
 
 
 # ---- Law 9
@@ -425,16 +388,7 @@ def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, tmp_path: 
     "args", [{}, {"max_steps": 20}, {"max_steps": 20, "save_steps": 50}], ids=["epochs", "mid-epoch", "unsaved"]
 )
 def test_a_finished_run_launched_again_does_nothing(args: Any, bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"args": args}).require_success()
-    first, before = contract.read_trace(tmp_path), contract.committed(tmp_path / "out")
-    outcome = bench.run(tmp_path, {"args": args}).require_success()
-    again = contract.read_trace(tmp_path)
-    assert again.steps == ((),)
-    assert "nothing to do" in outcome.output
-    assert contract.committed(tmp_path / "out") == before
-    for name in ("weights", "global_step", "train_loss"):
-        assert again.final[0] is not None and first.final[0] is not None
-        assert again.final[0][name] == first.final[0][name]
+    contract.finished_does_nothing_again(bench, tmp_path, {"args": args}, ["weights", "global_step", "train_loss"])
 
 
 def test_a_longer_horizon_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""What the training jobs of all adapters share: their configuration, their trace, and how they come to be killed.
+
+A job is started by ``launch.Server`` as ``job.py CONFIG.json`` in a directory of its own. It appends one JSON line to
+``trace.<rank>`` for every micro-step, and one for what it finds at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+RANK = int(os.environ.get("RANK", "0"))
+
+CONFIG: dict[str, Any] = {}
+"""What this job does; each job fills it at its start."""
+
+DEFAULTS: dict[str, Any] = {
+    "kill": None,
+    "send": None,
+    "kill_at_operation": None,
+    "count_operations": False,
+    "file_limit": None,
+    "slow": 0.0,
+    "bare": False,
+    "keep": None,
+    "resume": "auto",
+}
+"""What every job can be told."""
+
+
+def configure(run_directory: str, defaults: dict[str, Any]) -> None:
+    """Read the configuration, and arrange for what is to befall the process.
+
+    Args:
+        run_directory: where the checkpoints go, relative to the working directory.
+        defaults: what this job can be told, beside :data:`DEFAULTS`.
+    """
+    CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
+    CONFIG["run_directory"] = run_directory
+    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
+        kill_at_operation(f"{run_directory}/", CONFIG["kill_at_operation"] or 0)
+    if CONFIG["file_limit"]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
+
+
+# ---- Tracing
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    hasher = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def trace(**line: Any) -> None:
+    with open(f"trace.{RANK}", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def draws() -> list[float]:
+    """Return the next number of each of the three generators: equal only where all their states are."""
+    return [random.random(), float(np.random.random()), torch.rand(1).item()]
+
+
+# ---- Dying
+
+
+def settle() -> None:
+    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
+    for _ in range(3000):
+        begun = Path(CONFIG["run_directory"]).glob("*/resume/*")
+        if all((file.parent / "manifest.json").exists() for file in begun):
+            return
+        time.sleep(0.01)
+
+
+def event(name: str, step: int) -> None:
+    """Say that the job has come here; kill or signal this process where the test wants it here, once."""
+    for key in ("kill", "send"):
+        wanted = CONFIG[key]
+        if wanted and (wanted["event"], wanted["step"]) == (name, step) and wanted.get("rank") in (None, RANK):
+            CONFIG[key] = None
+            settle()
+            os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL")))
+
+
+def kill_at_operation(within: str, number: int) -> None:
+    """Kill this process before its nth operation that changes a path that contains ``within``; 0 only counts."""
+    seen = 0
+    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event not in changing or within not in str(arguments[1 if event == "os.symlink" else 0]):
+            return
+        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+            return
+        seen += 1
+        if CONFIG["count_operations"]:
+            trace(operation=seen, event=event, path=str(arguments[0]))
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+# ---- What jobs train with
+
+
+class Ema:
+    """An exponential moving average of the weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
+            shadow.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.updates = list(state["shadow"]), state["updates"]
+
+
+def policy() -> Any:
+    """Return the retention policy that the configuration names, as a user would write it."""
+    import resume_adapters
+
+    names = {name: getattr(resume_adapters, name) for name in ("KeepAll", "KeepBest", "KeepEvery", "KeepLast")}
+    return eval(CONFIG["keep"], names) if CONFIG["keep"] else None
