@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
+import importlib.util
 import json
 import os
 import runpy
@@ -50,7 +52,7 @@ class Server:
     """Forks jobs from a process that has imported what they need.
 
     Args:
-        imports: modules to import before the first job.
+        imports: modules to import before the first job, where they are installed.
     """
 
     def __init__(self, *imports: str) -> None:
@@ -154,9 +156,13 @@ def _free_port() -> int:
 
 
 def _serve(imports: list[str]) -> None:
-    for module in imports:
-        __import__(module)
     replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # some modules print when they are imported
+    for module in imports:
+        if importlib.util.find_spec(module.partition(".")[0]):
+            __import__(module)
+    gc.collect()
+    gc.freeze()  # else each job's first collection writes to every object, and so copies the server's memory
     print(json.dumps("ready"), file=replies, flush=True)
     statuses: dict[int, int] = {}
     for line in sys.stdin:
