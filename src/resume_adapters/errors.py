@@ -9,6 +9,7 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- CheckpointsExist        (FileExistsError)    resume="scratch" in a run directory with committed checkpoints
     |-- FormatTooNew            (ValueError)         written by a later on-disk format
     |-- RunDirectoryUnusable    (OSError)            not a directory, not writable
+    |-- RunHalted               (RuntimeError)       the run was halted; a human decides whether it goes on
     |-- SaveFailed              (OSError)            a save could not be completed; nothing was committed
     |-- FencedOff               (RuntimeError)       a later start owns the run directory
     |-- PeerFailed              (RuntimeError)       another rank failed, so this one stops too
@@ -63,6 +64,10 @@ class RunDirectoryUnusable(ResumeError, OSError):
     """The run directory is not a directory, or cannot be written."""
 
 
+class RunHalted(ResumeError, RuntimeError):
+    """The run was halted, and nobody has said yet that it may go on."""
+
+
 class SaveFailed(ResumeError, OSError):
     """A save could not be completed. Nothing was committed and the previous checkpoint is intact."""
 
@@ -106,3 +111,14 @@ class Stopped(SystemExit):
     def __init__(self, reason: str, code: int = 0) -> None:
         super().__init__(code)
         self.reason = reason
+
+
+class Halted(Stopped):
+    """Leaves the process after :meth:`~resume_adapters.core.run.ResumableRun.halt` was obeyed, with exit status 3.
+
+    Args:
+        reason: what a human is to look at.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, 3)

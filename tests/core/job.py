@@ -7,15 +7,18 @@ import json
 import os
 import signal
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from resume_adapters.core.cadence import Cadence
 from resume_adapters.core.ranks import current
 from resume_adapters.core.stop import Agreement, StopFlag, StopOn
 from resume_adapters.core.storage import LocalStorage
-from resume_adapters.errors import ResumeError
+from resume_adapters.errors import ResumeError, Stopped
 
 from miniature import Miniature
 
@@ -38,6 +41,42 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
     still = stopped is not None and agreement.reached() and agreement.reached()
     agreement.close()
     return {"stopped": stopped, "reason": flag.reason, "still": still}
+
+
+def skip(rank: int, directory: str, asked: str) -> dict[str, Any]:
+    """Read through data, one rank slowly; the other is sent SIGTERM on the way."""
+    job = Miniature(Path(directory), ranks=current())
+    job.run.begin(job.step, 0.0)
+    skipped = 0
+    try:
+        while skipped < 600:
+            skipped += 1
+            if rank == int(asked) and skipped == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            job.run.skip_batch()
+            time.sleep(0.1)
+        job.run.end_skipping()
+    except Stopped as left:
+        return {"left": left.reason, "skipped": skipped}
+    return {"left": None, "skipped": skipped}
+
+
+def clock(rank: int, directory: str, saved: str) -> dict[str, Any]:
+    """Take steps with a cadence of time that rank zero's clock alone reaches, after step 10."""
+    cadence = Cadence(timedelta(hours=1))
+    job = Miniature(Path(directory), ranks=current(), cadence=cadence)
+    job.run.begin(0, 0.0)
+    saves = []
+    for step in range(1, 21):
+        if step == 10 and rank == 0:
+            cadence.start(time.monotonic() - 3600)
+        if job.run.end_step(step, 0.0).save:
+            job.commit(step)
+            saves.append(step)
+        if step == 10 and json.loads(saved):
+            job.commit(step)
+    job.run.close()
+    return {"saves": saves}
 
 
 def save(rank: int, directory: str, *steps: str) -> dict[str, Any]:
@@ -116,7 +155,7 @@ class Failing(LocalStorage):
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    work = {each.__name__: each for each in (agree, save, resume, start_from, fail)}[sys.argv[1]]
+    work = {each.__name__: each for each in (agree, skip, clock, save, resume, start_from, fail)}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])
     except ResumeError as error:

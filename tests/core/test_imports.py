@@ -204,4 +204,5 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "directory.prepare",
         "directory.sweep",
         "commit.announce",
+        "journal.withdraw_stop",
     }

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from resume_adapters.cli import documents, policy, render, rundir
-from resume_adapters.cli.process import is_alive
 from resume_adapters.cli.rundir import STORAGE, RunDirectory
 from resume_adapters.cli.verify import Verdict, choose, manifest_of, verify
 from resume_adapters.core import directory
 from resume_adapters.core.listing import Listed
+from resume_adapters.core.process import is_alive
 from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 
 _EXIT_CODES = (

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from resume_adapters.cli.process import is_alive
 from resume_adapters.cli.rundir import RunDirectory
 from resume_adapters.cli.verify import Verdict
 from resume_adapters.core.listing import Listed
+from resume_adapters.core.process import is_alive
 from resume_adapters.core.retention import Plan
 
 Document = dict[str, Any]

@@ -16,10 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resume_adapters.core import directory, place, state
+from resume_adapters.core import directory, place, slurm, state
 from resume_adapters.core import ranks as ranks_module
+from resume_adapters.core.cadence import Cadence
 from resume_adapters.core.commit import PendingCheckpoint
+from resume_adapters.core.heartbeat import Progress
 from resume_adapters.core.journal import Journal, Status
+from resume_adapters.core.lifecycle import Decision, Lifecycle
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.place import CONTROL, superseded
@@ -28,13 +31,9 @@ from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.start import Start
 from resume_adapters.core.state import EncodedParts, Stateful
-from resume_adapters.core.stop import Agreement, StopFlag, StopOn
+from resume_adapters.core.stop import StopFlag, StopOn, common_reason, is_warning
 from resume_adapters.core.storage import LocalStorage, Storage
-from resume_adapters.errors import (
-    SaveFailed,
-    StateMismatch,
-    Stopped,
-)
+from resume_adapters.errors import Halted, SaveFailed, StateMismatch, Stopped
 
 T = TypeVar("T")
 
@@ -55,6 +54,7 @@ class ResumableRun:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
         keep: the retention policy; ``None`` keeps everything.
         stop: what asks the run to stop.
+        cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
         foreign: recognises whole checkpoints that this package did not write.
         clock: returns seconds since 1970.
     """
@@ -69,6 +69,7 @@ class ResumableRun:
         resume: str | os.PathLike[str] = "auto",
         keep: Policy | None = None,
         stop: StopOn | None = None,
+        cadence: Cadence | None = None,
         foreign: Foreign = no_foreign,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,7 +81,6 @@ class ResumableRun:
         self.keep: Policy = KeepAll() if keep is None else keep
         self.foreign = foreign
         self.clock = clock
-        self.flag = StopFlag(stop or StopOn())
         self.journal = Journal(self.storage, self.directory / CONTROL, clock)
         self.generation = 0
         self.resumed: Checkpoint | None = None
@@ -91,9 +91,14 @@ class ResumableRun:
         self._state = ""
         self._recording = threading.Lock()
         self._commit_ranks = self.ranks.twin()
-        self._agreement = Agreement(self.ranks, self.flag)
+        self._lifecycle = Lifecycle(self.ranks, self.journal, stop or StopOn(), cadence, self._refresh, clock)
         self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
         self._committing: Future[None] | None = None
+
+    @property
+    def flag(self) -> StopFlag:
+        """The flag that asks this process to stop."""
+        return self._lifecycle.flag
 
     # ---- Starting
 
@@ -114,6 +119,19 @@ class ResumableRun:
         self.last_commit = choice.checkpoint.step if choice.checkpoint and choice.checkpoint.manifest else None
         self._committed = self.last_commit
         return choice
+
+    def begin(self, step: int, epoch: float) -> None:
+        """Begin to train: take the signals over, look once a second for what asks for a stop, keep the status live.
+
+        Args:
+            step: optimizer steps completed.
+            epoch: epochs completed.
+
+        Raises:
+            UnsupportedSetting: a walltime in the environment is written in a way that is not understood.
+        """
+        self._lifecycle.begin(Progress(step, epoch))
+        self.record("running", step=step, epoch=epoch)
 
     # ---- Saving
 
@@ -151,6 +169,7 @@ class ResumableRun:
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
+        began = time.monotonic()
         self.flush()
         path = self.directory / name
         pending = PendingCheckpoint(self.storage, self.ranks, path, step, self._fence, is_file=is_file)
@@ -171,13 +190,19 @@ class ResumableRun:
         encoded, described, files = EncodedParts(), dict[str, Any](), list[tuple[Path, Path]]()
         digests = pending.write(write_alone)
         pending.write(write_together)
-        self._commit(pending, files, best, described)
+        self._commit(pending, files, best, described, began)
+        self._lifecycle.saved(began)
 
     def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[tuple[Path, Path]]:
         return [(path, file) for path, file in place.files(pending.path) if self._owns(path, owner)]
 
     def _commit(
-        self, pending: PendingCheckpoint, files: list[tuple[Path, Path]], best: str | None, facts: dict[str, Any]
+        self,
+        pending: PendingCheckpoint,
+        files: list[tuple[Path, Path]],
+        best: str | None,
+        facts: dict[str, Any],
+        began: float,
     ) -> None:
         pending.ranks = self._commit_ranks
 
@@ -197,9 +222,11 @@ class ResumableRun:
         def work() -> None:
             manifest = pending.commit(files, describe)
             self._committed = pending.step
+            took = time.monotonic() - began
+            self._lifecycle.committed(took)
             everywhere(
                 self._commit_ranks,
-                lambda: self._follow(pending, manifest, best) if self.ranks.rank == 0 else None,
+                lambda: self._follow(pending, manifest, best, took) if self.ranks.rank == 0 else None,
                 f"prune after {pending.path.name}",
                 failed,
             )
@@ -215,17 +242,14 @@ class ResumableRun:
         self.last_commit = pending.step
         self._committing = self._committer.submit(work)
 
-    def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None) -> None:
+    def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None, took: float) -> None:
         """Do what follows a commit, on rank zero."""
         pending.announce()
-        self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor)
+        self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor, seconds=took)
         self._prune(best, sealed=pending.path.name)
         replaced = superseded(pending.path)
         if place.names(replaced):  # damaged, or pruning would have removed it
             directory.set_aside(self.storage, replaced)
-        with self._recording:
-            if self._state in ("", "running"):  # what the training thread recorded meanwhile is news, this is not
-                self._record("running", step=pending.step, epoch=manifest.epoch)
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
@@ -297,48 +321,116 @@ class ResumableRun:
         directory.prune(self.storage, self.directory, plan, self.journal)
         return plan
 
-    # ---- Stopping and ending
+    # ---- Going on, stopping and ending
+
+    def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
+        """Note that an optimizer step was completed, and return what all ranks do now: save, or stop, or go on.
+
+        Every rank calls it at the end of every step. A save that is due by the clock, and a stop, are decided one step
+        behind: nobody waits for the network.
+
+        Args:
+            step: optimizer steps completed.
+            epoch: epochs completed, with the fraction of the running one.
+            horizon: steps after which the run is finished, where that is known.
+        """
+        return self._lifecycle.end_step(Progress(step, epoch, horizon))
 
     def should_stop(self) -> bool:
-        """Return whether all ranks are to save and leave now. Every rank asks at every step boundary."""
-        return self._agreement.reached()
+        """Return whether all ranks are to save and leave now. Every rank asks at the same places.
+
+        For places between two ends of a step: between the batches of an evaluation.
+        """
+        return self._lifecycle.should_stop()
+
+    def skip_batch(self) -> None:
+        """Leave if this rank was asked to stop, while it reads through data that was used already.
+
+        There is nothing to save. The other ranks hear of it from the stop file, since they may read at another speed.
+
+        Raises:
+            Stopped: it was asked.
+        """
+        if self._lifecycle.is_asked_alone():
+            self.journal.request_stop(self.flag.reason or "")
+            self.end_skipping()
+
+    def end_skipping(self) -> None:
+        """Leave if any rank was asked to stop before its first step. Every rank calls it, once, at its first batch.
+
+        Raises:
+            Stopped: one was asked.
+        """
+        if self._lifecycle.settle():
+            self.leave(self._lifecycle.progress.step, self._lifecycle.progress.epoch)
+
+    def halt(self, reason: str) -> None:
+        """Ask for a stop that a human must look at: save, leave, and refuse to start again.
+
+        It takes effect where the ranks next ask whether to stop. The next launch is refused with the reason, until
+        ``resume-adapters resume RUN_DIR`` clears it.
+
+        Args:
+            reason: what the human is to look at.
+        """
+        self.flag.halt(reason)
 
     def leave(self, step: int, epoch: float) -> None:
         """Flush, record the stop and leave the process.
 
         Raises:
             Stopped: always; a :class:`SystemExit` with the exit code of :class:`StopOn`.
+            Halted: where the run was halted.
         """
         self.flush()
-        reason = self.flag.reason or "a stop was requested"
-        self.record("stopped", step=step, epoch=epoch, reason=reason)
+        self._lifecycle.settle()
+        reason = common_reason(self.ranks, self.flag)
+        self.record("halted" if self.flag.halted else "stopped", step=step, epoch=epoch, reason=reason)
+        if self.ranks.rank == 0:
+            self.journal.withdraw_stop()
         self.ranks.barrier()
         self.close()
+        if self.flag.halted:
+            raise Halted(reason)
+        job = slurm.job()
+        if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
+            slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
 
     def record(self, state: str, **facts: Any) -> None:
         """Write ``status.json`` (rank zero), so that a person and the next start see how the run is.
 
         Where a later start owns the run directory the status is that start's, and is left alone.
+
+        Args:
+            state: ``running``, ``stopped``, ``halted``, ``finished`` or ``failed``.
+            facts: fields of :class:`~resume_adapters.core.journal.Status` that are known better than from the last
+                step.
         """
         with self._recording:
-            self._record(state, **facts)
+            self._state = state
+            if self.ranks.rank == 0 and self.journal.is_owned():
+                self.journal.set_status(self._status(facts))
 
-    def _record(self, state: str, **facts: Any) -> None:
-        self._state = state
-        if self.ranks.rank == 0 and self.journal.is_owned():
-            self.journal.set_status(
-                Status(state=state, generation=self.generation, last_commit=self._committed, **facts)
-            )
+    def _refresh(self) -> None:
+        with self._recording:
+            if self._state == "running":  # what the training thread recorded meanwhile is news, this is not
+                self.journal.refresh_status(self._status({}))
+
+    def _status(self, facts: Mapping[str, Any]) -> Status:
+        status = self._lifecycle.status(self._state)
+        status.generation, status.last_commit = self.generation, self._committed
+        for name, value in facts.items():
+            setattr(status, name, value)
+        return status
 
     def close(self) -> None:
-        """Give the signals back and end the background thread; raise what the last commit raised, if nobody has.
+        """Give the signals back and end the background threads; raise what the last commit raised, if nobody has.
 
         The run directory stays as it is.
         """
-        self.flag.uninstall()
         try:
-            self._agreement.close()
+            self._lifecycle.end()
         finally:
             self._committer.shutdown()
         self.flush()

@@ -20,6 +20,7 @@ from resume_adapters.errors import (
     NoValidCheckpoint,
     ResumeError,
     RunDirectoryUnusable,
+    RunHalted,
     StateMismatch,
 )
 
@@ -95,10 +96,21 @@ class Start:
 
     def _prepare(self) -> None:
         directory.prepare(self.storage, self.directory)
+        self._require_going_on()
         if self.resume == "scratch!":
             for path in candidates(self.directory):
                 if directory.is_checkpoint(path, self.foreign):
                     directory.set_aside(self.storage, path)
+
+    def _require_going_on(self) -> None:
+        status = self.journal.status()
+        if status is not None and status.state == "halted":
+            raise RunHalted(
+                f"{self.directory} was halted at step {status.step}: {status.reason}. Look at it; if it may go on, run "
+                f"`resume-adapters resume {self.directory}` and launch the same command again",
+                path=self.directory,
+                step=status.step,
+            )
 
     def _choose(self) -> Choice:
         if self.resume == "scratch!":
@@ -133,6 +145,7 @@ class Start:
         for each in choice.rejected:
             if names(each.path):  # else only another rank sees it
                 directory.set_aside(self.storage, each.path)
+        self.journal.withdraw_stop()  # an earlier start was asked
         put_back = directory.sweep(self.storage, self.directory)
         chosen = choice.checkpoint
         self.journal.note(

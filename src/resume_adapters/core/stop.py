@@ -1,8 +1,8 @@
-"""Why and when to stop: signals set a flag, and the ranks agree on it at step boundaries.
+"""Why and when to stop: signals and others set a flag, and the ranks agree on it at step boundaries.
 
 A handler only sets the flag. Nobody acts on it alone: the flags of all ranks are joined by an asynchronous all-reduce
 that is started at one step boundary and read at the next, so every rank learns of a stop at the same step and nobody
-waits for the network.
+waits for the network. Rank zero's word that a save is due travels with it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
+from resume_adapters.core import walltime as walltimes
 from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.walltime import Walltime
+from resume_adapters.errors import UnsupportedSetting
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+WALLTIME = "the walltime is nearly over"
+_WARNINGS = ("SIGUSR1", "SIGUSR2", WALLTIME)
+
+_NOTHING, _STOP, _HALT = 0, 1, 2
+_ELSEWHERE = "another rank was asked to stop"
 
 
 @dataclass(frozen=True)
@@ -27,18 +36,45 @@ class StopOn:
         signals: which signals ask for it. Previous handlers are put back when training ends.
         exit_code: exit status of a stopped run; 0 tells most schedulers that nothing is wrong. A supervisor that
             resubmits on a certain code wants that code here.
+        walltime: how long the process may take, from its beginning: ``"11:50:00"``, a timedelta or seconds. By default
+            what ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME`` or Slurm itself says, in this order.
+        reserve: how long before its end the run begins to leave, written in the same way. ``"auto"`` measures: from the
+            slowest save and the slowest step of this run so far, with a margin, and at least a minute until a save has
+            been measured.
+        requeue: ``"slurm"`` asks Slurm to queue the job again after a stop that was a warning: the walltime, SIGUSR1 or
+            SIGUSR2. After SIGTERM, SIGINT or ``resume-adapters stop`` the job is left to whoever ended it.
+
+    Raises:
+        UnsupportedSetting: a time is written in a way that is not understood, or ``requeue`` names no scheduler.
     """
 
     signals: tuple[signal.Signals, ...] = SIGNALS
     exit_code: int = 0
+    walltime: Walltime | None = None
+    reserve: Walltime | Literal["auto"] = "auto"
+    requeue: Literal["slurm"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.walltime is not None:
+            walltimes.seconds(self.walltime)
+        if self.reserve != "auto":
+            walltimes.seconds(self.reserve)
+        if self.requeue not in (None, "slurm"):
+            raise UnsupportedSetting(f'requeue={self.requeue!r} names no scheduler; expected "slurm", or None')
 
 
 class StopFlag:
-    """The flag of one process, and the handlers that set it."""
+    """The flag of one process, and the handlers that set it.
+
+    Attributes:
+        reason: why to stop; ``None`` as long as nothing asked for it.
+        halted: a human must look at the run before it goes on.
+    """
 
     def __init__(self, on: StopOn) -> None:
         self.on = on
         self.reason: str | None = None
+        self.halted = False
         self._interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -63,12 +99,41 @@ class StopFlag:
         if self.reason is None:
             self.reason = reason
 
+    def halt(self, reason: str) -> None:
+        """Ask for a stop that a human must look at; its reason counts for more than that of a plain stop."""
+        if not self.halted:
+            self.reason, self.halted = reason, True
+
+    @property
+    def level(self) -> int:
+        """What this process asks for, as a vote: the highest of all ranks is what they do."""
+        return _HALT if self.halted else _NOTHING if self.reason is None else _STOP
+
+    def heed(self, level: int) -> None:
+        """Take over what the ranks agreed on."""
+        if level == _HALT and not self.halted:
+            self.halt(_ELSEWHERE)
+        elif level == _STOP:
+            self.request(_ELSEWHERE)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             if self._interrupted:
                 raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
             self._interrupted = True
         self.request(signal.Signals(number).name)
+
+
+def common_reason(ranks: Ranks, flag: StopFlag) -> str:
+    """Return why the ranks stop: the reason of the first that was asked itself. Every rank must ask."""
+    reasons = ranks.gather((flag.level, flag.reason))
+    own = [reason for level, reason in reasons if reason != _ELSEWHERE and level == flag.level]
+    return own[0] if own and own[0] else "a stop was requested"
+
+
+def is_warning(reason: str) -> bool:
+    """Return whether a reason to stop says that the job's time is nearly over, rather than that it was ended."""
+    return reason in _WARNINGS
 
 
 class Agreement:
@@ -81,36 +146,63 @@ class Agreement:
 
     def __init__(self, ranks: Ranks, flag: StopFlag) -> None:
         self.flag = flag
-        self._group = getattr(ranks.twin(), "group", None)
-        self._agreed = False
+        self._ranks = ranks.twin()
+        self._group = getattr(self._ranks, "group", None)
+        self._level = _NOTHING
+        self._save = False
         self._votes: Any = None
         self._work: Any = None
 
-    def reached(self) -> bool:
-        """Return whether all ranks are to stop now. Every rank must ask at the same step boundaries."""
+    @property
+    def is_behind(self) -> bool:
+        """Whether what one asks for is heard at the next asking only."""
+        return self._group is not None
+
+    def reached(self, *, save: bool = False) -> bool:
+        """Return whether all ranks are to stop now. Every rank must ask at the same places.
+
+        Args:
+            save: this rank says that a save is due.
+        """
         if self._group is None:
+            self._save = self._save or save
             return self.flag.reason is not None
-        self._agreed = self._agreed or self._collect()
-        if not self._agreed:
-            self._vote()
-        elif self.flag.reason is None:
-            self.flag.request("another rank was asked to stop")
-        return self._agreed
+        self._collect()
+        if not self._level:
+            self._vote(save)
+        return bool(self._level)
+
+    def take_save(self) -> bool:
+        """Return whether a rank has said that a save is due, once: all ranks are told at the same place."""
+        save, self._save = self._save, False
+        return save
+
+    def settle(self) -> bool:
+        """Return whether any rank is to stop, and wait for all of them to say so. Every rank must ask."""
+        self._collect()
+        self._heed(max(self._ranks.gather(self.flag.level)))
+        return self.flag.reason is not None
 
     def close(self) -> None:
         """Take in the vote that is under way, so that no rank leaves while another waits for it."""
         self._collect()
 
-    def _vote(self) -> None:
+    def _vote(self, save: bool) -> None:
         import torch
         import torch.distributed as dist
 
-        self._votes = torch.tensor([self.flag.reason is not None], dtype=torch.int32)
+        self._votes = torch.tensor([self.flag.level, save], dtype=torch.int32)
         self._work = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def _collect(self) -> bool:
+    def _collect(self) -> None:
         if self._work is None:
-            return False
+            return
         self._work.wait()
         self._work = None
-        return bool(self._votes.item())
+        level, save = self._votes.tolist()
+        self._save = self._save or bool(save)
+        self._heed(level)
+
+    def _heed(self, level: int) -> None:
+        self._level = max(self._level, level)
+        self.flag.heed(self._level)

@@ -1,0 +1,263 @@
+"""A run from its first step to its last: when it saves, what asks it to stop, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.cadence import Cadence
+from resume_adapters.core.stop import StopOn
+from resume_adapters.core.walltime import VARIABLE
+from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
+
+from launch import Server
+from miniature import Miniature
+
+JOB = Path(__file__).with_name("job.py")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Miniature]]:
+    """Open the run directory and begin; every run is closed in the end."""
+    made: list[Miniature] = []
+
+    def begin(**options: Any) -> Miniature:
+        job = Miniature(tmp_path, **options)
+        made.append(job)
+        job.run.begin(job.step, 0.0)
+        return job
+
+    yield begin
+    for job in made:
+        job.run.close()
+
+
+def until_asked(job: Miniature, step: int = 1, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not job.run.end_step(step, 0.1).stop:
+        assert time.monotonic() < deadline, "nothing asked the run to stop"
+        time.sleep(0.01)
+
+
+def status(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / ".resume" / "status.json").read_bytes())
+    return found
+
+
+# ---- What asks for a stop
+
+
+def test_the_stop_file_stops_and_goes(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    job = make()
+    file = tmp_path / ".resume" / "stop"
+    file.touch()
+    until_asked(job)
+    with pytest.raises(Stopped):
+        job.run.leave(1, 0.1)
+    assert not file.exists(), "the next launch would stop at once"
+    assert status(tmp_path)["reason"] == "stop in .resume"
+
+
+def test_a_stop_file_of_an_earlier_start_means_nothing(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    (tmp_path / ".resume").mkdir()
+    (tmp_path / ".resume" / "stop").touch()
+    job = make()
+    time.sleep(1.2)
+    assert not job.run.end_step(1, 0.1).stop
+
+
+def test_a_walltime_stops_in_time(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    clock = [time.time()]
+    job = make(stop=StopOn(walltime=timedelta(days=1)), clock=lambda: clock[0])
+    job.run.end_step(1, 0.1)
+    job.commit(1)
+    clock[0] += 24 * 3600 - 120
+    time.sleep(1.2)
+    assert not job.run.end_step(2, 0.2).stop, "a quick run does not leave two minutes early"
+    clock[0] += 115
+    until_asked(job, 3)
+    with pytest.raises(Stopped) as left:
+        job.run.leave(3, 0.3)
+    assert left.value.reason == "the walltime is nearly over"
+
+
+def test_a_walltime_from_the_environment(
+    make: Callable[..., Miniature], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    job = make()
+    until_asked(job)
+    assert status(tmp_path)["ends"] < time.time() + 1
+
+
+def test_what_earlier_starts_measured_counts(tmp_path: Path, make: Callable[..., Miniature]) -> None:
+    (tmp_path / ".resume").mkdir()
+    line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 400.0}
+    (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + '\n{"torn')
+    job = make(stop=StopOn(walltime=time.time()), clock=lambda: 0.0)
+    assert job.run._lifecycle._reserve.seconds == 610.0
+
+
+def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    earlier = make()
+    earlier.commit(10)
+    later = make()
+    until_asked(earlier, 11)
+    assert earlier.run.flag.reason is not None
+    assert earlier.run.flag.reason.startswith("start 2 (process ")
+    with pytest.raises(FencedOff, match=r"start 2 \(process \d+ on "):
+        earlier.commit(11)
+    later.commit(12)
+    assert later.committed() == {"checkpoint-10": 10, "checkpoint-12": 12}
+
+
+# ---- Halting
+
+
+def test_a_halted_run_does_not_start_again(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    job = make(stop=StopOn(exit_code=85))
+    job.commit(10)
+    job.run.halt("the loss is not finite")
+    assert job.run.end_step(11, 1.1).stop
+    job.commit(11)
+    with pytest.raises(Halted) as left:
+        job.run.leave(11, 1.1)
+    assert left.value.code == 3, "a supervisor that resubmits on 85 must not"
+    assert (status(tmp_path)["state"], status(tmp_path)["reason"]) == ("halted", "the loss is not finite")
+    before = sorted(tmp_path.rglob("*"))
+    for resume in ("auto", "scratch!"):
+        with pytest.raises(RunHalted, match=r"halted at step 11: the loss is not finite.*resume-adapters resume"):
+            Miniature(tmp_path, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_halt_counts_for_more_than_a_stop(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    job = make()
+    job.run.flag.request("SIGTERM")
+    job.run.halt("look at it")
+    with pytest.raises(Halted):
+        job.run.leave(1, 0.1)
+    assert status(tmp_path)["reason"] == "look at it"
+
+
+# ---- When it saves
+
+
+def test_steps_decide(make: Callable[..., Miniature]) -> None:
+    job = make(cadence=Cadence(4))
+    assert [step for step in range(1, 13) if job.run.end_step(step, 0.0).save] == [4, 8, 12]
+
+
+def test_without_a_cadence_the_framework_decides(make: Callable[..., Miniature]) -> None:
+    job = make()
+    assert not any(job.run.end_step(step, 0.0).save for step in range(1, 13))
+
+
+def test_a_time_decides_and_every_save_counts(make: Callable[..., Miniature]) -> None:
+    job = make(cadence=Cadence(timedelta(seconds=0.5)))
+    assert not job.run.end_step(1, 0.0).save
+    time.sleep(0.6)
+    assert job.run.end_step(2, 0.0).save
+    job.commit(2)
+    assert not job.run.end_step(3, 0.0).save
+    time.sleep(0.4)
+    job.commit(4)
+    time.sleep(0.2)
+    assert not job.run.end_step(5, 0.0).save
+
+
+# ---- What it says
+
+
+def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 7200))
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    job = make(cadence=Cadence(50))
+    began = time.time()
+    seen, step = set(), 0
+    while time.time() - began < 3.4:
+        step += 1
+        job.run.end_step(step, step / 100, 1000)
+        seen.add(status(tmp_path)["updated"])
+        time.sleep(0.01)
+    found = status(tmp_path)
+    assert 3 <= len(seen) <= 5, "once a second"
+    assert (found["state"], found["horizon"], found["generation"], found["job"]) == ("running", 1000, 1, "4711")
+    assert found["pid"] == os.getpid()
+    assert step - 150 < found["step"] <= step
+    assert found["epoch"] == found["step"] / 100
+    assert found["next_save"] == (found["step"] // 50 + 1) * 50
+    assert 10 < found["rate"] < 100
+    assert found["eta"] == pytest.approx(found["updated"] + (1000 - found["step"]) / found["rate"], abs=1)
+    assert found["ends"] == pytest.approx(began + 7200, abs=2)
+    job.run.record("finished", step=step, epoch=1.0, horizon=step)
+    time.sleep(1.2)
+    assert status(tmp_path)["state"] == "finished", "the heartbeat knows that it is over"
+
+
+def test_a_disk_that_fails_does_not_end_the_heartbeat(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    job = make()
+    (tmp_path / ".resume" / ".status.json.live").mkdir()
+    time.sleep(1.3)
+    os.rmdir(tmp_path / ".resume" / ".status.json.live")
+    job.run.end_step(7, 0.7)
+    time.sleep(1.3)
+    assert status(tmp_path)["step"] == 7
+
+
+# ---- While skipping through data
+
+
+def test_a_stop_while_skipping_leaves_without_a_save(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    make().commit(10)
+    job = make()
+    job.run.skip_batch()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Stopped):
+        job.run.skip_batch()
+    found = status(tmp_path)
+    assert (found["state"], found["step"], found["reason"]) == ("stopped", 10, "SIGTERM")
+    assert not (tmp_path / ".resume" / "stop").exists()
+    assert job.committed() == {"checkpoint-10": 10}
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_rank_that_is_asked_while_skipping_takes_the_others_along(server: Server, tmp_path: Path, asked: int) -> None:
+    """The other would read on for a minute; it hears within seconds."""
+    began = time.monotonic()
+    server.start(JOB, ["skip", str(tmp_path / "run"), str(asked)], tmp_path, 2, {}).wait(60).require_success()
+    assert time.monotonic() - began < 30
+    results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
+    assert [result["left"] for result in results] == ["SIGTERM", "SIGTERM"]
+    assert min(result["skipped"] for result in results) < 100
+
+
+@pytest.mark.parametrize("saved", [None, 12])
+def test_all_ranks_save_by_the_clock_of_rank_zero(server: Server, tmp_path: Path, saved: int | None) -> None:
+    """Rank zero finds a save due after step 10, all are told after 11; a save in between makes it void."""
+    words = ["clock", str(tmp_path / "run"), json.dumps(saved)]
+    server.start(JOB, words, tmp_path, 2, {}).wait(60).require_success()
+    results = [json.loads((tmp_path / f"result.{rank}").read_text())["saves"] for rank in range(2)]
+    assert results[0] == results[1] == ([11] if saved is None else [])
+
+
+# ---- What a step costs
+
+
+def test_a_process_that_ends_without_a_word_is_not_held_up(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from miniature import Miniature\n"
+        "Miniature(Path(sys.argv[1])).run.begin(0, 0.0)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", program, tmp_path], check=True, timeout=60, env=environment)

@@ -1,0 +1,69 @@
+"""Who started a process, and whether they are still there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.core.process import began
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from resume_adapters.core.process import launchers
+present = launchers()
+out = Path(sys.argv[1])
+out.write_text(f"{present()}")
+while present():
+    time.sleep(0.02)
+out.write_text("gone")
+time.sleep(600)
+"""
+
+LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+
+
+def test_a_process_knows_when_it_began() -> None:
+    beginning = began(os.getpid())
+    assert beginning is not None
+    assert time.time() - 3600 < beginning < time.time() + 2
+    assert began(1 << 30) is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("name", "noticed"), [("torchrun", True), ("accelerate", True), ("train.sh", False)])
+def test_a_worker_notices_that_its_launcher_is_gone(tmp_path: Path, name: str, noticed: bool, depth: int) -> None:
+    """A launcher is killed, two generations up as well: DeepSpeed has a runner above the launcher of a node."""
+    launcher = tmp_path / name
+    launcher.write_text(LAUNCHER)
+    between = [] if depth == 1 else [LAUNCHER]
+    words = [WORKER, str(tmp_path / "out")] if depth == 1 else [between[0], WORKER, str(tmp_path / "out")]
+    if depth == 2:
+        launcher.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])")
+    process = subprocess.Popen([sys.executable, launcher, *words], start_new_session=True)
+    out = tmp_path / "out"
+    try:
+        wait_for(out, "True")
+        process.kill()
+        process.wait()
+        if noticed:
+            wait_for(out, "gone")
+        else:
+            time.sleep(0.3)
+            assert out.read_text() == "True", "a shell that goes is no launcher"
+    finally:
+        subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+
+
+def wait_for(file: Path, content: str) -> None:
+    deadline = time.monotonic() + 30
+    while not file.exists() or file.read_text() != content:
+        assert time.monotonic() < deadline, f"expected {content!r}"
+        time.sleep(0.01)
