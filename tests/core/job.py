@@ -35,12 +35,35 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
     for step in range(LAST):
         if step == mine:
             os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.06)  # of shorter steps only some are voted on
         if agreement.reached():
             stopped = step
             break
     still = stopped is not None and agreement.reached() and agreement.reached()
     agreement.close()
     return {"stopped": stopped, "reason": flag.reason, "still": still}
+
+
+def hurry(rank: int) -> dict[str, Any]:
+    """Take steps of a few milliseconds, on one rank of varied length; rank one is asked to stop after step 300."""
+    flag = StopFlag(StopOn())
+    agreement = Agreement(current(), flag)
+    votes, step, vote = 0, 0, agreement._vote
+
+    def counted() -> None:
+        nonlocal votes
+        votes += 1
+        vote()
+
+    agreement._vote = counted  # type: ignore[method-assign]
+    while not agreement.reached():
+        step += 1
+        dist.barrier()
+        time.sleep(0.002 * (step % 7 if rank else 1))
+        if step == 300 and rank:
+            flag.request("SIGTERM")
+    agreement.close()
+    return {"stopped": step, "votes": votes}
 
 
 def skip(rank: int, directory: str, asked: str) -> dict[str, Any]:
@@ -68,6 +91,7 @@ def clock(rank: int, directory: str, saved: str) -> dict[str, Any]:
     job.run.begin(0, 0.0)
     saves = []
     for step in range(1, 21):
+        time.sleep(0.06)
         if step == 10 and rank == 0:
             cadence.start(time.monotonic() - 3600)
         if job.run.end_step(step, 0.0).save:
@@ -155,7 +179,7 @@ class Failing(LocalStorage):
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    work = {each.__name__: each for each in (agree, skip, clock, save, resume, start_from, fail)}[sys.argv[1]]
+    work = {each.__name__: each for each in (agree, hurry, skip, clock, save, resume, start_from, fail)}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])
     except ResumeError as error:

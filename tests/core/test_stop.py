@@ -134,3 +134,12 @@ def test_all_ranks_see_a_stop_at_the_same_step(server: Server, tmp_path: Path, a
         assert "SIGTERM" in reasons
         assert set(reasons) <= {"SIGTERM", "another rank was asked to stop"}
         assert all(result["still"] for result in results), "once agreed it stays agreed"
+
+
+def test_short_steps_are_not_all_voted_on_and_the_ranks_still_agree(server: Server, tmp_path: Path) -> None:
+    """Rank one is slower now and then; every rank votes as often and leaves at the same step."""
+    server.start(JOB, ["hurry"], tmp_path, 2, {}).wait(60).require_success()
+    results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
+    assert results[0] == results[1]
+    assert results[0]["stopped"] > 300
+    assert results[0]["votes"] < results[0]["stopped"] / 3

@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
@@ -23,6 +24,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 WALLTIME = "the walltime is nearly over"
 _WARNINGS = ("SIGUSR1", "SIGUSR2", WALLTIME)
+
+_RHYTHM = 0.05
+"""Seconds between two votes, where steps are shorter: a vote takes a few hundred microseconds of the training."""
+_LONGEST_STRIDE = 100
 
 _NOTHING, _STOP, _HALT = 0, 1, 2
 _ELSEWHERE = "another rank was asked to stop"
@@ -139,6 +144,8 @@ def is_warning(reason: str) -> bool:
 class Agreement:
     """Joins the flags of all ranks, one step behind.
 
+    Where steps are short the ranks vote only after several of them, and agree in each vote on how many that are.
+
     Args:
         ranks: the ranks of the run.
         flag: this rank's flag.
@@ -150,8 +157,10 @@ class Agreement:
         self._group = getattr(self._ranks, "group", None)
         self._level = _NOTHING
         self._save = False
+        self._due = False
         self._votes: Any = None
         self._work: Any = None
+        self._asked, self._stride, self._voted = 0, 1, time.monotonic()
 
     @property
     def is_behind(self) -> bool:
@@ -168,8 +177,10 @@ class Agreement:
             self._save = self._save or save
             return self.flag.reason is not None
         self._collect()
-        if not self._level:
-            self._vote(save)
+        self._asked += 1
+        self._due = self._due or save
+        if not self._level and self._asked >= self._stride:
+            self._vote()
         return bool(self._level)
 
     def take_save(self) -> bool:
@@ -187,11 +198,14 @@ class Agreement:
         """Take in the vote that is under way, so that no rank leaves while another waits for it."""
         self._collect()
 
-    def _vote(self, save: bool) -> None:
+    def _vote(self) -> None:
         import torch
         import torch.distributed as dist
 
-        self._votes = torch.tensor([self.flag.level, save], dtype=torch.int32)
+        now = time.monotonic()
+        stride = int(min(_RHYTHM * self._asked / max(now - self._voted, 1e-9), _LONGEST_STRIDE))
+        self._votes = torch.tensor([self.flag.level, self._due, stride], dtype=torch.int32)
+        self._asked, self._voted, self._due = 0, now, False
         self._work = dist.all_reduce(self._votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _collect(self) -> None:
@@ -199,7 +213,8 @@ class Agreement:
             return
         self._work.wait()
         self._work = None
-        level, save = self._votes.tolist()
+        level, save, stride = self._votes.tolist()
+        self._stride = max(1, stride)
         self._save = self._save or bool(save)
         self._heed(level)
 
