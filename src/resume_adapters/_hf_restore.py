@@ -14,6 +14,7 @@ from accelerate.data_loader import DataLoaderDispatcher
 
 from resume_adapters import _hf_files as files
 from resume_adapters.core import rng, state, weights
+from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
@@ -24,8 +25,12 @@ if TYPE_CHECKING:
     from resume_adapters.hf import ResumeCallback
 
 
-def require_supported(trainer: Any) -> None:
+def require_supported(trainer: Any, cadence: Cadence | None) -> None:
     """Refuse settings under which a resume cannot be exact.
+
+    Args:
+        trainer: the trainer.
+        cadence: when to save, where that is not left to the trainer.
 
     Raises:
         UnsupportedSetting: naming the setting and what to do.
@@ -33,7 +38,7 @@ def require_supported(trainer: Any) -> None:
     args = trainer.args
     refused = {
         "save_only_model=True leaves no optimizer to resume with": args.save_only_model,
-        'save_strategy="no" never saves': args.save_strategy == "no",
+        'save_strategy="no" never saves': args.save_strategy == "no" and cadence is None,
         "ignore_data_skip=True starts the epoch again": args.ignore_data_skip,
         "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
         "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
@@ -54,7 +59,8 @@ class Restoration(Session):
     """The first half of a :class:`~resume_adapters._hf_session.TrainerSession`."""
 
     def __init__(self, trainer: Any, callback: ResumeCallback, resume: str | os.PathLike[str]) -> None:
-        require_supported(trainer)
+        cadence = chosen(callback.save_every, callback.mtbf)
+        require_supported(trainer, cadence)
         args = trainer.args
         limit = args.save_total_limit
         run = ResumableRun(
@@ -63,6 +69,7 @@ class Restoration(Session):
             resume=resume,
             keep=callback.keep or (KeepLast(limit) if limit else None),
             stop=callback.stop,
+            cadence=cadence,
             foreign=functools.partial(files.foreign_step, world_size=args.world_size),
         )
         topology = {
@@ -74,7 +81,8 @@ class Restoration(Session):
         self.loader_watch: LoaderWatch | None = None
         self.share = 1
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
-        self.over = self.finished = False
+        self.over = self.finished = self.saving = False
+        self.replaces_cadence = cadence is not None
         self.metrics: dict[str, float | None] = {}
         self.evaluated_at: int | None = None
         self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()

@@ -26,11 +26,19 @@ class TrainerSession(Restoration):
             self.consumed = 0
         self.between_epochs = False
 
-    def end_step(self, control: Any) -> None:
-        """Count the micro-batch, and ask whether to stop."""
+    def step_ended(self, control: Any) -> None:
+        """Count the micro-batch, and ask whether to save or to stop."""
         self.consumed += 1
-        if self.ask_to_stop():
-            control.should_save = True
+        live = self.trainer.state
+        decision = self.end_step(live.global_step, live.epoch, live.max_steps)
+        self.saving = decision.save
+        self.apply_cadence(control)
+
+    def apply_cadence(self, control: Any) -> None:
+        """Let ``save_every``, where it is given, decide about saving in the trainer's place."""
+        if self.replaces_cadence:
+            control.should_save = self.saving
+        control.should_save = control.should_save or self.stopping
 
     def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
         """Note the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
@@ -102,12 +110,13 @@ class TrainerSession(Restoration):
 
     # ---- Ending
 
-    def leave_if_asked(self, save: Callable[[], None]) -> None:
-        """Leave the process if a stop was agreed on; ``save`` saves where the trainer decided not to."""
+    def save_or_leave(self, save: Callable[[], None]) -> None:
+        """Save where that is due and the trainer did not; leave the process if a stop was agreed on."""
+        live = self.trainer.state
+        if (self.saving or self.stopping) and self.run.last_commit != live.global_step:
+            save()
+        self.saving = False
         if self.stopping:
-            live = self.trainer.state
-            if self.run.last_commit != live.global_step:
-                save()
             self.run.leave(live.global_step, live.epoch)
 
     def finish(self, native: Callable[[float], Any], save: Callable[[], None]) -> Any:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 try:
@@ -40,6 +41,7 @@ except ImportError as error:
     ) from error
 
 from resume_adapters._hf_session import TrainerSession
+from resume_adapters.core.cadence import SaveEvery
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.session import RESERVED
 from resume_adapters.core.state import named_parts
@@ -53,7 +55,10 @@ class ResumeCallback(TrainerCallback):
     Args:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
         keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
-        stop: which signals ask the run to save and leave.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default the
+            trainer's own ``save_strategy`` decides.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
@@ -67,15 +72,30 @@ class ResumeCallback(TrainerCallback):
         resume: str | os.PathLike[str] = "auto",
         keep: Policy | None = None,
         stop: StopOn | None = None,
+        save_every: SaveEvery | None = None,
+        mtbf: timedelta | None = None,
         verify: bool = True,
         **parts: Any,
     ) -> None:
         self.resume = resume
         self.keep = keep
         self.stop = stop
+        self.save_every = save_every
+        self.mtbf = mtbf
         self.verify = verify
         self.parts = named_parts(parts, RESERVED)
         self.session: TrainerSession | None = None
+
+    def halt(self, reason: str) -> None:
+        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
+
+        ``resume-adapters resume RUN_DIR`` lets it go on.
+
+        Args:
+            reason: what the human is to look at.
+        """
+        if self.session is not None:
+            self.session.run.halt(reason)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put back what is restored last, and prove the whole."""
@@ -87,15 +107,20 @@ class ResumeCallback(TrainerCallback):
         if self.session is not None:
             self.session.begin_epoch()
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave before the first step if a stop was asked for while data were skipped."""
+        if self.session is not None:
+            self.session.begin_step()
+
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""
         if self.session is not None:
             self.session.consumed += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count micro-batches, and ask whether to stop."""
+        """Count micro-batches, and ask whether to save or to stop."""
         if self.session is not None:
-            self.session.end_step(control)
+            self.session.step_ended(control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Let a new best force a save, so that the best is what was saved."""
@@ -106,6 +131,7 @@ class ResumeCallback(TrainerCallback):
         """Note that what is saved from now on stands between two epochs."""
         if self.session is not None:
             self.session.between_epochs = True
+            self.session.apply_cadence(control)
 
 
 class _Resuming:
@@ -146,7 +172,7 @@ class _Resuming:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
         super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-        self._resume_session.leave_if_asked(self._save_now)
+        self._resume_session.save_or_leave(self._save_now)
 
     def _finalize_training(self, trial: Any, samples: Any, start_time: float) -> Any:  # seam: transformers 5.23
         native = super()._finalize_training  # type: ignore[misc]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.cadence import LONGEST, SHORTEST, Cadence, mean_time_between, optimal
+from resume_adapters.core.cadence import LONGEST, SHORTEST, Cadence, chosen, mean_time_between, optimal
 from resume_adapters.errors import UnsupportedSetting
 
 DAY = 24 * 3600.0
+HOUR = timedelta(hours=1)
 
 
 def entry(event: str, time: float) -> dict[str, Any]:
@@ -117,7 +118,13 @@ def test_what_is_no_cadence_is_refused(every: Any) -> None:
         Cadence(every)
 
 
-@pytest.mark.parametrize(("every", "mtbf"), [(5, timedelta(hours=1)), ("auto", timedelta())])
+@pytest.mark.parametrize(
+    ("every", "mtbf"), [(5, timedelta(hours=1)), ("auto", timedelta()), (None, timedelta(hours=1))]
+)
 def test_an_mtbf_without_use_is_refused(every: Any, mtbf: timedelta) -> None:
     with pytest.raises(UnsupportedSetting, match="mtbf="):
-        Cadence(every, mtbf)
+        chosen(every, mtbf)
+
+
+def test_the_framework_decides_where_nothing_is_said() -> None:
+    assert chosen(None, None) is None

@@ -108,6 +108,17 @@ class Cadence:
         return step + max(1, math.ceil((self._since + self.interval - now) * rate))
 
 
+def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
+    """Return the cadence that a user's options ask for; ``None`` where the framework decides.
+
+    Raises:
+        UnsupportedSetting: as :class:`Cadence` does.
+    """
+    if every is None and mtbf is not None:
+        raise UnsupportedSetting(f'mtbf={mtbf} is of use with save_every="auto" alone')
+    return None if every is None else Cadence(every, mtbf)
+
+
 def optimal(cost: float, mtbf: float) -> float:
     """Return the seconds between two saves that lose the least time, to saving and to work done twice, together.
 

@@ -67,6 +67,7 @@ class LoaderWatch:
         fetched: batches fetched in this pass.
         exhausted: this pass has ended.
         restored: the position given to :meth:`restore` has been reached, and the random state put back.
+        on_skip: called before each batch that is read only to get past it.
     """
 
     def __init__(self, loader: Any, generators: Mapping[str, GeneratorState]) -> None:
@@ -79,6 +80,7 @@ class LoaderWatch:
         self.fetched = 0
         self.exhausted = False
         self.restored = True
+        self.on_skip: Callable[[], None] = lambda: None
         self._moment = Moment(loader)
         self._sampler: WatchedSampler | None = None
         self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=max(_KEPT, 4 * self.workers))
@@ -255,6 +257,7 @@ class LoaderWatch:
         inner = self._start_workers(make)
         self.fetched = position["start"]
         for _ in range(position["consumed"] - position["start"]):
+            self.on_skip()
             self._fetch(inner)
         self._before = deque(position["before"])
         self._ahead = position["ahead"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from resume_adapters.core import loader, report, rng, trackers, weights
 from resume_adapters.core.buckets import BucketOrder
+from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
@@ -51,6 +52,7 @@ class Session:
         self.own: Any = None
         self.reason = "scheduled"
         self.stopping = False
+        self._under_way = False
         self._order: BucketOrder | None = None
         self._described: dict[str, str] | None = None
         self._reported = False
@@ -75,8 +77,8 @@ class Session:
             for name, value in self.topology.items():
                 self._require_topology(self.own["topology"][name], name, value)
             trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
-        self.run.flag.install()
-        self.run.record("running", step=self.checkpoint.step if self.checkpoint else 0)
+        known = self.checkpoint.manifest if self.checkpoint else None
+        self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
 
     def _require_topology(self, saved: int, what: str, here: int) -> None:
@@ -131,7 +133,9 @@ class Session:
     def watch(self, data_loader: Any) -> LoaderWatch:
         """Watch a loader in place, together with the generators among the user's parts."""
         generators = {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}
-        return loader.watch(data_loader, generators)
+        watched = loader.watch(data_loader, generators)
+        watched.on_skip = self.run.skip_batch
+        return watched
 
     def align_buckets(self, module: Any) -> None:
         """Let DDP reduce gradients in the order of the uninterrupted run; for other modules, do nothing.
@@ -148,11 +152,37 @@ class Session:
 
     # ---- Training
 
+    def begin_step(self) -> None:
+        """Leave if a stop was asked for before the first step. Every rank calls it when it has the batch of a step.
+
+        Raises:
+            Stopped: one was.
+        """
+        if not self._under_way:
+            self._under_way = True
+            self.run.end_skipping()
+
+    def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
+        """Note that a step was completed, and return what all ranks do now; see :meth:`ResumableRun.end_step`.
+
+        Every rank calls it at the end of every step.
+        """
+        decision = self.run.end_step(step, epoch, horizon)
+        self._heed(decision.stop)
+        return decision
+
     def ask_to_stop(self) -> bool:
-        """Return whether all ranks are to save and leave now; every rank asks at every step boundary."""
-        if not self.stopping and self.run.should_stop():
-            self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
+        """Return whether all ranks are to save and leave now.
+
+        Every rank asks at the same places between two ends of a step: between the batches of an evaluation.
+        """
+        if not self.stopping:
+            self._heed(self.run.should_stop())
         return self.stopping
+
+    def _heed(self, stop: bool) -> None:
+        if stop and not self.stopping:
+            self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
 
     def save_checkpoint(
         self,
