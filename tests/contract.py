@@ -183,11 +183,11 @@ def resumed_equals_uninterrupted(
     return anchor
 
 
-def operations(bench: Bench, directory: Path, config: Config) -> int:
-    """Return how many operations on its run directory an uninterrupted run does."""
-    bench.run(directory, {**config, "count_operations": True}).require_success()
-    lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
-    return sum("operation" in line for line in lines)
+def operations(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> int:
+    """Return how many operations on its run directory an uninterrupted run does, on ``on_rank`` or rank zero."""
+    bench.run(directory, {**config, "count_operations": True}, ranks=ranks).require_success()
+    file = directory / f"trace.{config.get('on_rank') or 0}"
+    return sum("operation" in json.loads(line) for line in file.read_text().splitlines())
 
 
 def killed_before_operations(
@@ -198,6 +198,7 @@ def killed_before_operations(
     numbers: Sequence[int],
     *,
     leaving: Sequence[set[int]],
+    ranks: int = 1,
     of_the_end: Sequence[str] = (),
 ) -> dict[int, int]:
     """Law 3: a kill before any operation on the run directory leaves its newest committed checkpoint to go on from.
@@ -210,6 +211,7 @@ def killed_before_operations(
         numbers: the operations before which it is killed, each in a run of its own, in ascending order.
         leaving: the steps of which the relaunched run may leave checkpoints. A kill between the last commit and its
             prune may leave one more than asked for, never one less.
+        ranks: number of ranks.
         of_the_end: names of final facts that go with a process that is killed behind its last record.
 
     Returns:
@@ -218,12 +220,12 @@ def killed_before_operations(
     anchors: dict[int, int] = {}
     for number in numbers:
         here = directory / str(number)
-        if not bench.run(here, {**config, "kill_at_operation": number}).killed:
+        if not bench.run(here, {**config, "kill_at_operation": number}, ranks=ranks).killed:
             continue  # a background commit may end earlier or later: it then did fewer operations
         record = here / bench.run_directory / ".resume" / "status.json"
         finished = record.exists() and json.loads(record.read_bytes())["state"] == "finished"
         ignore = of_the_end if finished else ()
-        anchors[number] = resumed_equals_uninterrupted(bench, here, config, reference, ignore=ignore)
+        anchors[number] = resumed_equals_uninterrupted(bench, here, config, reference, ranks=ranks, ignore=ignore)
         left = set(committed(here / bench.run_directory).values())
         assert left in leaving, f"killed before operation {number}, the run left {left}"
         shutil.rmtree(here)

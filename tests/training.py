@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "kill_at_operation": None,
     "count_operations": False,
     "file_limit": None,
+    "on_rank": None,
     "slow": 0.0,
     "bare": False,
     "keep": None,
@@ -49,6 +50,8 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     """
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
+    if CONFIG["on_rank"] not in (None, RANK):
+        return
     if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
         kill_at_operation(f"{run_directory}/", CONFIG["kill_at_operation"] or 0)
     if CONFIG["file_limit"]:

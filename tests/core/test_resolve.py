@@ -80,8 +80,21 @@ def test_latest_is_a_hint_for_people_only(tmp_path: Path, latest: str) -> None:
         (run / "latest").symlink_to(where)
     job = Miniature(run)
     assert (job.step, job.choice.rejected) == (20, ())
+    assert os.readlink(run / "latest") == "checkpoint-20", "a start mends it"
     job.commit(30)
     assert os.readlink(run / "latest") == "checkpoint-30"
+
+
+@pytest.mark.parametrize("torn", ["", "checkpoint-30\n", "\0\0\0"])
+def test_latest_can_be_the_text_file_that_a_framework_reads(tmp_path: Path, torn: str) -> None:
+    Miniature(tmp_path, latest="file").commit(10)
+    latest = tmp_path / "latest"
+    assert not latest.is_symlink() and latest.read_text() == "checkpoint-10\n"
+    latest.write_text(torn)
+    job = Miniature(tmp_path, latest="file")
+    assert (job.step, latest.read_text()) == (10, "checkpoint-10\n")
+    job.commit(20)
+    assert latest.read_text() == "checkpoint-20\n"
 
 
 def test_a_directory_in_the_place_of_latest_is_refused_before_training(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from resume_adapters.core import place
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.place import CONTROL, LATEST, PENDING, is_committed, is_pending, superseded
 from resume_adapters.core.ranks import Ranks, everywhere
-from resume_adapters.core.storage import Storage, point_to, remove_tree, write_atomically
+from resume_adapters.core.storage import Pointer, Storage, point_to, remove_tree, write_atomically
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
 T = TypeVar("T")
@@ -205,10 +205,10 @@ class PendingCheckpoint:
         write_atomically(self.storage, self.directory / place.MANIFEST, manifests.encode(manifest))
         return manifest
 
-    def announce(self) -> None:
+    def announce(self, form: Pointer) -> None:
         """After the commit, point ``latest`` at the checkpoint. Rank zero calls it."""
         self.storage.remove_file(self.directory / PENDING)
-        point_to(self.storage, self.path.parent / LATEST, self.path.name)
+        point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
 
     def _together(self, work: Callable[[], T], doing: str) -> list[T]:
         return everywhere(self.ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))

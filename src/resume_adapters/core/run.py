@@ -32,7 +32,7 @@ from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.start import Start
 from resume_adapters.core.state import EncodedParts, Stateful
 from resume_adapters.core.stop import StopFlag, StopOn, common_reason, is_warning
-from resume_adapters.core.storage import LocalStorage, Storage
+from resume_adapters.core.storage import LocalStorage, Pointer, Storage
 from resume_adapters.errors import Halted, SaveFailed, StateMismatch, Stopped
 
 T = TypeVar("T")
@@ -56,6 +56,7 @@ class ResumableRun:
         stop: what asks the run to stop.
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
         foreign: recognises whole checkpoints that this package did not write.
+        latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
         clock: returns seconds since 1970.
     """
 
@@ -71,6 +72,7 @@ class ResumableRun:
         stop: StopOn | None = None,
         cadence: Cadence | None = None,
         foreign: Foreign = no_foreign,
+        latest: Pointer = "link",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = Path(os.path.abspath(run_directory))
@@ -80,6 +82,7 @@ class ResumableRun:
         self.resume = resume
         self.keep: Policy = KeepAll() if keep is None else keep
         self.foreign = foreign
+        self.latest = latest
         self.clock = clock
         self.journal = Journal(self.storage, self.directory / CONTROL, clock)
         self.generation = 0
@@ -112,7 +115,7 @@ class ResumableRun:
             NoValidCheckpoint: there are checkpoints, and none is valid.
             CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
         """
-        start = Start(self.storage, self.ranks, self.directory, self.journal, self.resume, self.foreign)
+        start = Start(self.storage, self.ranks, self.directory, self.journal, self.resume, self.foreign, self.latest)
         choice = start.choose()
         self.generation, self.previous = start.generation, start.previous
         self.resumed = choice.checkpoint
@@ -244,7 +247,7 @@ class ResumableRun:
 
     def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None, took: float) -> None:
         """Do what follows a commit, on rank zero."""
-        pending.announce()
+        pending.announce(self.latest)
         self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor, seconds=took)
         self._prune(best, sealed=pending.path.name)
         replaced = superseded(pending.path)

@@ -11,10 +11,10 @@ from typing import TypeVar, cast
 from resume_adapters.core import directory
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.listing import Foreign, candidates
-from resume_adapters.core.place import is_committed, names
+from resume_adapters.core.place import LATEST, is_committed, names
 from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.resolve import Checkpoint, Choice, latest_valid, named
-from resume_adapters.core.storage import Storage
+from resume_adapters.core.storage import Pointer, Storage, point_to
 from resume_adapters.errors import (
     CheckpointsExist,
     NoValidCheckpoint,
@@ -37,6 +37,7 @@ class Start:
         journal: what the run directory remembers.
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
         foreign: recognises whole checkpoints that this package did not write.
+        latest: how ``latest`` names the newest checkpoint.
 
     Attributes:
         generation: which start of the run directory this is, once it has been taken over.
@@ -51,6 +52,7 @@ class Start:
         journal: Journal,
         resume: str | os.PathLike[str],
         foreign: Foreign,
+        latest: Pointer,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -58,6 +60,7 @@ class Start:
         self.journal = journal
         self.resume = resume
         self.foreign = foreign
+        self.latest = latest
         self.generation = 0
         self.previous: Status | None = None
 
@@ -156,4 +159,8 @@ class Start:
         )
         if chosen is None:
             return choice
-        return replace(choice, checkpoint=replace(chosen, path=put_back.get(chosen.path, chosen.path)))
+        path = put_back.get(chosen.path, chosen.path)
+        if path.parent == self.directory and chosen.manifest is not None:
+            # A crash may have left it behind the last commit, or at what was set aside.
+            point_to(self.storage, self.directory / LATEST, path.name, self.latest)
+        return replace(choice, checkpoint=replace(chosen, path=path))

@@ -11,7 +11,7 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import xxhash
 
@@ -125,15 +125,20 @@ def write_atomically(storage: Storage, path: Path, content: bytes) -> None:
     storage.sync(path.parent)
 
 
-def point_to(storage: Storage, link: Path, target: str) -> None:
-    """Replace a relative symbolic link atomically (a one-line text file where there are none)."""
-    temporary = link.with_name(f".{link.name}.tmp")
+Pointer = Literal["link", "file"]
+"""How ``latest`` names the newest checkpoint: a relative symbolic link, or a text file of one line."""
+
+
+def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> None:
+    """Replace a pointer atomically; where the file system has no symbolic links, it is a text file in any case."""
+    temporary = pointer.with_name(f".{pointer.name}.tmp")
     with contextlib.suppress(FileNotFoundError):
         storage.remove_file(temporary)
-    if not storage.symlink(target, temporary):
+    if form == "file" or not storage.symlink(target, temporary):
         storage.write(temporary, f"{target}\n".encode())
-    storage.replace(temporary, link)
-    storage.sync(link.parent)
+        storage.sync(temporary)
+    storage.replace(temporary, pointer)
+    storage.sync(pointer.parent)
 
 
 def remove_tree(storage: Storage, directory: Path) -> None:
