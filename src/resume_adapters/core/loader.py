@@ -64,6 +64,7 @@ class LoaderWatch:
     """Knows how far a loader is, and puts it back.
 
     Attributes:
+        passes: passes begun.
         fetched: batches fetched in this pass.
         exhausted: this pass has ended.
         restored: the position given to :meth:`restore` has been reached, and the random state put back.
@@ -77,7 +78,7 @@ class LoaderWatch:
         self._registered = generators
         self.workers: int = loader.num_workers
         self.is_stream = isinstance(loader.dataset, IterableDataset)
-        self.fetched = 0
+        self.passes = self.fetched = 0
         self.exhausted = False
         self.restored = True
         self.on_skip: Callable[[], None] = lambda: None
@@ -94,11 +95,23 @@ class LoaderWatch:
         self._step: Tree | None = None
         self._proof: list[Any] | None = None
         self._init: WorkerInit | None = None
+        self._made = self._forget_initial_iterator()
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
             self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
         loader.__class__ = _watched_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_watch = self
+
+    def _forget_initial_iterator(self) -> Tree | None:
+        """Let a loader that already has the iterator of its first pass make it anew, watched.
+
+        A ``StatefulDataLoader`` makes it when it is first asked for its state. Made at the random state of that moment,
+        which an adapter may have noted as ``resume_made``, the new one gives the batches of the old.
+        """
+        if not getattr(self.loader, "_initial_iter_for_state_dict", False):  # seam: torchdata 0.11
+            return None
+        self.loader._iterator, self.loader._initial_iter_for_state_dict = None, False  # seam: torchdata 0.11
+        return getattr(self.loader, "resume_made", None)
 
     # ---- Saying where it is
 
@@ -188,7 +201,7 @@ class LoaderWatch:
                     f"{words[name]} was {position[name]} when the checkpoint was saved and is {here} now, so the same "
                     f"batches cannot follow: set it back to {position[name]}, or start another run directory"
                 )
-        self._pending = position
+        self._pending, self._made = position, None
         self.restored = False
 
     def skip(self, consumed: int) -> None:
@@ -196,6 +209,7 @@ class LoaderWatch:
         start = self._replay_start(consumed)
         self._pending = {**self._end_of_pass(), "ended": False, "consumed": consumed, "start": start, "pool": {}}
         self._pending.update(spawn=None, step=None)
+        self._made = None
         self.restored = False
 
     @property
@@ -203,12 +217,17 @@ class LoaderWatch:
         """Whether the position given to :meth:`restore` is the end of a pass."""
         return self._pending is not None and bool(self._pending["ended"])
 
-    def restore_now(self) -> None:
-        """After the end of a pass, put back the random state, and what of the loader outlives the pass."""
+    def restore_now(self, *, process: bool = True) -> None:
+        """After the end of a pass, put back the random state, and what of the loader outlives the pass.
+
+        Args:
+            process: put the random state of the process back too, not only what belongs to the loader.
+        """
         position = self._pending
         assert position is not None and position["ended"], "in the middle of a pass the batches bring the state back"
         self._moment.restore_generators(position["generators"])
-        self._restore_step(position["step"])
+        if process:
+            self._restore_step(position["step"])
         self._spawn, self._pool = position["spawn"], dict(position["pool"])
         if not self._keeps_workers() or self._spawn is None:
             self._pending = None
@@ -219,6 +238,7 @@ class LoaderWatch:
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
         position, self._pending = self._pending, None
+        self.passes += 1
         self._recent.clear()
         self._last_batch = None
         self.fetched, self.exhausted = 0, False
@@ -231,11 +251,22 @@ class LoaderWatch:
         return _WatchedIterator(self, begin(make))
 
     def _begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if self._made is not None:
+            return self._begin_as_made(make)
         if not (self._keeps_workers() and self._spawn is not None):
             self._spawn = self._moment.capture()
             self._pool = {}
         self._pool_at_start = dict(self._pool)
         return make()
+
+    def _begin_as_made(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        now = self._moment.capture()
+        assert self._made is not None
+        self._moment.restore(self._made)
+        self._spawn, self._made = self._made, None
+        inner = make()
+        self._moment.restore(now)
+        return inner
 
     def _begin_with_former_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass for which the uninterrupted run only reset the workers it had."""

@@ -71,14 +71,15 @@ class WatchedSampler:
         # Some samplers draw their order here and some at the first index; both moments are noted and put back.
         if self._resume is None or self._resume[1] is None:
             self._at_iter = self._moment.capture()
-            return self._run(iter(self._inner), None)
+            inner = iter(self._inner)
+            return _Indices(self._run(inner, None), inner)
         now = self._moment.capture()
         self._moment.restore(self._resume[1]["iter"])
         self._at_iter = self._resume[1]["iter"]
         inner = iter(self._inner)
         after_iter = self._moment.capture()
         self._moment.restore(now)
-        return self._run(inner, after_iter)
+        return _Indices(self._run(inner, after_iter), inner)
 
     def _run(self, inner: Iterator[Any], after_iter: Tree | None) -> Iterator[Any]:
         (skip, moments), self._resume = self._resume or (0, None), None
@@ -97,6 +98,23 @@ class WatchedSampler:
         if first is not None:
             yield first
             yield from inner
+
+
+class _Indices:
+    """One pass over the indices; what else the sampler's own iterator can do (say its state), this one can."""
+
+    def __init__(self, run: Iterator[Any], inner: Iterator[Any]) -> None:
+        self._run = run
+        self._inner = inner
+
+    def __iter__(self) -> _Indices:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._run)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def _generators(loader: Any) -> dict[str, Any]:

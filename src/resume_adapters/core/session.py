@@ -53,7 +53,7 @@ class Session:
         self.reason = "scheduled"
         self.stopping = False
         self._under_way = False
-        self._order: BucketOrder | None = None
+        self._orders: list[BucketOrder] = []
         self._described: dict[str, str] | None = None
         self._reported = False
 
@@ -140,15 +140,16 @@ class Session:
     def align_buckets(self, module: Any) -> None:
         """Let DDP reduce gradients in the order of the uninterrupted run; for other modules, do nothing.
 
-        Call it before the first step, with no gradients held.
+        Call it before the first step, with no gradients held; for several modules, in the same order in every launch.
         """
         if not BucketOrder.applies(module):
             return
-        self._order = BucketOrder(module)
-        if self.own and self.own["buckets"]:
-            self._order.replay(self.own["buckets"])
+        order, saved = BucketOrder(module), self.own["buckets"][len(self._orders) :] if self.own else []
+        self._orders.append(order)
+        if saved and saved[0]:
+            order.replay(saved[0])
         else:
-            self._order.record()
+            order.record()
 
     # ---- Training
 
@@ -234,7 +235,7 @@ class Session:
             own=lambda: {
                 **own(),
                 "topology": self.topology,
-                "buckets": self._order.order if self._order else [],
+                "buckets": [each.order for each in self._orders],
             },
             parts={**self.parts, **parts, **added},
             owner=owner,

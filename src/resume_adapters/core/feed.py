@@ -1,0 +1,79 @@
+"""A training loader of a hand-written loop: what the loop iterates over, and the torch ``DataLoader`` beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from resume_adapters.core.loader import LoaderWatch
+
+Tree = dict[str, Any]
+
+
+class Feed:
+    """A training loader as the loop sees it, and the torch ``DataLoader`` beneath.
+
+    Args:
+        outer: what the loop iterates over.
+        watch: the watched torch loader beneath.
+        share: batches that the torch loader fetches on this rank for each batch of the loop: one, unless rank zero
+            fetches for all.
+    """
+
+    def __init__(self, outer: Any, watch: LoaderWatch, share: int = 1) -> None:
+        self.outer = outer
+        self.watch = watch
+        self.share = share
+        self.consumed = 0
+        self.number: int | None = None
+        self._restoring: Tree | None = None
+
+    def begin(self, number: int) -> None:
+        """Begin pass ``number`` of the epoch, or go on with it where a checkpoint left it."""
+        if not self.continues(number):
+            self._restoring = None
+        self.consumed = self._restoring["consumed"] if self._restoring else 0
+        self.number = number
+
+    def continues(self, number: int) -> bool:
+        """Return whether the checkpoint was taken within pass ``number``."""
+        return self._restoring is not None and self._restoring["number"] == number
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the checkpoint was taken when every batch of this pass had been used."""
+        return self._restoring is not None and self.watch.at_end
+
+    def __iter__(self) -> Iterator[Any]:
+        self._restoring = None
+        return iter(self.outer)
+
+    def end(self) -> None:
+        """Note that the pass is over."""
+        self.number = self._restoring = None
+
+    def state(self) -> Tree:
+        """Return where the loader is; the outer loader's own count is the framework's business."""
+        if self._restoring is not None:  # restored, and not yet begun
+            return self._restoring
+        if self.number is None:
+            position = self.watch.position_between()
+        else:
+            position = self.watch.position(min(self.consumed * self.share, self.watch.fetched))
+        return {"number": self.number, "consumed": self.consumed, "position": position}
+
+    def restore(self, state: Tree) -> None:
+        """Put the loader where :meth:`state` found it.
+
+        Raises:
+            StateMismatch: it has another dataset, batch size or number of workers.
+        """
+        if state["position"] is None:
+            self.watch.skip(state["consumed"] * self.share)
+            self._restoring = state
+            return
+        self.watch.restore(state["position"])
+        if state["number"] is None:
+            self.watch.restore_now(process=False)
+        else:
+            self._restoring = state

@@ -1,0 +1,413 @@
+"""A hand-written training loop that resumes: its epochs and its batches are wrapped, and it tells of each step.
+
+After a kill the loop needs no branch: :meth:`ResumableLoop.epochs` and :meth:`ResumableLoop.batches` yield what is
+left. A checkpoint is taken where the body of the outermost wrapped loop has ended, whoever asked for it in between. So
+whatever the body does after its step (an evaluation, a log line) is before the checkpoint as a whole, and never half.
+
+An adapter derives a :class:`~resume_adapters.core.framework.Framework`, which finds the loader beneath what its
+framework wraps around it, lets the framework write and load its own files, and knows when an optimizer step was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from resume_adapters.core import report, rng
+from resume_adapters.core.feed import Feed
+from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.manifest import PartEntry, finite
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Stateful, Value
+from resume_adapters.errors import Stopped, UnsupportedSetting
+
+Tree = dict[str, Any]
+
+
+class ResumableLoop:
+    """A training loop that goes on where its last checkpoint was taken.
+
+    Args:
+        framework: the framework's side of it.
+        run: the run, not yet opened.
+        parts: the parts that the user named.
+        verify: prove what is restored.
+        each_epoch: save at the end of each epoch, beside what the run's cadence says.
+
+    Attributes:
+        epoch: the epoch that is running, from 0.
+        global_step: optimizer steps completed.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        run: ResumableRun,
+        parts: Mapping[str, Stateful],
+        *,
+        verify: bool = True,
+        each_epoch: bool,
+    ) -> None:
+        self.epoch = 0
+        self.global_step = 0
+        self._framework = framework
+        self._run = run
+        self._session = Session(run, parts, verify=verify, topology=framework.loop_options)
+        self._each_epoch = each_epoch
+        self._resumed: Resumed | None = None
+        self._horizon: tuple[int | None, int | None] = (None, None)
+        self._feeds: list[Feed] = []
+        self._saved_feeds: list[Tree] = []
+        self._open: list[Feed] = []
+        self._left: list[tuple[Feed, int | None]] = []
+        self._begun = 0
+        self._resumed_begun = 0
+        self._due = False
+        self._in_window = False
+        self._losses: tuple[int, Any] = (0, 0.0)
+        self._noted: dict[str, Any] = {}
+        self._best: dict[str, float] = {}
+        self._best_checkpoint: str | None = None
+        self._is_new_best = False
+        self._over = False
+        self._closed = False
+
+    # ---- Resuming
+
+    def resume(self) -> Resumed:
+        """Choose, load and prove, unless that is done; return what of the run is done.
+
+        The first :meth:`epochs` or :meth:`batches` calls it. Call it yourself where something must follow it and come
+        before them, such as the start of a tracker.
+
+        Raises:
+            ResumeError: as the documentation's tables of errors say.
+        """
+        if self._resumed is None:
+            self._resumed = self._restore()
+        return self._resumed
+
+    def _restore(self) -> Resumed:
+        session, framework = self._session, self._framework
+        checkpoint = session.choose()
+        progress = Resumed()
+        if checkpoint is not None:
+            session.require_architecture(framework)
+            framework.load(session)
+            session.restore_parts(framework.parts())
+            if session.own is not None:
+                progress = self._restore_own(session.own)
+            else:
+                progress = framework.progress(checkpoint.step)
+                self._saved_feeds = [{"number": 0, "consumed": progress.batches, "position": None}]
+        for module in framework.modules():
+            session.align_buckets(module)
+        if session.own is not None:
+            framework.restore(session.own["framework"])
+            rng.restore(session.own["rng"])
+        self.epoch, self.global_step = progress.epoch, progress.step
+        return progress
+
+    def _restore_own(self, own: Tree) -> Resumed:
+        assert self._session.checkpoint is not None
+        self._saved_feeds, self._resumed_begun = own["feeds"], own["begun"]
+        self._losses = (own["losses"]["count"], own["losses"]["sum"])
+        metrics = self._run.read_part(self._session.checkpoint, "metrics")
+        self._best, self._best_checkpoint = metrics["best"], metrics["checkpoint"]
+        return Resumed(own["epoch"], self._session.checkpoint.step, _consumed(own["feeds"]))
+
+    # ---- The loop
+
+    def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
+        """Yield the epochs that are left, counted from 0; the first may be one that is half done.
+
+        When they are through, the last step is saved, and the run is marked as finished.
+
+        Args:
+            count: epochs of the whole run; without it, ``max_steps`` ends the run.
+            max_steps: optimizer steps of the whole run. After them :meth:`batches` yields no more.
+
+        Raises:
+            UnsupportedSetting: neither is given.
+        """
+        if count is None and max_steps is None:
+            raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
+        self._horizon = (count, max_steps)
+        self.resume()
+        self._over = self._was_finished()
+        if self._over:
+            report.logger.info("This run finished at step %d: nothing to do.", self.global_step)
+        else:
+            try:
+                yield from self._epochs(count)
+            except GeneratorExit:
+                # The loop was left early: what it was in the middle of, a longer run goes on with.
+                for feed, number in self._left:
+                    feed.number = number
+                    self._open.append(feed)
+                raise
+        self.finish()
+
+    def _epochs(self, count: int | None) -> Iterator[int]:
+        while (count is None or self.epoch < count) and not self._is_through():
+            yield self.epoch
+            if self._is_through():
+                break
+            self.epoch, self._begun, self._resumed_begun = self.epoch + 1, 0, 0
+            self._open, self._left = [], []
+            self._losses = (0, 0.0)
+            self._due = self._due or self._each_epoch
+            self._end_of_body()
+
+    def _is_through(self) -> bool:
+        """Return whether ``max_steps`` ended the epoch before its batches did."""
+        steps = self._horizon[1]
+        return steps is not None and self.global_step >= steps
+
+    def _was_finished(self) -> bool:
+        former = self._run.previous
+        horizon = {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
+        return (
+            former is not None
+            and former.state == "finished"
+            and (former.step, former.result) == (self.global_step, horizon)
+        )
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
+
+        A pass that a checkpoint was taken after yields nothing. The same loaders must be asked for in the same order
+        in every launch; they may be iterated one after the other, or together with ``zip``.
+
+        Raises:
+            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+            NotRestored: the data that come now are not those that would have come.
+        """
+        self.resume()
+        feed = self._feed(loader)
+        number, self._begun = self._begun, self._begun + 1
+        if self._over or (number < self._resumed_begun and not feed.continues(number)):
+            return
+        self._left = []
+        feed.begin(number)
+        self._open.append(feed)
+        try:
+            yield from self._batches(feed)
+        except GeneratorExit:
+            self._left = self._left or [(each, each.number) for each in self._open]
+            raise
+        finally:
+            if not self._is_through():
+                self._close(feed)
+
+    def _batches(self, feed: Feed) -> Iterator[Any]:
+        if feed.at_end:
+            feed.watch.restore_now()
+            self._framework.skip_pass(feed.outer)
+            return
+        if self._is_through():
+            return
+        for batch in feed:
+            self._session.begin_step()
+            feed.consumed += 1
+            yield batch
+            if self._open[0] is feed:  # of loaders iterated together, the first begins the next round
+                self._end_of_body()
+            if self._is_through():
+                return
+
+    def _close(self, feed: Feed) -> None:
+        feed.end()
+        if feed in self._open:
+            self._open.remove(feed)
+
+    def _feed(self, loader: Any) -> Feed:
+        for known in self._feeds:
+            if known.outer is loader:
+                return known
+        feed = self._framework.feed(loader, self._session)
+        if len(self._feeds) < len(self._saved_feeds):
+            feed.restore(self._saved_feeds[len(self._feeds)])
+        self._feeds.append(feed)
+        return feed
+
+    def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
+        """Tell that a batch is done; call it once for each batch, after the optimizer's step.
+
+        Where an optimizer step has ended with it, the step is counted, and a save or a stop may be due: it follows when
+        the body of the loop ends.
+
+        Args:
+            loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
+            metrics: what the manifest is to say of a checkpoint of this step; retention can choose by it.
+        """
+        if loss is not None:
+            value = loss.detach() if hasattr(loss, "detach") else loss
+            self._losses = (self._losses[0] + 1, self._losses[1] + value)
+            self._noted["loss"] = value
+        if metrics:
+            self._noted.update(metrics)
+        self._in_window = not self._framework.has_stepped()
+        if self._in_window:
+            return
+        self.global_step += 1
+        decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
+        self._due = self._due or decision.save or decision.stop
+        if not self._open:
+            self._end_of_body()
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean of the losses told since the epoch began, across launches; 0.0 where none was."""
+        count, total = self._losses
+        return float(total) / count if count else 0.0
+
+    # ---- Saving
+
+    def save(self, reason: str = "requested") -> None:
+        """Save a checkpoint when the body of the loop ends; outside of it, now.
+
+        While gradients are accumulated it is saved after the step that uses them.
+
+        Args:
+            reason: what the manifest and ``resume-adapters ls`` say of it.
+        """
+        self._due, self._session.reason = True, reason
+        if not self._open:
+            self._end_of_body()
+
+    def halt(self, reason: str) -> None:
+        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
+
+        ``resume-adapters resume RUN_DIR`` lets it go on.
+
+        Args:
+            reason: what the human is to look at.
+        """
+        self._run.halt(reason)
+
+    def best(self, metric: float, *, mode: str = "min", name: str = "metric") -> bool:
+        """Return whether a metric is the best so far; if so, save, and keep that checkpoint whatever the policy.
+
+        Args:
+            metric: the value, alike on every rank.
+            mode: ``"min"`` or ``"max"``: whether smaller or greater is better.
+            name: what the manifest calls it.
+        """
+        if mode not in ("min", "max"):
+            raise UnsupportedSetting(
+                f'mode={mode!r} says neither that smaller nor that greater is better: "min", "max"'
+            )
+        former = self._best.get(name)
+        self._noted[name] = metric
+        if former is not None and (metric >= former if mode == "min" else metric <= former):
+            return False
+        self._best[name], self._is_new_best = metric, True
+        self.save("best")
+        return True
+
+    def _end_of_body(self) -> None:
+        """Save if that is due and no gradients are held, and leave if that was agreed on."""
+        if self._is_through() and self._run.last_commit != self.global_step:
+            self._due = True
+        if self._due and not (self._in_window or self._framework.in_window()):
+            self._save()
+            if self._session.stopping:
+                self._run.leave(self.global_step, self._fraction())
+
+    def _save(self) -> None:
+        self._due = False
+        name = self._framework.checkpoint_name(self.global_step)
+        if self._is_new_best:
+            self._best_checkpoint, self._is_new_best = name, False
+        metrics = {"best": self._best, "checkpoint": self._best_checkpoint}
+        self._session.save_checkpoint(
+            name,
+            self.global_step,
+            model=self._framework,
+            native=lambda: self._framework.save(self._run.directory / name),
+            own=self._own,
+            parts={**self._framework.parts(), "metrics": Value(metrics)},
+            owner=self._framework.owner,
+            entries=self._entries,
+            facts=self._facts,
+            best=self._best_checkpoint,
+        )
+        self._noted = {}
+
+    def _own(self) -> Tree:
+        return {
+            "epoch": self.epoch,
+            "begun": self._begun,
+            "feeds": self._feed_states(),
+            "losses": {"count": self._losses[0], "sum": self._losses[1]},
+            "framework": self._framework.state(),
+            "rng": rng.capture(),
+        }
+
+    def _feed_states(self) -> list[Tree]:
+        unseen = self._saved_feeds[len(self._feeds) :]  # loaders that this launch has not come to yet
+        return [*(feed.state() for feed in self._feeds), *unseen]
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "epoch": self._fraction(),
+            "metrics": finite({name: float(value) for name, value in self._noted.items()}),
+            "cursor": {"epoch": self.epoch, "micro_batches": next((feed.consumed for feed in self._open), 0)},
+        }
+
+    def _fraction(self) -> float:
+        for feed in self._open:
+            try:
+                return self.epoch + feed.consumed / max(1, len(feed.outer))
+            except TypeError:  # a stream has no length
+                break
+        return float(self.epoch)
+
+    def _entries(self) -> list[PartEntry]:
+        return [
+            *self._framework.entries(),
+            PartEntry("counters", "core", "epoch, step, running loss"),
+            PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
+            PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
+            PartEntry("metrics", "core", "best values, and which checkpoint has them"),
+            PartEntry("trackers", "core", "run ids of W&B and MLflow"),
+        ]
+
+    # ---- Ending
+
+    def finish(self) -> None:
+        """Save the last step where it is not saved, and mark the run as finished: a relaunch does nothing.
+
+        The end of :meth:`epochs` and of ``with run:`` call it.
+        """
+        if self._closed or self._resumed is None:
+            return
+        self._closed = True
+        if self._due or self._run.last_commit != self.global_step:
+            self._session.reason = "finished"
+            self._save()
+        self._run.flush()
+        result = {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
+        self._run.record("finished", step=self.global_step, epoch=self._fraction(), result=result)
+        self._run.close()
+
+    def __enter__(self) -> ResumableLoop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        elif not isinstance(error, Stopped) and not self._closed:
+            self._closed = True
+            if isinstance(error, Exception):
+                self._session.record_failure(error, self.global_step)
+            self._run.close()
+
+
+def _consumed(feeds: Iterable[Tree]) -> int:
+    return next((int(feed["consumed"]) for feed in feeds if feed["number"] is not None), 0)
