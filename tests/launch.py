@@ -209,8 +209,10 @@ def _become(request: dict[str, Any]) -> None:
         traceback.print_exc()
     finally:
         # What an interpreter does at its end, without unwinding into the server's loop.
+        import concurrent.futures.thread
         import threading
 
+        concurrent.futures.thread._python_exit()  # idle workers of an executor leave, busy ones end their work
         for thread in threading.enumerate():
             if thread is not threading.main_thread() and not thread.daemon:
                 thread.join(30)

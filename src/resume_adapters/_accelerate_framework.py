@@ -1,0 +1,340 @@
+"""Accelerate's side of a hand-written loop. Every private name of Accelerate that the adapter uses is used here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
+from accelerate.utils import DistributedType, send_to_device
+
+from resume_adapters import _accelerate_files as files
+from resume_adapters.core import keys, state, weights
+from resume_adapters.core.dispatch import FirstSlice
+from resume_adapters.core.feed import Feed
+from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.sampler import Moment
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Stateful
+from resume_adapters.errors import UnsupportedSetting
+
+Tree = dict[str, Any]
+
+_SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def require_supported(accelerator: Any) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    several = accelerator.num_processes > 1
+    refused = {
+        f"{accelerator.distributed_type} shards or moves the state in a way that is not followed": (
+            accelerator.distributed_type not in _SUPPORTED
+        ),
+        "save_on_each_node=True scatters a checkpoint over nodes": (
+            several and accelerator.project_configuration.save_on_each_node
+        ),
+        "even_batches=False gives the ranks different numbers of steps, and they save and stop together": (
+            several and not accelerator.even_batches
+        ),
+    }
+    for reason, found in refused.items():
+        if found:
+            raise UnsupportedSetting(f"{reason}, so this run cannot be resumed exactly: change it")
+
+
+class Registered:
+    """The objects given to ``register_for_checkpointing``, as one part, by the names of their classes."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._named: dict[str, Any] = {}
+        for each in objects:
+            name = type(each).__name__
+            same = sum(type(other).__name__ == name for other in self._named.values())
+            self._named[f"{name}.{same}" if same else name] = each
+
+    def state_dict(self) -> Tree:
+        """Return the objects' states by name."""
+        return {name: each.state_dict() for name, each in self._named.items()}
+
+    def load_state_dict(self, saved: Tree) -> None:
+        """Put back what :meth:`state_dict` returned, whatever the order of registration."""
+        for name, each in self._named.items():
+            if name in saved:
+                each.load_state_dict(saved[name])
+
+
+class AccelerateFramework(Framework):
+    """What an accelerator has prepared.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        # seam: accelerate 1.15: what was prepared is kept in these lists, and nowhere else
+        self.models: list[Any] = accelerator._models
+        self.optimizers: list[Any] = accelerator._optimizers
+        self.schedulers: list[Any] = accelerator._schedulers
+        self.loaders: list[Any] = accelerator._dataloaders
+        self.registered: list[Any] = accelerator._custom_objects
+        self._steps = 0
+        self._modules: list[Any] | None = None
+        self._first_slices: dict[int, Any] = {}
+        self._number: int | None = None
+        self._named: tuple[int, str] | None = None
+        self.loop_options = {
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+            "number of models": len(self.models),
+            "number of optimizers": len(self.optimizers),
+        }
+        for optimizer in self.optimizers:
+            optimizer.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+    # ---- Steps
+
+    def in_window(self) -> bool:
+        """Return whether Accelerate is accumulating gradients."""
+        return not self.accelerator.sync_gradients
+
+    def has_stepped(self) -> bool:
+        """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
+        stepped, self._steps = self._steps > 0 or not self.optimizers, 0
+        skipped = any(each.step_was_skipped for each in self.optimizers)
+        return self.accelerator.sync_gradients and (stepped or skipped)
+
+    # ---- Data
+
+    def feed(self, outer: Any, session: Session) -> Feed:
+        """Watch the torch loader beneath what ``prepare`` put around it."""
+        watch = session.watch(_base(outer))
+        if not isinstance(outer, DataLoaderDispatcher):
+            return Feed(outer, watch)
+        if not outer._drop_last:  # seam: accelerate 1.15
+            first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
+            kept = self._first_slices.get(_index(self.loaders, outer))
+            if kept is not None:
+                first.restore(send_to_device(kept, self.accelerator.device))
+        # Rank zero fetches a batch for every rank; the others fetch none.
+        fetching = self.accelerator.num_processes if self.accelerator.is_main_process else 0
+        return Feed(outer, watch, 1 if outer.split_batches else fetching)
+
+    def skip_pass(self, outer: Any) -> None:
+        """Count the pass, as Accelerate's loaders do at its end."""
+        if hasattr(outer, "iteration"):
+            outer.iteration += 1
+
+    # ---- Saving
+
+    def state_dict(self) -> Tree:
+        """Return the tensors of all models, by the model's number and their names without wrappers."""
+        found = {}
+        for index, model in enumerate(self.models):
+            tensors = model.state_dict()
+            prefix = f"{index}." if index else ""
+            found.update({f"{prefix}{name}": tensors[key] for name, key in keys.canonical(tensors).items()})
+        return found
+
+    def checkpoint_name(self, step: int) -> str:
+        """Return ``checkpoint_<iteration>`` with automatic naming, as Accelerate does, else ``checkpoint_<step>``."""
+        if self._named is None or self._named[0] != step:
+            config = self.accelerator.project_configuration
+            number = config.iteration if config.automatic_checkpoint_naming else step
+            self._named = (step, f"checkpoint_{number}")
+            self._number = config.iteration
+        return self._named[1]
+
+    def save(self, directory: Path) -> None:
+        """Let ``save_state`` write; of what every rank writes to the same path, rank zero writes alone."""
+        self.accelerator.project_configuration.iteration = self._number
+        with self._named_by_us(), self._one_writer():
+            self.accelerator.save_state(str(directory))
+
+    @contextlib.contextmanager
+    def _named_by_us(self) -> Iterator[None]:
+        config = self.accelerator.project_configuration
+        automatic, config.automatic_checkpoint_naming = config.automatic_checkpoint_naming, False
+        try:
+            yield
+        finally:
+            config.automatic_checkpoint_naming = automatic
+
+    @contextlib.contextmanager
+    def _one_writer(self) -> Iterator[None]:
+        accelerator = self.accelerator
+        if accelerator.is_main_process:
+            yield
+            return
+        scaler, accelerator.scaler = accelerator.scaler, None
+        accelerator._dataloaders = []  # seam: accelerate 1.15
+        try:
+            yield
+        finally:
+            accelerator.scaler = scaler
+            accelerator._dataloaders = self.loaders  # seam: accelerate 1.15
+
+    def owner(self, file: Path) -> int:
+        """Return the rank that wrote a file."""
+        return files.owner(file)
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the scaler, and what was given to ``register_for_checkpointing``."""
+        found: dict[str, Stateful] = {}
+        if self.accelerator.scaler is not None:
+            found["scaler"] = self.accelerator.scaler
+        if self.registered:
+            found["registered"] = Registered(self.registered)
+        if any(not each.broadcast_buffers for each in self.modules()):
+            found["buffers"] = Buffers(self.models)
+        return found
+
+    def state(self) -> Tree:
+        """Return the counts of the accelerator and of its loaders."""
+        return {
+            "step": self.accelerator.step,
+            "iteration": self.accelerator.project_configuration.iteration,
+            "loaders": [
+                {
+                    "iteration": getattr(each, "iteration", None),
+                    "generators": Moment(_base(each)).generators(),
+                    "running": _has_running_workers(_base(each)),
+                    "first": getattr(getattr(each, "slice_fn", None), "kept", None),
+                }
+                for each in self.loaders
+            ],
+        }
+
+    # ---- Loading
+
+    def load(self, session: Session) -> None:
+        """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and prove them."""
+        assert session.checkpoint is not None
+        path = session.checkpoint.path
+        models = list(self.models)
+        for hook in self.accelerator._load_model_state_pre_hook.values():  # seam: accelerate 1.15
+            hook(models, str(path))
+        for index, model in enumerate(models):
+            session.load_weights(model, weights.read_files([files.weights(path, index)]))
+        for kind, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
+            for index, thing in enumerate(things):
+                saved = files.pickled(path, kind, index)
+                thing.load_state_dict(saved)
+                if session.verify:
+                    state.prove(f"{kind} {index}" if index else kind, saved, thing.state_dict())
+
+    def restore(self, saved: Tree) -> None:
+        """Put the counts back."""
+        self.accelerator.step = saved["step"]
+        self.accelerator.project_configuration.iteration = saved["iteration"]
+        self._first_slices = {index: kept["first"] for index, kept in enumerate(saved["loaders"])}
+        for loader, kept in zip(self.loaders, saved["loaders"], strict=False):
+            if kept["iteration"] is not None:
+                loader.iteration = kept["iteration"]
+            if kept["running"]:
+                iter(_base(loader))  # a loader that was not given to the loop; its next pass only resets its workers
+            Moment(_base(loader)).restore_generators(kept["generators"])
+
+    def progress(self, step: int) -> Resumed:
+        """Return how far a bare checkpoint is, were every epoch one pass over the first loader."""
+        accumulated = self.accelerator.gradient_accumulation_steps
+        try:
+            batches = len(self.loaders[0])
+        except (IndexError, TypeError):  # no loader was prepared, or it is a stream
+            return Resumed(0, step, 0)
+        steps = -(-batches // accumulated)
+        return Resumed(step // steps, step, step % steps * accumulated)
+
+    def modules(self) -> list[Any]:
+        """Return the DDP modules around the models; ``prepare`` hands them to the script and keeps no reference."""
+        if self._modules is None:
+            self._modules = _ddp_around(self.models) if self.accelerator.num_processes > 1 else []
+        return self._modules
+
+    def entries(self) -> Sequence[PartEntry]:
+        """Say of each part who captures it."""
+        found = [
+            PartEntry("model", "framework", f"{len(self.models)} prepared, by save_state"),
+            PartEntry("optimizer", "framework", f"{len(self.optimizers)} prepared, by save_state"),
+        ]
+        if self.schedulers:
+            found.append(PartEntry("scheduler", "framework", f"{len(self.schedulers)} prepared, by save_state"))
+        found += [PartEntry(name, "core", type(part).__name__) for name, part in self.parts().items()]
+        return found
+
+
+class Buffers:
+    """The buffers of models that DDP does not keep alike on all ranks, as one part."""
+
+    def __init__(self, models: Iterable[Any]) -> None:
+        self._named = {
+            f"{index}.{name}": buffer for index, model in enumerate(models) for name, buffer in model.named_buffers()
+        }
+
+    def state_dict(self) -> Tree:
+        """Return the buffers by model and name."""
+        return dict(self._named)
+
+    def load_state_dict(self, saved: Tree) -> None:
+        """Copy what :meth:`state_dict` returned into the buffers."""
+        for name, buffer in self._named.items():
+            buffer.copy_(saved[name])
+
+
+def _ddp_around(models: Iterable[Any]) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    around = []
+    for model in models:
+        inner = {id(parameter) for parameter in model.parameters()}
+        around += [each for each in found if any(id(parameter) in inner for parameter in each.module.parameters())]
+    return around
+
+
+def _index(things: Sequence[Any], thing: Any) -> int:
+    return next((index for index, each in enumerate(things) if each is thing), -1)
+
+
+def _base(loader: Any) -> Any:
+    return getattr(loader, "base_dataloader", loader)
+
+
+def _has_running_workers(loader: Any) -> bool:
+    """Return whether the persistent workers of a loader that was not given to the loop are running."""
+    if hasattr(loader, "resume_watch") or not (loader.num_workers and loader.persistent_workers):
+        return False
+    return loader._iterator is not None  # seam: torch 2.13, DataLoader
+
+
+def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(native)
+    def init(self: Any, dataset: Any, use_stateful_dataloader: bool = False, *args: Any, **kwargs: Any) -> None:
+        moment = Moment(SimpleNamespace(**kwargs)).capture() if use_stateful_dataloader else None
+        native(self, dataset, use_stateful_dataloader, *args, **kwargs)
+        if moment is not None:
+            self.base_dataloader.resume_made = moment
+
+    return init
+
+
+def _install() -> None:
+    """Note the random state at which ``prepare`` lets a ``StatefulDataLoader`` begin its first pass; once."""
+    if not hasattr(DataLoaderAdapter.__init__, "__wrapped__"):
+        adapter: Any = DataLoaderAdapter
+        adapter.__init__ = _note_when_made(adapter.__init__)  # seam: accelerate 1.15
+
+
+_install()

@@ -1,0 +1,457 @@
+"""A small hand-written Accelerate loop, in every variation that the tests need. Started by ``launch.Server``.
+
+Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints below ``project`` and its trace to
+``trace.<rank>``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration, set_seed
+
+RANK = int(os.environ.get("RANK", "0"))
+FEATURES = 8
+
+CONFIG: dict[str, Any] = {}
+
+
+def digest(*tensors: torch.Tensor) -> str:
+    hasher = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def trace(**line: Any) -> None:
+    with open(f"trace.{RANK}", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+# ---- Data
+
+
+def sample(index: int) -> torch.Tensor:
+    return torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+
+
+def item(index: int) -> dict[str, torch.Tensor]:
+    x = sample(index)
+    y = x.sum().sin()
+    if CONFIG["augment"]:  # by each of the three generators
+        x = x + 0.1 * torch.randn(FEATURES)
+        x[random.randrange(FEATURES)] = 0.0
+        x[np.random.randint(FEATURES)] += 0.5
+    return {"x": x, "y": y}
+
+
+class Mapped(torch.utils.data.Dataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+        if CONFIG["own_generator"]:
+            self.generator = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        found = item(index)
+        if CONFIG["own_generator"]:
+            found["x"] = found["x"] + torch.randn(1, generator=self.generator)
+        return found
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """A stream without a length, shuffled anew in each pass."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        order = list(range(self.size))
+        random.Random(self.epoch).shuffle(order)
+        worker = torch.utils.data.get_worker_info()
+        for index in order if worker is None else order[worker.id :: worker.num_workers]:
+            yield item(index)
+
+
+def data_loader(size: int, *, shuffle: bool = True) -> torch.utils.data.DataLoader:
+    workers = {"num_workers": CONFIG["workers"], "persistent_workers": CONFIG["persistent"]}
+    if CONFIG["stream"] and shuffle:
+        return torch.utils.data.DataLoader(Stream(size), batch_size=4, **workers)
+    dropping = CONFIG["drop_last"]
+    return torch.utils.data.DataLoader(
+        Mapped(size), batch_size=CONFIG["batch"], shuffle=shuffle, drop_last=dropping, **workers
+    )
+
+
+# ---- Model
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(FEATURES, width)
+        self.norm = torch.nn.BatchNorm1d(width) if CONFIG["batch_norm"] else torch.nn.Identity()
+        self.dropout = torch.nn.Dropout(0.2)
+        self.middle = torch.nn.Linear(width, width)
+        self.last = torch.nn.Linear(width, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(torch.relu(self.norm(self.first(x))))
+        return self.last(torch.relu(self.middle(x))).squeeze(-1)
+
+
+class Ema:
+    """An exponential moving average of the weights."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+        self.updates = 0
+
+    def update(self) -> None:
+        self.updates += 1
+        for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
+            shadow.lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.updates = list(state["shadow"]), state["updates"]
+
+
+class Counter:
+    """What a script gives to ``register_for_checkpointing``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class OtherCounter(Counter):
+    pass
+
+
+def network() -> torch.nn.Module:
+    made: Any = Net(CONFIG["width"])
+    if CONFIG["lora"]:
+        from peft import LoraConfig, get_peft_model
+
+        made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["first", "last"]))
+    if CONFIG["compile"]:
+        made = torch.compile(made, backend="eager")
+    return made
+
+
+# ---- Watching
+
+
+def settle(directory: Path) -> None:
+    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
+    for _ in range(3000):
+        if all((pending.parent / "manifest.json").exists() for pending in directory.glob("*/resume/*")):
+            return
+        time.sleep(0.01)
+
+
+def event(name: str, step: int) -> None:
+    """Kill or signal this process, where the test says so."""
+    for key in ("kill", "send"):
+        wanted = CONFIG[key]
+        if wanted and wanted["event"] == name and wanted["step"] == step and wanted.get("rank", RANK) in (None, RANK):
+            CONFIG[key] = None
+            settle(Path("project/checkpoints"))
+            os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL")))
+
+
+def kill_at_operation(number: int) -> None:
+    """Kill this process before its nth operation that changes the run directory."""
+    seen = 0
+    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event not in changing or "checkpoints/" not in str(arguments[1 if event == "os.symlink" else 0]):
+            return
+        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
+            return
+        seen += 1
+        if CONFIG["count_operations"]:
+            trace(operation=seen, event=event, path=str(arguments[0]))
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
+class Bare:
+    """The loop's surface without the package: saves at the same moments, and never resumes."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.global_step = 0
+        self.due = False
+
+    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
+        for epoch in range(count):
+            yield epoch
+            self.due = self.due or CONFIG["save_every"] is None
+            self._save()
+        if self.global_step % (CONFIG["save_every"] or 1):
+            self.due = True
+            self._save()
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        for batch in loader:
+            yield batch
+            self._save()
+
+    def step(self, **_: Any) -> None:
+        if self.accelerator.sync_gradients:
+            self.global_step += 1
+            self.due = CONFIG["save_every"] is not None and self.global_step % CONFIG["save_every"] == 0
+
+    def _save(self) -> None:
+        if self.due:
+            self.due = False
+            automatic = self.accelerator.project_configuration.automatic_checkpoint_naming
+            name = None if automatic else f"project/checkpoints/checkpoint_{self.global_step}"
+            self.accelerator.save_state(name)
+
+
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "width": 16,
+    "samples": 50,
+    "batch": 4,
+    "epochs": 3,
+    "max_steps": None,
+    "accumulate": 2,
+    "by_hand": False,
+    "stream": False,
+    "augment": False,
+    "own_generator": False,
+    "register_generator": False,
+    "drop_last": False,
+    "workers": 0,
+    "persistent": False,
+    "set_epoch": False,
+    "loader": {},
+    "rank_seeds": False,
+    "precision": "no",
+    "scaler": False,
+    "lora": False,
+    "compile": False,
+    "batch_norm": False,
+    "ddp": {},
+    "clip": False,
+    "ema": False,
+    "second": False,
+    "evaluate": False,
+    "registered": None,
+    "prepared": True,
+    "naming": False,
+    "limit": None,
+    "bare": False,
+    "with": False,
+    "kill": None,
+    "send": None,
+    "kill_at_operation": None,
+    "count_operations": False,
+    "file_limit": None,
+    "slow": 0.0,
+    "scores": None,
+    "keep": None,
+    "resume": "auto",
+    "save_every": 5,
+    "options": {},
+}
+
+
+class Job:
+    """Everything the loop uses."""
+
+    def __init__(self) -> None:
+        self.accelerator = accelerator = Accelerator(
+            cpu=True,
+            gradient_accumulation_steps=1 if CONFIG["by_hand"] else CONFIG["accumulate"],
+            mixed_precision=CONFIG["precision"],
+            dataloader_config=DataLoaderConfiguration(**CONFIG["loader"]),
+            project_config=ProjectConfiguration(
+                "project", automatic_checkpoint_naming=CONFIG["naming"], total_limit=CONFIG["limit"]
+            ),
+            kwargs_handlers=[DistributedDataParallelKwargs(**CONFIG["ddp"])],
+        )
+        if CONFIG["scaler"]:  # Accelerate makes one only where there is an accelerator; this one overflows
+            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
+        set_seed(CONFIG["seed"])
+        self.plain = network()
+        self.ema = Ema(self.plain) if CONFIG["ema"] else None
+        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
+        total = 60 * accelerator.num_processes
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
+        if CONFIG["rank_seeds"]:
+            set_seed(CONFIG["seed"], device_specific=True)
+        self.given = data_loader(CONFIG["samples"])
+        self.model, self.optimizer, self.loader, self.scheduler = accelerator.prepare(
+            self.plain, optimizer, self.given, schedule
+        )
+        self.evaluation = accelerator.prepare(data_loader(12, shuffle=False)) if CONFIG["evaluate"] else None
+        if CONFIG["second"]:
+            self.other = Net(4)
+            self.second, self.second_optimizer = accelerator.prepare(
+                self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
+            )
+        self.counters = [Counter(), OtherCounter()]
+        for index in CONFIG["registered"] or []:
+            accelerator.register_for_checkpointing(self.counters[index])
+        self.run: Any = Bare(accelerator) if CONFIG["bare"] else self.registered()
+
+    def registered(self) -> Any:
+        from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast
+        from resume_adapters.accelerate import register_for_resume
+
+        names = {"KeepAll": KeepAll, "KeepBest": KeepBest, "KeepEvery": KeepEvery, "KeepLast": KeepLast}
+        keep = eval(CONFIG["keep"], names) if CONFIG["keep"] else None
+        parts = {"ema": self.ema} if self.ema else {}
+        if CONFIG["register_generator"]:
+            parts["generator"] = self.given.dataset.generator
+        return register_for_resume(
+            self.accelerator,
+            save_every=CONFIG["save_every"],
+            resume=CONFIG["resume"],
+            keep=keep,
+            **CONFIG["options"],
+            **parts,
+        )
+
+    def train(self) -> None:
+        run = self.run
+        for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
+            event("epoch_begin", run.global_step)
+            if CONFIG["set_epoch"]:
+                self.loader.set_epoch(epoch)
+            for micro, batch in enumerate(run.batches(self.loader)):
+                self.step(batch, micro)
+            self.evaluate()
+            event("epoch_end", run.global_step)
+
+    def step(self, batch: dict[str, torch.Tensor], micro: int) -> None:
+        time.sleep(CONFIG["slow"])
+        accelerator, run = self.accelerator, self.run
+        step = run.global_step
+        if CONFIG["by_hand"]:
+            loss, synced = self.by_hand(batch, micro)
+        else:
+            with accelerator.accumulate(self.model):
+                loss = self.losses(batch)
+                accelerator.backward(loss)
+                event("backward", step)
+                if CONFIG["clip"] and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(self.model.parameters(), 0.5)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                if CONFIG["second"]:
+                    self.second_optimizer.step()
+                    self.second_optimizer.zero_grad()
+            synced = accelerator.sync_gradients
+        if synced:
+            if self.ema:
+                self.ema.update()
+            for index, counter in enumerate(self.counters):
+                counter.count += index + 1
+        rate = self.scheduler.get_last_lr()[0]
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex())
+        event("batch_end", step)
+        run.step(loss=loss)
+        if synced:
+            event("step_end", run.global_step)
+
+    def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = (self.model(batch["x"]) - batch["y"]).square().mean()
+        if CONFIG["second"]:
+            loss = loss + (self.second(batch["x"] + torch.randn_like(batch["x"])) - batch["y"]).square().mean()
+        return loss
+
+    def by_hand(self, batch: dict[str, torch.Tensor], micro: int) -> tuple[torch.Tensor, bool]:
+        loss = self.losses(batch) / CONFIG["accumulate"]
+        self.accelerator.backward(loss)
+        synced = (micro + 1) % CONFIG["accumulate"] == 0
+        if synced:
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+        return loss, synced
+
+    def evaluate(self) -> None:
+        if self.evaluation is None:
+            return
+        self.model.eval()
+        with torch.no_grad():
+            losses = [(self.model(batch["x"]) - batch["y"]).square().mean() for batch in self.evaluation]
+        self.model.train()
+        trace(evaluation=torch.stack(losses).mean().item().hex(), step=self.run.global_step)
+        if CONFIG["scores"] is not None:
+            self.run.best(CONFIG["scores"].get(str(self.run.global_step), 99.0), name="score")
+
+    def finish(self) -> None:
+        run, scaler = self.run, self.accelerator.scaler
+        weights = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
+        trace(
+            final=True,
+            weights=digest(*weights.values()),
+            second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
+            global_step=run.global_step,
+            accelerator_step=self.accelerator.step,
+            ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
+            counters=[counter.count for counter in self.counters] if CONFIG["registered"] else None,
+            scaler=scaler.state_dict() if scaler else None,
+            scheduler=self.scheduler.scheduler.last_epoch,
+            draws=[random.random(), float(np.random.random()), torch.rand(1).item()],
+        )
+
+
+def main() -> None:
+    CONFIG.update(DEFAULTS | json.loads(Path(sys.argv[1]).read_text()))
+    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
+        kill_at_operation(CONFIG["kill_at_operation"] or 0)
+    if CONFIG["file_limit"]:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
+    job = Job()
+    if CONFIG["with"]:
+        with job.run:
+            job.train()
+    else:
+        job.train()
+    event("train_end", job.run.global_step)
+    job.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Laws 1 and 2 for Accelerate, one process: each case is killed twice and must end as if it never was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+MIDDLE = {"event": "step_end", "step": 13}
+EARLY = {"event": "step_end", "step": 8}
+
+SEEDABLE = {"loader": {"use_seedable_sampler": True}}
+STATEFUL = {"loader": {"use_stateful_dataloader": True}}
+WORKERS = {"workers": 2}
+PERSISTENT = {"workers": 2, "persistent": True}
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "plain-augmented": {"augment": True},
+    "plain-workers": {"augment": True, **WORKERS},
+    "plain-persistent": {"augment": True, **PERSISTENT},
+    "plain-set-epoch": {"set_epoch": True},
+    "seedable": SEEDABLE,
+    "seedable-augmented-set-epoch": {**SEEDABLE, "augment": True, "set_epoch": True},
+    "seedable-workers": {**SEEDABLE, **WORKERS, "augment": True},
+    "stateful": {**STATEFUL, "augment": True},
+    "stateful-seedable-set-epoch": {
+        "loader": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
+        "set_epoch": True,
+    },
+    "stateful-workers": {**STATEFUL, **WORKERS, "augment": True},
+    "stream": {"stream": True, "augment": True},
+    "stream-workers": {"stream": True, "augment": True, **WORKERS},
+    "odd-epochs": {"samples": 90, "accumulate": 3, "save_every": 3},
+    "no-accumulation": {"accumulate": 1, "samples": 26},
+    "by-hand": {"by_hand": True, "samples": 48},
+    "drop-last": {"drop_last": True},
+    "each-epoch": {"save_every": None},
+    "evaluation": {"evaluate": True},
+    "evaluation-persistent": {"evaluate": True, **PERSISTENT},
+    "save-at-the-last-batch": {"evaluate": True, "samples": 40, "augment": True},
+    "clip": {"clip": True},
+    "bf16": {"precision": "bf16"},
+    "scaler": {"scaler": True},
+    "ema": {"ema": True},
+    "lora": {"lora": True},
+    "compile": {"compile": True},
+    "batch-norm": {"batch_norm": True},
+    "two-models": {"second": True},
+    "registered": {"registered": [0, 1]},
+    "automatic-naming": {"naming": True, "limit": 2},
+    "with": {"with": True},
+    "registered-generator": {"own_generator": True, "register_generator": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = CASES[case]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])

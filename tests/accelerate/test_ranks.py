@@ -1,0 +1,43 @@
+"""The laws on two and three gloo ranks. Three, because DDP's order of additions hides on two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+EARLY = {"event": "step_end", "step": 4, "rank": 1}
+AGAIN = {"event": "step_end", "step": 8, "rank": 1}
+MIDDLE = {"event": "step_end", "step": 12, "rank": 0}
+
+WORKERS = {"workers": 1, "augment": True}
+DISPATCH = {"dispatch_batches": True}
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (2, {}),
+    "plain-workers-rank-seeds": (2, {**WORKERS, "rank_seeds": True}),
+    "seedable": (2, {"loader": {"use_seedable_sampler": True}, "set_epoch": True}),
+    "split-batches": (2, {"loader": {"split_batches": True}, "augment": True}),
+    "stateful": (2, {"loader": {"use_stateful_dataloader": True}, "augment": True}),
+    "dispatched": (2, {"loader": DISPATCH, "samples": 99, "augment": True}),
+    "dispatched-stateful": (2, {"loader": {**DISPATCH, "use_stateful_dataloader": True}, "samples": 99}),
+    "dispatched-split": (2, {"loader": {**DISPATCH, "split_batches": True}, "samples": 51, "augment": True}),
+    "dispatched-stream": (2, {"stream": True, "samples": 99, "augment": True}),
+    "sharded-stream": (2, {"stream": True, "samples": 99, "loader": {"dispatch_batches": False}, **WORKERS}),
+    "two-models": (2, {"second": True, "clip": True}),
+    "own-buffers": (2, {"batch_norm": True, "ddp": {"broadcast_buffers": False}}),
+    "ema-scaler-evaluation": (2, {"ema": True, "scaler": True, "evaluate": True, "samples": 100}),
+    "three-ranks": (3, {"width": 64, "samples": 150}),
+    "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_three_times_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    ranks, config = CASES[case]
+    config = {"samples": 100, **config}
+    kills = [EARLY, AGAIN, MIDDLE]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
