@@ -92,6 +92,14 @@ assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
 
 
+def test_what_adapters_share_of_deepspeed_imports_the_core_and_deepspeed_only() -> None:
+    """An engine may be driven by a loop or by another framework: its state is the business of no adapter alone."""
+    for file in PACKAGE.glob("_zero_*.py"):
+        assert not roots(file) & (FRAMEWORKS - {"deepspeed"}), file.name
+        own = {name.split(".")[1] for name in imported(file) if name.startswith("resume_adapters.")}
+        assert own <= {"core", "errors"} | {name for name in own if name.startswith("_zero_")}, file.name
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_adapter_imports_the_core_and_its_framework_only(adapter: str) -> None:
     files = [*PACKAGE.glob(f"{adapter}.py"), *PACKAGE.glob(f"_{adapter}_*.py")]

@@ -26,7 +26,10 @@ STEPS = 60
 SAVE_STEPS = 5
 EVAL_STEPS = 20
 
-_NEEDED = {"hf": ("transformers", "accelerate", "matplotlib")}
+_NEEDED = {
+    "hf": ("transformers", "accelerate", "matplotlib"),
+    "deepspeed": ("deepspeed", "matplotlib"),
+}
 _DIGEST = re.compile(r"weights sha256 ([0-9a-f]{64})")
 
 

@@ -1,0 +1,238 @@
+"""What of a DeepSpeed engine must be saved and restored, whoever drives it: a loop, or another framework.
+
+Every private name of DeepSpeed that concerns the engine itself is used here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from resume_adapters import _zero_files as files
+from resume_adapters._zero_powers import BetaPowers
+from resume_adapters.core import state
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Stateful
+from resume_adapters.errors import NotRestored, UnsupportedSetting
+
+Tree = dict[str, Any]
+
+_FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
+"""Optimizers that begin with empty error feedback after every load."""
+
+
+def require_supported(engine: Any, run_dir: str) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    optimizer = type(engine.basic_optimizer).__name__
+    refused = {
+        "a PipelineModule's engine has a loop of its own": isinstance(engine, PipelineEngine),
+        "the engine has no optimizer": engine.basic_optimizer is None,
+        "layers of experts (MoE) are saved in files of their own, which is not followed": engine.has_moe_layers,
+        "model parallelism divides the files, which is not followed": engine.mp_world_size > 1,
+        f"{optimizer} forgets its error feedback whenever it is loaded": optimizer in _FORGETFUL,
+        "offload to NVMe leaves state in the swap files": engine.zero_nvme_offload_optimizer(),
+        "zenflow and super_offload step beside the training thread": bool(engine.zenflow or engine.super_offload()),
+        '"load_universal": true converts a checkpoint on the way': engine.load_universal_checkpoint(),
+        '"use_node_local_storage": true scatters a checkpoint over nodes': engine.use_node_local_storage(),
+        '"checkpoint": {"writer": ...} and other checkpoint engines write on behind a save': (
+            type(engine.checkpoint_engine) is not TorchCheckpointEngine
+        ),
+        "curriculum learning chooses the data by state of its own": engine.curriculum_learning_enabled(),
+        f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
+    }
+    for reason, found in refused.items():
+        if found:
+            raise UnsupportedSetting(f"{reason}, so this run cannot be resumed exactly: change it")
+
+
+class LossScale:
+    """The state of whatever scales the loss.
+
+    Args:
+        engine: a DeepSpeed engine.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def _found(self) -> dict[str, Any]:
+        # ZeRO replaces its scaler when it loads, so it is looked up each time.
+        optimizer = self._engine.optimizer
+        held = {name: getattr(optimizer, name, None) for name in ("loss_scaler", "loss_scale_config")}
+        return {name: scaler for name, scaler in held.items() if scaler is not None}
+
+    def state_dict(self) -> Tree:
+        """Return the numbers of each scaler."""
+        numbers = {
+            name: {key: value for key, value in vars(scaler).items() if value is None or isinstance(value, int | float)}
+            for name, scaler in self._found().items()
+        }
+        autocast = self._engine.torch_autocast_z0_gradscaler
+        return {**numbers, "autocast": autocast.state_dict() if autocast else None}
+
+    def load_state_dict(self, saved: Tree) -> None:
+        """Put them back; DeepSpeed's own load leaves some out."""
+        for name, scaler in self._found().items():
+            vars(scaler).update(saved[name])
+        if saved["autocast"] is not None:
+            self._engine.torch_autocast_z0_gradscaler.load_state_dict(saved["autocast"])
+
+
+class Buffers:
+    """A module's buffers, which each rank has for itself and DeepSpeed saves of rank zero alone.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._buffers = {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
+
+    def state_dict(self) -> Tree:
+        """Return the buffers."""
+        return dict(self._buffers)
+
+    def load_state_dict(self, saved: Tree) -> None:
+        """Put them back."""
+        for name, buffer in self._buffers.items():
+            buffer.copy_(saved[name])
+
+
+class EngineState:
+    """The state of a DeepSpeed engine.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned.
+
+    Attributes:
+        stage: ZeRO's stage.
+        topology: what must be as it was when the checkpoint was saved, by the name under which a user sets it.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.stage = int(engine.zero_optimization_stage())
+        self.topology = {
+            "ZeRO stage": self.stage,
+            "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
+            "train_micro_batch_size_per_gpu": int(engine.train_micro_batch_size_per_gpu()),
+        }
+        self._powers = BetaPowers(engine.basic_optimizer)
+        self._steps = engine.global_steps
+
+    def has_stepped(self) -> bool:
+        """Return whether the engine has counted a step since this was last asked; one that overflowed counts."""
+        before, self._steps = self._steps, self.engine.global_steps
+        if self._steps == before:
+            return False
+        self._powers.observe(self.engine.was_step_applied())
+        return True
+
+    # ---- Saving
+
+    def state_dict(self) -> Tree:
+        """Return tensors with the names, types and whole shapes of the model's, and without content."""
+        named = [*self.engine.module.named_parameters(), *self.engine.module.named_buffers()]
+        return {
+            name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
+            for name, each in named
+        }
+
+    @contextlib.contextmanager
+    def data_only(self) -> Iterator[files.DataCheckpointEngine]:
+        """Let ``save_checkpoint`` and ``load_checkpoint`` write and read data, and no pickled code.
+
+        Raises:
+            Exception: what kept this rank from writing.
+        """
+        engine = self.engine
+        native, copy_scripts = engine.checkpoint_engine, engine._copy_recovery_script  # seam: deepspeed 0.19
+        ours = files.DataCheckpointEngine(engine._config)  # seam: deepspeed 0.19
+        engine.checkpoint_engine = ours
+        engine._copy_recovery_script = lambda path: ours.attempt(lambda: copy_scripts(path))  # seam: deepspeed 0.19
+        try:
+            yield ours
+        finally:
+            engine.checkpoint_engine = native
+            del engine._copy_recovery_script  # seam: deepspeed 0.19
+        ours.require_written()
+
+    def own(self) -> Tree:
+        """Return what DeepSpeed does not save and belongs to this rank alone."""
+        return {
+            "micro_steps": self.engine.micro_steps,
+            "powers": self._powers.state_dict(),
+            "random": get_cuda_rng_tracker().get_states(),
+        }
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the loss scale, and buffers where rank zero's would be given to all."""
+        found: dict[str, Stateful] = {"scaler": LossScale(self.engine)}
+        if self.stage < 3 and self.engine.world_size > 1 and any(True for _ in self.engine.module.buffers()):
+            found["buffers"] = Buffers(self.engine.module)
+        return found
+
+    # ---- Loading
+
+    def load(self, session: Session, directory: Path, tag: str) -> None:
+        """Let ``load_checkpoint`` load as data, and prove what it loaded.
+
+        Args:
+            session: what is resumed.
+            directory: what DeepSpeed calls ``load_dir``.
+            tag: the directory in it.
+
+        Raises:
+            NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
+        """
+        checkpoint, engine = session.checkpoint, self.engine
+        assert checkpoint is not None
+        with self.data_only() as checkpoint_engine:
+            loaded, _ = engine.load_checkpoint(str(directory), tag=tag)
+        steps = session.run.ranks.gather(engine.global_steps if loaded else None)
+        if set(steps) != {checkpoint.step}:
+            raise NotRestored(
+                f"DeepSpeed was to load step {checkpoint.step} from {checkpoint.path.name}, and the ranks now stand at "
+                f"{steps} (None: nothing was loaded). Compare the ZeRO settings with those it was saved with",
+                path=checkpoint.path,
+                step=checkpoint.step,
+            )
+        if session.verify:
+            self._prove(checkpoint_engine.read)
+        self._steps = engine.global_steps
+        if session.own is None:
+            self._powers.replay(None)
+
+    def _prove(self, read: dict[str, Any]) -> None:
+        engine = self.engine
+        for name, content in read.items():
+            if name.endswith("_optim_states.pt"):
+                state.prove("optimizer", content["optimizer_state_dict"], engine.optimizer.state_dict())
+                continue
+            live = engine.module_state_dict()
+            # At stage 3 the weights are in the optimizer's partitions; whether modules hold them changes all the time.
+            names = content["buffer_names"] if self.stage == 3 else content["module"]
+            saved = {key: content["module"][key] for key in names}
+            state.prove("model", saved, {key: live[key] for key in names})
+            if content["optimizer"] is not None:
+                state.prove("optimizer", content["optimizer"], engine.optimizer.state_dict())
+            if engine.lr_scheduler is not None:
+                state.prove("scheduler", content["lr_scheduler"], engine.lr_scheduler.state_dict())
+
+    def restore(self, own: Tree) -> None:
+        """Put back what :meth:`own` returned."""
+        self.engine.micro_steps = own["micro_steps"]
+        self._powers.replay(own["powers"])
+        if own["random"]:
+            get_cuda_rng_tracker().set_states(own["random"])

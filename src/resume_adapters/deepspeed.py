@@ -1,0 +1,97 @@
+"""Exact resume for a DeepSpeed training loop: make :class:`ResumeHooks`, and wrap the epochs and the batches.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``engine.save_checkpoint``; loaded by ``engine.load_checkpoint``, without running its pickles
+optimizer   both       ``engine.save_checkpoint``; the powers of beta that C++ keeps are multiplied again
+scheduler   framework  ``engine.save_checkpoint``, where the engine has it; else name it: ``scheduler=scheduler``
+scaler      both       ``engine.save_checkpoint``, and by the core
+buffers     both       ``engine.save_checkpoint`` of rank zero; of the other ranks by the core
+counters    both       the engine's; epoch, micro-step and running loss by the core
+rng         core       after the save, on every rank; with the states of DeepSpeed's activation checkpointing
+data        core       the loaders given to ``run.batches``; of ``training_data=`` the torch loader beneath
+metrics     core       ``run.best``
+trackers    core       run ids of W&B and MLflow
+others      core       every keyword of :class:`ResumeHooks`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+``client_state`` is not used: DeepSpeed merges its names over its own counters.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+try:
+    import deepspeed
+except ImportError as error:
+    from resume_adapters.errors import MissingFramework
+
+    raise MissingFramework(
+        "resume_adapters.deepspeed needs deepspeed: pip install 'resume-adapters[deepspeed]'"
+    ) from error
+
+from resume_adapters import _zero_files as files
+from resume_adapters._deepspeed_loop import DeepSpeedFramework
+from resume_adapters._zero_engine import require_supported
+from resume_adapters.core.cadence import Cadence, SaveEvery
+from resume_adapters.core.loop import ResumableLoop
+from resume_adapters.core.retention import Policy
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.session import RESERVED
+from resume_adapters.core.state import named_parts
+from resume_adapters.core.stop import StopOn
+
+_RESERVED = (*RESERVED, "buffers", "metrics", "scaler")
+
+
+class ResumeHooks(ResumableLoop):
+    """Makes the loop that follows resume by itself. Make it after ``deepspeed.initialize``, once.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned.
+        run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
+            end of each epoch.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default everything is kept, as DeepSpeed does.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: a part cannot save its state, or a setting rules an exact resume out.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        run_dir: str | os.PathLike[str],
+        *,
+        save_every: SaveEvery | None = None,
+        mtbf: timedelta | None = None,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        verify: bool = True,
+        **parts: Any,
+    ) -> None:
+        require_supported(engine, os.path.abspath(run_dir))
+        framework = DeepSpeedFramework(engine)
+        run = ResumableRun(
+            run_dir,
+            framework=f"deepspeed {deepspeed.__version__}",
+            resume=resume,
+            keep=keep,
+            stop=stop,
+            cadence=None if save_every is None else Cadence(save_every, mtbf),
+            foreign=files.Foreign(engine.world_size, int(engine.zero_optimization_stage())),
+            latest="file",
+        )
+        super().__init__(framework, run, named_parts(parts, _RESERVED), verify=verify, each_epoch=save_every is None)

@@ -1,0 +1,317 @@
+"""A small DeepSpeed loop, in every variation that the tests need. Started by ``launch.Server``.
+
+Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints to ``out`` and its trace to
+``trace.<rank>``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import deepspeed
+import numpy as np
+import torch
+from deepspeed.runtime.dataloader import RepeatingLoader
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+from training import CONFIG, RANK, Ema, configure, digest, draws, event, policy, trace
+
+FEATURES = 8
+OUT = "out"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+# ---- Data
+
+
+class Mapped(torch.utils.data.Dataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+        y = x.sum().sin()
+        if CONFIG["augment"]:  # by each of the three generators
+            x = x + 0.1 * torch.randn(FEATURES)
+            x[random.randrange(FEATURES)] = 0.0
+            x[np.random.randint(FEATURES)] += 0.5
+        return {"x": x, "y": y}
+
+
+# ---- Model
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(FEATURES, width)
+        self.norm = torch.nn.BatchNorm1d(width) if CONFIG["batch_norm"] else torch.nn.Identity()
+        self.dropout = torch.nn.Dropout(0.2)
+        self.middle = torch.nn.Linear(width, width)
+        # Two: on two ranks nothing is padded then, and what DeepSpeed pads with is left to chance.
+        self.last = torch.nn.Linear(width, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(torch.relu(self.norm(self.first(x))))
+        return self.last(torch.relu(self.middle(x))).sum(-1)
+
+
+class Warmup:
+    """A schedule whose state holds an object."""
+
+    def __init__(self) -> None:
+        self.parent = type(self)
+
+    def __call__(self, step: int) -> float:
+        return 1.0
+
+
+# ---- The loop
+
+
+class Bare:
+    """The loop's surface without the package: saves at the same moments, and never resumes."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.global_step = 0
+        self.due = False
+
+    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
+        for epoch in range(count):
+            yield epoch
+            self._save()
+        if self.global_step % CONFIG["save_every"]:
+            self.due = True
+            self._save()
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        for batch in loader:
+            yield batch
+            self._save()
+
+    def step(self, **_: Any) -> None:
+        if self.engine.global_steps != self.global_step:
+            self.global_step = self.engine.global_steps
+            self.due = self.global_step % CONFIG["save_every"] == 0
+
+    def _save(self) -> None:
+        if self.due:
+            self.due = False
+            self.engine.save_checkpoint(OUT)
+
+
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "rank_seeds": False,
+    "width": 16,
+    "samples": 50,
+    "batch": 2,
+    "epochs": 3,
+    "max_steps": None,
+    "accumulate": 2,
+    "stage": 0,
+    "precision": "fp32",
+    "optimizer": "torch",
+    "offload": False,
+    "augment": False,
+    "batch_norm": False,
+    "loader": "user",
+    "set_epoch": False,
+    "scheduler": "engine",
+    "cycle": False,
+    "ema": False,
+    "native": False,
+    "scores": None,
+    "save_every": 5,
+    "options": {},
+    "config": {},
+}
+
+
+def ds_config() -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": CONFIG["batch"],
+        "gradient_accumulation_steps": CONFIG["accumulate"],
+        "gradient_clipping": 1.0,
+        "steps_per_print": 10000,
+        "zero_optimization": {"stage": CONFIG["stage"]},
+    }
+    if CONFIG["offload"]:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+    if CONFIG["precision"] == "bf16":
+        config["bf16"] = {"enabled": True}
+    if CONFIG["precision"] == "fp16":  # a scale that overflows and then grows again
+        config["fp16"] = {"enabled": True, "initial_scale_power": 18, "loss_scale_window": 4, "hysteresis": 1}
+    if CONFIG["optimizer"] == "fused":
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
+    if CONFIG["cycle"]:  # moves the momentum too
+        config["scheduler"] = {
+            "type": "OneCycle",
+            "params": {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 6},
+        }
+    return {**config, **CONFIG["config"]}
+
+
+class Job:
+    """Everything the loop uses."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(CONFIG["seed"])
+        random.seed(CONFIG["seed"])
+        np.random.seed(CONFIG["seed"])
+        model = Net(CONFIG["width"])
+        optimizer = self.optimizer(model)
+        warmup = Warmup() if CONFIG["scheduler"] == "object" else lambda step: 1 / (1 + 0.1 * step)
+        scheduler = None if CONFIG["cycle"] else lambda given: torch.optim.lr_scheduler.LambdaLR(given, warmup)
+        data = Mapped(CONFIG["samples"])
+        self.engine, _, own_loader, self.scheduler = deepspeed.initialize(
+            model=model,
+            model_parameters=model.parameters(),
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            training_data=data if CONFIG["loader"] == "own" else None,
+            config=ds_config(),
+        )
+        if CONFIG["rank_seeds"]:
+            torch.manual_seed(1000 + RANK)
+            random.seed(1000 + RANK)
+            np.random.seed(1000 + RANK)
+        self.loader = own_loader if CONFIG["loader"] == "own" else self.user_loader(data)
+        self.ema = Ema(model) if CONFIG["ema"] else None
+        self.run: Any = Bare(self.engine) if CONFIG["bare"] else self.hooks()
+
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        if CONFIG["optimizer"] == "fused":
+            return None
+        if CONFIG["optimizer"] == "cpu":
+            return deepspeed.ops.adam.DeepSpeedCPUAdam(model.parameters(), lr=5e-3, weight_decay=0.1)
+        return torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
+
+    def user_loader(self, data: Mapped) -> Any:
+        sampler = (
+            torch.utils.data.DistributedSampler(data, self.engine.world_size, RANK) if CONFIG["set_epoch"] else None
+        )
+        made = torch.utils.data.DataLoader(data, batch_size=CONFIG["batch"], shuffle=sampler is None, sampler=sampler)
+        return RepeatingLoader(made) if CONFIG["loader"] == "repeating" else made
+
+    def hooks(self) -> Any:
+        from resume_adapters.deepspeed import ResumeHooks
+
+        return ResumeHooks(
+            self.engine,
+            OUT,
+            save_every=CONFIG["save_every"],
+            resume=CONFIG["resume"],
+            keep=policy(),
+            **CONFIG["options"],
+            **({"ema": self.ema} if self.ema else {}),
+        )
+
+    def train(self) -> None:
+        run = self.run
+        for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
+            event("epoch_begin", run.global_step)
+            if CONFIG["set_epoch"]:
+                self.sampler().set_epoch(epoch)
+            for batch in run.batches(self.loader):
+                self.step(batch)
+            event("epoch_end", run.global_step)
+
+    def sampler(self) -> Any:
+        return self.loader.data_sampler if CONFIG["loader"] == "own" else self.loader.sampler
+
+    def step(self, batch: dict[str, torch.Tensor]) -> None:
+        time.sleep(CONFIG["slow"])
+        engine, run = self.engine, self.run
+        step = run.global_step
+        kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[CONFIG["precision"]]
+        loss = (engine(batch["x"].to(kind)).float() - batch["y"]).square().mean()
+        engine.backward(loss)
+        event("backward", step)
+        engine.step()
+        if self.ema and engine.micro_steps % CONFIG["accumulate"] == 0:
+            self.ema.update()
+        rate = float(engine.get_lr()[0])
+        scaler = getattr(engine.optimizer, "loss_scale_config", engine.optimizer)
+        scale = float(getattr(scaler, "cur_scale", 0.0))
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=rate.hex(), scale=scale)
+        event("batch_end", step)
+        run.step(loss=loss)
+        if run.global_step != step:
+            if CONFIG["scores"] and not CONFIG["bare"]:
+                run.best(CONFIG["scores"].get(str(run.global_step), 99.0), name="score")
+            event("step_end", run.global_step)
+
+    def finish(self) -> None:
+        engine = self.engine
+        tensors = engine.module_state_dict() if CONFIG["stage"] < 3 else self.gathered()
+        trace(
+            final=True,
+            weights=digest(*tensors.values()),
+            optimizer=digest(*self.moments()),
+            global_steps=engine.global_steps,
+            skipped_steps=engine.skipped_steps,
+            ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
+            draws=draws(),
+        )
+
+    def gathered(self) -> dict[str, torch.Tensor]:
+        with deepspeed.zero.GatheredParameters(list(self.engine.module.parameters())):
+            return {name: each.detach().clone() for name, each in self.engine.module.named_parameters()}
+
+    def moments(self) -> list[torch.Tensor]:
+        """Return the moments and the master weights; at stage 3 without the padding, which nothing initialises."""
+        if CONFIG["stage"] < 3:
+            return optimizer_tensors(self.engine.optimizer.state_dict())
+        full = [
+            [safe_get_full_fp32_param(each), *(safe_get_full_optimizer_state(each, name) for name in MOMENTS)]
+            for each in self.engine.module.parameters()
+        ]
+        return [tensor for tensors in full for tensor in tensors]
+
+
+def optimizer_tensors(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [each for value in state.values() for each in optimizer_tensors(value)]
+    if isinstance(state, list | tuple):
+        return [each for value in state for each in optimizer_tensors(value)]
+    return []
+
+
+def prepare_environment() -> None:
+    """Train on the CPU without compiling: gloo in place of the shared-memory operator, fp16 as on an accelerator."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda self: True
+    if "RANK" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def main() -> None:
+    configure(OUT, DEFAULTS)
+    prepare_environment()
+    job = Job()
+    if CONFIG["native"]:
+        found, _ = job.engine.load_checkpoint(OUT)
+        trace(loaded=str(found), step=job.engine.global_steps)
+        return
+    job.train()
+    job.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Laws 1 and 2 for a DeepSpeed loop: interrupted at any step, any number of times, equals uninterrupted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import contract
+
+WINDOW = {"event": "backward", "step": 8}
+"""In an accumulation window: its first gradients are there, and the last checkpoint is of step 5."""
+LATE = {"event": "step_end", "step": 18}
+
+ONE: dict[str, dict[str, Any]] = {
+    "stage 0": {"augment": True, "ema": True},
+    "stage 1": {"stage": 1, "cycle": True},
+    "stage 2, own loader": {"stage": 2, "loader": "own", "set_epoch": True, "augment": True},
+    "stage 3": {"stage": 3, "augment": True},
+    "stage 0 in bf16": {"precision": "bf16"},
+    "stage 3 in bf16": {"stage": 3, "precision": "bf16"},
+    "stage 0 in fp16": {"precision": "fp16"},
+    "stage 2 in fp16": {"stage": 2, "precision": "fp16"},
+    "window across epochs": {"samples": 27, "accumulate": 4, "epochs": 6, "save_every": 3},
+    "DeepSpeedCPUAdam": {"optimizer": "cpu"},
+    "DeepSpeedCPUAdam, stage 2, offload": {"optimizer": "cpu", "stage": 2, "offload": True, "precision": "bf16"},
+    "DeepSpeedCPUAdam with moving betas": {"optimizer": "cpu", "stage": 1, "cycle": True},
+    "FusedAdam": {"optimizer": "fused", "stage": 1},
+}
+
+SEVERAL: dict[str, tuple[int, dict[str, Any]]] = {
+    "stage 0, own buffers": (2, {"batch_norm": True, "rank_seeds": True, "augment": True}),
+    "stage 1 in bf16": (2, {"stage": 1, "precision": "bf16", "rank_seeds": True}),
+    "stage 2 in fp16": (2, {"stage": 2, "precision": "fp16", "rank_seeds": True}),
+    "stage 3, own loader": (2, {"stage": 3, "loader": "own", "set_epoch": True, "rank_seeds": True}),
+    "stage 3, DeepSpeedCPUAdam, offload": (2, {"stage": 3, "optimizer": "cpu", "offload": True, "rank_seeds": True}),
+    "stage 2 on three": (3, {"stage": 2, "width": 64}),
+}
+
+
+@pytest.mark.parametrize("case", ONE)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Any) -> None:
+    config = ONE[case]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [WINDOW, LATE])
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, tmp_path: Any) -> None:
+    """The last rank is killed; the first kill is in a window, the second between two steps."""
+    ranks, config = SEVERAL[case]
+    kills = [{**WINDOW, "rank": ranks - 1}, {**LATE, "step": 13, "rank": ranks - 1}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
+
+
+def test_the_loss_scale_falls_and_rises_in_fp16(reference: Any) -> None:
+    scales = [line["scale"] for line in reference(ONE["stage 2 in fp16"]).steps[0]]
+    assert min(scales) < scales[0] and sorted(scales, reverse=True) != scales

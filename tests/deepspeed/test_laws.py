@@ -1,0 +1,270 @@
+"""The other laws for a DeepSpeed loop, each with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import contract
+from faults import DAMAGES
+
+KILL = {"event": "step_end", "step": 18}
+PLAIN: dict[str, Any] = {"stage": 2, "augment": True}
+TWO: dict[str, Any] = {"stage": 2, "rank_seeds": True, "augment": True}
+
+
+# ---- Law 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "config"),
+    [(1, {"augment": True, "precision": "fp16", "stage": 1}), (2, {"stage": 3, "loader": "own", "set_epoch": True})],
+    ids=["one rank", "two ranks"],
+)
+def test_an_uninterrupted_run_is_the_bare_one(
+    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 0: same losses, same weights, same native files."""
+    contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
+    bare = contract.read_trace(tmp_path / "bare", ranks)
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out")
+    latest = [(tmp_path / each / "out" / "latest").read_text().strip() for each in ("ours", "bare")]
+    assert latest[0] == latest[1]
+
+
+# ---- Law 1, elsewhere than in the middle
+
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "first step": ({}, {"event": "step_end", "step": 1}),
+    "at the end of an epoch": ({}, {"event": "epoch_end", "step": 25}),
+    "right after a save at the end of an epoch": (
+        {"samples": 40, "save_every": 10},
+        {"event": "epoch_begin", "step": 20},
+    ),
+    "in the last epoch, after max_steps": ({"max_steps": 31}, {"event": "step_end", "step": 31}),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    changes, kill = MOMENTS[moment]
+    config = {**PLAIN, **changes}
+    outcome = bench.run(tmp_path, {**config, "kill": kill})
+    assert outcome.killed, outcome.output
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
+
+
+# ---- Law 3
+
+SAVES = {"stage": 2, "max_steps": 6, "save_every": 2, "keep": "KeepLast(1)"}
+LEAVING = [{6}, {4, 6}]
+
+
+def test_killed_before_operations_on_the_run_directory(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3, for one in seven of the operations; the core's own tests take them all."""
+    count = contract.operations(bench, tmp_path / "operations", SAVES)
+    anchors = contract.killed_before_operations(
+        bench, tmp_path, SAVES, reference(SAVES), range(5, count, 7), leaving=LEAVING
+    )
+    assert len(anchors) > 5 and set(anchors.values()) >= {0, 2, 4}
+
+
+def test_killed_before_an_operation_of_rank_one(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Its shard, and what it saves beside it: rank zero neither commits nor moves ``latest``."""
+    config = {**SAVES, "on_rank": 1}
+    count = contract.operations(bench, tmp_path / "operations", config, ranks=2)
+    anchors = contract.killed_before_operations(
+        bench, tmp_path, config, reference(config, 2), range(1, count + 1, 2), leaving=LEAVING, ranks=2
+    )
+    assert set(anchors.values()) >= {0, 2}
+
+
+# ---- Law 4
+
+
+@pytest.fixture(scope="session")
+def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("three")
+    assert bench.run(directory, {**TWO, "epochs": 6, "kill": KILL}, ranks=2).killed
+    assert contract.committed(directory / "out").keys() == {"global_step5", "global_step10", "global_step15"}
+    return directory
+
+
+FILES = {
+    "mp_rank_00_model_states.pt": "flipped",
+    "zero_pp_rank_0_mp_rank_00_optim_states.pt": "zeroed",
+    "zero_pp_rank_1_mp_rank_00_optim_states.pt": "cut",
+    "resume/rank-00001.safetensors": "removed",
+    "resume/manifest.json": "emptied",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_takes_everyone_to_the_previous_checkpoint(
+    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 4. One of the files is resumed from to the end; the others are checked to be found and named."""
+    config = {**TWO, "epochs": 6}
+    to_the_end = "rank_1" in name
+    stop = {} if to_the_end else {"kill": {"event": "epoch_begin", "step": 10}}
+    contract.damaged_is_passed_over(
+        bench,
+        tmp_path / "run",
+        three_checkpoints,
+        {**config, **stop},
+        DAMAGES[FILES[name]],
+        f"global_step15/{name}",
+        newest="global_step15",
+        before="global_step10",
+        ranks=2,
+    )
+    assert to_the_end or (tmp_path / "run" / "out" / "latest").read_text() == "global_step10\n"
+    if to_the_end:
+        trace = contract.read_trace(tmp_path / "run", 2)
+        contract.require_same_steps(trace, reference(config, 2), start=10)
+        contract.require_same_end(trace, reference(config, 2))
+
+
+@pytest.mark.parametrize("torn", ["", "global_step99", "\0\0\0"])
+def test_a_torn_latest_is_mended(torn: str, three_checkpoints: Path, bench: contract.Bench, tmp_path: Path) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run")
+    (tmp_path / "run" / "out" / "latest").write_text(torn)
+    config = {**TWO, "epochs": 6, "kill": {"event": "epoch_begin", "step": 15}}
+    outcome = bench.run(tmp_path / "run", config, ranks=2)
+    assert "Resuming from global_step15." in outcome.output
+    assert (tmp_path / "run" / "out" / "latest").read_text() == "global_step15\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "message"),
+    [
+        (1, {}, "was saved with number of ranks 2, this launch has"),
+        (2, {"stage": 1}, "was saved with ZeRO stage 2, this launch has 1"),
+        (2, {"width": 20}, "was saved from another model"),
+    ],
+    ids=["ranks", "stage", "model"],
+)
+def test_another_shape_of_the_run_is_refused(
+    ranks: int, changes: dict[str, Any], message: str, three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run")
+    outcome = bench.run(tmp_path / "run", {**TWO, **changes}, ranks=ranks)
+    assert set(outcome.statuses) != {0} and message in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path / "run", ranks).steps), "nothing may be trained"
+    assert max(contract.committed(tmp_path / "run" / "out").values()) == 15
+
+
+# ---- Law 5
+
+
+def test_the_best_and_the_anchor_survive(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 5: tags beyond the policy go, the best stays, and so does what a restart takes."""
+    config = {**PLAIN, "keep": "KeepLast(1)", "scores": {"7": 1.0, "21": 2.0}, "save_every": 4}
+    kills = [{"event": "step_end", "step": 14}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+    assert contract.committed(tmp_path / "out") == {"global_step7": 7, "global_step37": 37}
+
+
+# ---- Law 8
+
+
+def test_a_stop_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    send = {"event": "backward", "step": 12, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, PLAIN, reference(PLAIN), send)
+
+
+def test_a_stop_that_reaches_one_rank_stops_all(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    send = {"event": "batch_end", "step": 12, "send": "SIGUSR1", "rank": 1}
+    contract.stopped_then_resumed(bench, tmp_path, TWO, reference(TWO, 2), send, ranks=2)
+
+
+# ---- Law 10, and checkpoints of the bare engine
+
+
+def test_the_bare_engine_loads_the_newest_committed_checkpoint(
+    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run")
+    # A kill right after a commit may leave ``latest`` at the one before, which is whole too; a start mends that.
+    assert bench.run(tmp_path / "run", {**TWO, "kill": {"event": "epoch_begin", "step": 15}}, ranks=2).killed
+    bench.run(tmp_path / "run", {**TWO, "bare": True, "native": True}, ranks=2).require_success()
+    for rank in range(2):
+        line = json.loads((tmp_path / "run" / f"trace.{rank}").read_text().splitlines()[-1])
+        assert (Path(line["loaded"]).parent.name, line["step"]) == ("global_step15", 15)
+
+
+def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """From the newest checkpoint of ``save_checkpoint`` that is whole; ``latest`` says another."""
+    config = {"stage": 2, "loader": "own", "set_epoch": True}
+    assert bench.run(tmp_path, {**config, "bare": True, "kill": KILL}, ranks=2).killed
+    (tmp_path / "out" / "global_step15" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    outcome = bench.run(tmp_path, config, ranks=2).require_success()
+    assert "global_step15 is damaged" in outcome.output and "Resuming from global_step10." in outcome.output
+    for rank in range(2):
+        expected = [line for line in reference(config, 2).steps[rank] if line["step"] >= 10]
+        found = contract.read_trace(tmp_path, 2).steps[rank]
+        for name in ("step", "batch", "lr"):  # the losses differ with dropout, whose state nobody saved
+            assert [line[name] for line in found] == [line[name] for line in expected]
+
+
+class Code:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("executed",)
+
+
+def test_a_pickle_that_runs_code_is_not_loaded(bench: contract.Bench, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, {"bare": True, "kill": KILL}).killed
+    file = tmp_path / "out" / "global_step15" / "mp_rank_00_model_states.pt"
+    torch.save({"global_steps": 15, "module": Code()}, file, pickle_module=pickle)
+    outcome = bench.run(tmp_path, {})
+    assert outcome.statuses == (1,) and "posix.mkdir, and loading them could run code" in outcome.output
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_could_not_be_loaded_is_refused_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"scheduler": "object"})
+    assert outcome.statuses == (1,) and "mp_rank_00_model_states.pt holds objects of __main__.Warmup" in outcome.output
+    assert contract.committed(tmp_path / "out") == {}
+
+
+def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {**TWO, "width": 64, "file_limit": 20_000, "on_rank": 1}, ranks=2)
+    assert outcome.statuses == (1, 1)
+    assert "rank 1 could not write global_step5" in outcome.output and "It is not committed" in outcome.output
+    assert contract.committed(tmp_path / "out") == {}
+    assert not (tmp_path / "out" / "latest").exists()
+
+
+# ---- Finished runs, and what is refused
+
+
+def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.finished_does_nothing_again(bench, tmp_path, {**TWO, "max_steps": 8}, ["weights", "global_steps"], ranks=2)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "node-local storage": (
+        {"config": {"checkpoint": {"use_node_local_storage": True}}},
+        '"use_node_local_storage": true scatters a checkpoint over nodes',
+    ),
+    "repeating loader": ({"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
+    "no state": ({"options": {"thing": 3}}, "has no state_dict()"),
+}
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contract.Bench, tmp_path: Path) -> None:
+    config, message = REFUSED[setting]
+    outcome = bench.run(tmp_path, config)
+    assert outcome.statuses == (1,) and message in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path).steps)
