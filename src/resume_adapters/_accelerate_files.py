@@ -7,8 +7,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import load
 from safetensors import SafetensorError, safe_open
 
+from resume_adapters.core import rng
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
@@ -52,6 +54,16 @@ def pickled(checkpoint: Path, kind: str, index: int) -> Any:
 
     name = f"{kind}_{index}.bin" if index else f"{kind}.bin"
     return torch.load(_first(checkpoint, [name], f"{kind} {index}"), map_location="cpu", weights_only=True)
+
+
+def restore_random_states(checkpoint: Path, rank: int) -> None:
+    """Put back the random state that bare Accelerate saved, before it had fetched the batches that follow."""
+    import torch
+
+    states = load(checkpoint / f"random_states_{rank}.pkl")
+    rng.restore_cpu((states["random_state"], states["numpy_random_seed"], states["torch_manual_seed"]))
+    if "torch_cuda_manual_seed" in states:
+        torch.cuda.set_rng_state_all(states["torch_cuda_manual_seed"])
 
 
 def _first(checkpoint: Path, names: list[str], what: str) -> Path:

@@ -19,6 +19,7 @@ from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.sampler import Moment
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
@@ -79,6 +80,8 @@ class AccelerateFramework(Framework):
     Args:
         accelerator: an ``accelerate.Accelerator``, after ``prepare``.
     """
+
+    registers = "register_for_resume"
 
     def __init__(self, accelerator: Any) -> None:
         self.accelerator = accelerator
@@ -247,8 +250,17 @@ class AccelerateFramework(Framework):
                 iter(_base(loader))  # a loader that was not given to the loop; its next pass only resets its workers
             Moment(_base(loader)).restore_generators(kept["generators"])
 
-    def progress(self, step: int) -> Resumed:
-        """Return how far a bare checkpoint is, were every epoch one pass over the first loader."""
+    def adopt(self, checkpoint: Checkpoint) -> Resumed:
+        """Take what a bare checkpoint says, and find its place were every epoch one pass over the first loader."""
+        files.restore_random_states(checkpoint.path, self.accelerator.process_index)
+        done = self._place(checkpoint.step)
+        self.accelerator.step = done.batches
+        for loader in self.loaders:
+            if hasattr(loader, "iteration"):
+                loader.iteration = done.epoch
+        return done
+
+    def _place(self, step: int) -> Resumed:
         accumulated = self.accelerator.gradient_accumulation_steps
         try:
             batches = len(self.loaders[0])

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_callback import ExportableState, TrainerControl
 
-from resume_adapters.core import rng, state
+from resume_adapters.core import state
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.errors import CheckpointDamaged
 
@@ -174,24 +174,12 @@ def parts(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
     return [
         *(PartEntry(name, "framework", note) for name, note in by_framework.items()),
         *(PartEntry(name, "core", note) for name, note in by_core.items()),
-        *_missing(trainer, named),
+        *_missing(trainer),
     ]
 
 
-def _missing(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
-    held = {id(getattr(part, "generator", part)) for part in named.values()}
+def _missing(trainer: Any) -> list[PartEntry]:
     found = []
-    for place, thing in (("train_dataset", trainer.train_dataset), ("data_collator", trainer.data_collator)):
-        for name, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
-            if rng.is_generator(value) and id(value) not in held:
-                found.append(
-                    PartEntry(
-                        "data",
-                        "missing",
-                        f"{place}.{name} is a generator of its own: after a resume it starts anew; register it with "
-                        f"ResumeCallback({name.strip('_').lower()}={place}.{name})",
-                    )
-                )
     for callback in trainer.callback_handler.callbacks:
         ours = type(callback).__module__.startswith(("transformers.", "resume_adapters."))
         able = isinstance(callback, ExportableState | state.Stateful | TrainerControl)

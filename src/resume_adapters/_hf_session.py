@@ -11,7 +11,7 @@ from transformers.trainer_utils import TrainOutput
 from resume_adapters import _hf_files as files
 from resume_adapters._hf_restore import Restoration
 from resume_adapters.core import report
-from resume_adapters.core.manifest import finite
+from resume_adapters.core.manifest import PartEntry, finite
 
 
 class TrainerSession(Restoration):
@@ -71,7 +71,7 @@ class TrainerSession(Restoration):
             own=self._own,
             parts=self._stateful_callbacks(),
             owner=files.owner,
-            entries=lambda: files.parts(self.trainer, self.parts),
+            entries=self._entries,
             facts=self._facts,
             best=best,
         )
@@ -107,6 +107,11 @@ class TrainerSession(Restoration):
             "metrics": self.metrics if self.evaluated_at == live.global_step else {},
             "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
         }
+
+    def _entries(self) -> list[PartEntry]:
+        trainer = self.trainer
+        places = {"train_dataset": trainer.train_dataset, "data_collator": trainer.data_collator}
+        return [*files.parts(trainer, self.parts), *self.missing_generators(places, "ResumeCallback")]
 
     # ---- Ending
 

@@ -6,16 +6,10 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import importlib
 import random
-import resource
-import signal
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,22 +17,9 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration, set_seed
 
-RANK = int(os.environ.get("RANK", "0"))
+from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+
 FEATURES = 8
-
-CONFIG: dict[str, Any] = {}
-
-
-def digest(*tensors: torch.Tensor) -> str:
-    hasher = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        hasher.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
-
-
-def trace(**line: Any) -> None:
-    with open(f"trace.{RANK}", "a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 # ---- Data
@@ -119,26 +100,6 @@ class Net(torch.nn.Module):
         return self.last(torch.relu(self.middle(x))).squeeze(-1)
 
 
-class Ema:
-    """An exponential moving average of the weights."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
-        self.updates = 0
-
-    def update(self) -> None:
-        self.updates += 1
-        for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
-            shadow.lerp_(parameter.detach(), 0.1)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow, self.updates = list(state["shadow"]), state["updates"]
-
-
 class Counter:
     """What a script gives to ``register_for_checkpointing``."""
 
@@ -165,47 +126,6 @@ def network() -> torch.nn.Module:
     if CONFIG["compile"]:
         made = torch.compile(made, backend="eager")
     return made
-
-
-# ---- Watching
-
-
-def settle(directory: Path) -> None:
-    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
-    for _ in range(3000):
-        if all((pending.parent / "manifest.json").exists() for pending in directory.glob("*/resume/*")):
-            return
-        time.sleep(0.01)
-
-
-def event(name: str, step: int) -> None:
-    """Kill or signal this process, where the test says so."""
-    for key in ("kill", "send"):
-        wanted = CONFIG[key]
-        if wanted and wanted["event"] == name and wanted["step"] == step and wanted.get("rank", RANK) in (None, RANK):
-            CONFIG[key] = None
-            settle(Path("project/checkpoints"))
-            os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL")))
-
-
-def kill_at_operation(number: int) -> None:
-    """Kill this process before its nth operation that changes the run directory."""
-    seen = 0
-    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal seen
-        if event not in changing or "checkpoints/" not in str(arguments[1 if event == "os.symlink" else 0]):
-            return
-        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
-            return
-        seen += 1
-        if CONFIG["count_operations"]:
-            trace(operation=seen, event=event, path=str(arguments[0]))
-        if seen == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(audit)
 
 
 class Bare:
@@ -276,18 +196,11 @@ DEFAULTS: dict[str, Any] = {
     "prepared": True,
     "naming": False,
     "limit": None,
-    "bare": False,
     "with": False,
-    "kill": None,
-    "send": None,
-    "kill_at_operation": None,
-    "count_operations": False,
-    "file_limit": None,
-    "slow": 0.0,
     "scores": None,
-    "keep": None,
-    "resume": "auto",
     "save_every": 5,
+    "left_at": None,
+    "load": None,
     "options": {},
 }
 
@@ -296,6 +209,8 @@ class Job:
     """Everything the loop uses."""
 
     def __init__(self) -> None:
+        if not CONFIG["bare"]:
+            importlib.import_module("resume_adapters.accelerate")  # at the beginning, as a script has it
         self.accelerator = accelerator = Accelerator(
             cpu=True,
             gradient_accumulation_steps=1 if CONFIG["by_hand"] else CONFIG["accumulate"],
@@ -332,11 +247,8 @@ class Job:
         self.run: Any = Bare(accelerator) if CONFIG["bare"] else self.registered()
 
     def registered(self) -> Any:
-        from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast
         from resume_adapters.accelerate import register_for_resume
 
-        names = {"KeepAll": KeepAll, "KeepBest": KeepBest, "KeepEvery": KeepEvery, "KeepLast": KeepLast}
-        keep = eval(CONFIG["keep"], names) if CONFIG["keep"] else None
         parts = {"ema": self.ema} if self.ema else {}
         if CONFIG["register_generator"]:
             parts["generator"] = self.given.dataset.generator
@@ -344,7 +256,7 @@ class Job:
             self.accelerator,
             save_every=CONFIG["save_every"],
             resume=CONFIG["resume"],
-            keep=keep,
+            keep=policy(),
             **CONFIG["options"],
             **parts,
         )
@@ -357,6 +269,8 @@ class Job:
                 self.loader.set_epoch(epoch)
             for micro, batch in enumerate(run.batches(self.loader)):
                 self.step(batch, micro)
+                if run.global_step == CONFIG["left_at"]:
+                    return
             self.evaluate()
             event("epoch_end", run.global_step)
 
@@ -432,18 +346,15 @@ class Job:
             counters=[counter.count for counter in self.counters] if CONFIG["registered"] else None,
             scaler=scaler.state_dict() if scaler else None,
             scheduler=self.scheduler.scheduler.last_epoch,
-            draws=[random.random(), float(np.random.random()), torch.rand(1).item()],
+            draws=draws(),
         )
 
 
 def main() -> None:
-    CONFIG.update(DEFAULTS | json.loads(Path(sys.argv[1]).read_text()))
-    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
-        kill_at_operation(CONFIG["kill_at_operation"] or 0)
-    if CONFIG["file_limit"]:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
+    configure("project/checkpoints", DEFAULTS)
     job = Job()
+    if CONFIG["load"]:
+        job.accelerator.load_state(CONFIG["load"])
     if CONFIG["with"]:
         with job.run:
             job.train()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from resume_adapters.core import keys
 from resume_adapters.errors import StateMismatch
 
 
@@ -22,7 +23,8 @@ class BucketOrder:
 
     def __init__(self, ddp: Any) -> None:
         self._ddp = ddp
-        self._names = {parameter: name for name, parameter in ddp.named_parameters() if parameter.requires_grad}
+        trained = {name: parameter for name, parameter in ddp.named_parameters() if parameter.requires_grad}
+        self._names = {trained[key]: name for name, key in keys.canonical(trained).items()}
         self.order: list[str] = []
         self._handles: list[Any] = []
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
 
@@ -33,6 +34,9 @@ class Resumed:
 
 class Framework(abc.ABC):
     """What an adapter provides: its framework's side of a hand-written loop."""
+
+    registers: str = ""
+    """What registers a further part of the state, as a user writes it."""
 
     loop_options: Mapping[str, int] = {}
     """What must be as it was when the checkpoint was saved, by the name under which a user sets it."""
@@ -78,8 +82,8 @@ class Framework(abc.ABC):
         """Put back what :meth:`state` returned, before the first step."""
 
     @abc.abstractmethod
-    def progress(self, step: int) -> Resumed:
-        """Return how far a checkpoint of the bare framework is, as well as can be told."""
+    def adopt(self, checkpoint: Checkpoint) -> Resumed:
+        """Restore what the loaded checkpoint of the bare framework says beside, and return how far it is."""
 
     def skip_pass(self, outer: Any) -> None:
         """Leave a loader as it is after its pass, of which every batch was used before the checkpoint."""

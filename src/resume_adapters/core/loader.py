@@ -164,7 +164,7 @@ class LoaderWatch:
         return {
             "workers": self.workers,
             "length": _length(self.loader.dataset),
-            "batch_size": self.loader.batch_size,
+            "batch_size": _batch_size(self.loader),
         }
 
     def _replay_start(self, consumed: int) -> int:
@@ -422,6 +422,12 @@ def _watched_class(base: Any) -> Any:
 
 def _before_to_tree(before: tuple[Any, Tree]) -> Tree:
     return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
+
+
+def _batch_size(loader: Any) -> int | None:
+    """Return the batch size, which a loader with a batch sampler of its own does not say itself."""
+    found: int | None = loader.batch_size
+    return getattr(loader.batch_sampler, "batch_size", None) if found is None else found
 
 
 def _length(dataset: Any) -> int | None:

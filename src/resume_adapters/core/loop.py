@@ -65,6 +65,7 @@ class ResumableLoop:
         self._begun = 0
         self._resumed_begun = 0
         self._due = False
+        self._has_moved = False
         self._in_window = False
         self._losses: tuple[int, Any] = (0, 0.0)
         self._noted: dict[str, Any] = {}
@@ -100,7 +101,7 @@ class ResumableLoop:
             if session.own is not None:
                 progress = self._restore_own(session.own)
             else:
-                progress = framework.progress(checkpoint.step)
+                progress = framework.adopt(checkpoint)
                 self._saved_feeds = [{"number": 0, "consumed": progress.batches, "position": None}]
         for module in framework.modules():
             session.align_buckets(module)
@@ -151,8 +152,9 @@ class ResumableLoop:
         self.finish()
 
     def _epochs(self, count: int | None) -> Iterator[int]:
-        while (count is None or self.epoch < count) and not self._is_through():
+        while count is None or self.epoch < count:
             yield self.epoch
+            self._has_moved = True
             if self._is_through():
                 break
             self.epoch, self._begun, self._resumed_begun = self.epoch + 1, 0, 0
@@ -213,6 +215,7 @@ class ResumableLoop:
             self._session.begin_step()
             feed.consumed += 1
             yield batch
+            self._has_moved = True
             if self._open[0] is feed:  # of loaders iterated together, the first begins the next round
                 self._end_of_body()
             if self._is_through():
@@ -318,7 +321,7 @@ class ResumableLoop:
                 self._run.leave(self.global_step, self._fraction())
 
     def _save(self) -> None:
-        self._due = False
+        self._due = self._has_moved = False
         name = self._framework.checkpoint_name(self.global_step)
         if self._is_new_best:
             self._best_checkpoint, self._is_new_best = name, False
@@ -369,6 +372,7 @@ class ResumableLoop:
     def _entries(self) -> list[PartEntry]:
         return [
             *self._framework.entries(),
+            *self._missing(),
             PartEntry("counters", "core", "epoch, step, running loss"),
             PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
             PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
@@ -376,17 +380,26 @@ class ResumableLoop:
             PartEntry("trackers", "core", "run ids of W&B and MLflow"),
         ]
 
+    def _missing(self) -> list[PartEntry]:
+        found = []
+        for feed in self._feeds:
+            beneath = feed.watch.loader
+            places = {"dataset": beneath.dataset, "collate_fn": beneath.collate_fn}
+            found += self._session.missing_generators(places, self._framework.registers)
+        return found
+
     # ---- Ending
 
     def finish(self) -> None:
-        """Save the last step where it is not saved, and mark the run as finished: a relaunch does nothing.
+        """Save what is not saved, and mark the run as finished: a relaunch does nothing.
 
         The end of :meth:`epochs` and of ``with run:`` call it.
         """
         if self._closed or self._resumed is None:
             return
         self._closed = True
-        if self._due or self._run.last_commit != self.global_step:
+        if self._has_moved or self._run.last_commit != self.global_step:
+            # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
             self._session.reason = "finished"
             self._save()
         self._run.flush()

@@ -244,6 +244,26 @@ class Session:
         )
         self.reason = "scheduled"
 
+    def missing_generators(self, places: Mapping[str, Any], registers: str) -> list[PartEntry]:
+        """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
+
+        Args:
+            places: the objects to look at, by the name under which a user knows them.
+            registers: what registers a part, as a user writes it.
+        """
+        held = {id(getattr(part, "generator", part)) for part in self.parts.values()}
+        return [
+            PartEntry(
+                "data",
+                "missing",
+                f"{place}.{name} is a generator of its own: after a resume it starts anew; register it with "
+                f"{registers}({name.strip('_').lower()}={place}.{name})",
+            )
+            for place, thing in places.items()
+            for name, value in getattr(thing, "__dict__", {}).items()
+            if rng.is_generator(value) and id(value) not in held
+        ]
+
     # ---- Ending
 
     def is_finished(self, step: int, horizon: int) -> bool:

@@ -1,0 +1,315 @@
+"""The other laws for Accelerate, each with real processes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+from faults import DAMAGES, cut, flip
+
+KILL = {"event": "step_end", "step": 18}
+PLAIN: dict[str, Any] = {"augment": True}
+RUN = "project/checkpoints"
+
+
+# ---- Law 0
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [
+        ({"augment": True, "workers": 2, "evaluate": True, "ema": True}, 1),
+        ({"naming": True, "save_every": None, "registered": [0, 1], "second": True}, 1),
+        ({"loader": {"use_stateful_dataloader": True}, "augment": True}, 1),
+        ({"loader": {"use_stateful_dataloader": True}, "workers": 2}, 1),
+        ({"augment": True, "samples": 100, "loader": {"dispatch_batches": True}}, 2),
+    ],
+    ids=["workers", "naming", "stateful", "stateful-workers", "two-ranks"],
+)
+def test_an_uninterrupted_run_is_the_bare_one(
+    config: dict[str, Any], ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 0: same losses, same weights, same native files."""
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / RUN, tmp_path / "bare" / RUN)
+
+
+# ---- Law 1, elsewhere than at the end of a step in the middle
+
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "first step": ({}, {"event": "step_end", "step": 1}),
+    "in an accumulation window": ({}, {"event": "batch_end", "step": 17}),
+    "before the optimizer": ({}, {"event": "backward", "step": 17}),
+    "at the end of an epoch": ({}, {"event": "epoch_end", "step": 14}),
+    "with the evaluation of an epoch to come": (
+        {"evaluate": True, "save_every": 7},
+        {"event": "epoch_end", "step": 14},
+    ),
+    "at the start of an epoch": ({"save_every": 7}, {"event": "epoch_begin", "step": 14}),
+    "in the first step of an epoch": ({"save_every": 7}, {"event": "backward", "step": 14}),
+    "in the last epoch": ({}, {"event": "step_end", "step": 19}),
+    "at the last step": ({}, {"event": "step_end", "step": 21}),
+    "after the last save": ({}, {"event": "train_end", "step": 21}),
+    "at a step that stops in mid-epoch": ({"max_steps": 17, "evaluate": True}, {"event": "epoch_end", "step": 17}),
+    "after training stopped in mid-epoch": ({"max_steps": 17, "evaluate": True}, {"event": "train_end", "step": 17}),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    more, kill = MOMENTS[moment]
+    config = {"augment": True, **more}
+    expected = reference(config)
+    outcome = bench.run(tmp_path, {**config, "kill": kill})
+    assert outcome.killed, outcome.output
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
+
+
+# ---- Law 3
+
+SAVES = {"max_steps": 6, "save_every": 2, "limit": 1, "registered": [0, 1]}
+
+
+@pytest.fixture(scope="session")
+def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_killed_before_any_operation_on_the_run_directory(
+    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 3: before each open, rename, mkdir and unlink of saving, committing and pruning, by SIGKILL."""
+    assert operations > 40, "the job must do the operations that this test is about"
+    numbers = range(1 + part, operations + 1, 4)
+    anchors = contract.killed_before_operations(
+        bench, tmp_path, SAVES, reference(SAVES), numbers, leaving=[{6}, {4, 6}]
+    )
+    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
+
+
+# ---- Law 4
+
+EVERYTHING = {**PLAIN, "ema": True, "scaler": True, "registered": [0, 1]}
+
+
+@pytest.fixture(scope="session")
+def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("three")
+    assert bench.run(directory, {**EVERYTHING, "kill": KILL}).killed
+    assert contract.committed(directory / RUN).keys() == {"checkpoint_5", "checkpoint_10", "checkpoint_15"}
+    return directory
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
+    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 4. Two of the files are resumed from to the end; the others are checked to be found and named."""
+    newest = three_checkpoints / RUN / "checkpoint_15"
+    files = sorted(file.relative_to(newest).as_posix() for file in newest.rglob("*") if file.is_file())
+    assert len(files) >= 12
+    for number, name in enumerate(files):
+        to_the_end = name in ("optimizer.bin", "resume/rank-00000.json")
+        stop = {} if to_the_end else {"kill": {"event": "epoch_begin", "step": 10}}
+        outcome = contract.damaged_is_passed_over(
+            bench,
+            tmp_path / str(number),
+            three_checkpoints,
+            {**EVERYTHING, **stop},
+            DAMAGES[kind],
+            f"checkpoint_15/{name}",
+            newest="checkpoint_15",
+            before="checkpoint_10",
+        )
+        if to_the_end:
+            outcome.require_success()
+            trace = contract.read_trace(tmp_path / str(number))
+            contract.require_same_steps(trace, reference(EVERYTHING), start=10)
+            contract.require_same_end(trace, reference(EVERYTHING))
+        shutil.rmtree(tmp_path / str(number))
+
+
+# ---- Law 5
+
+
+@pytest.mark.parametrize("kill", [None, {"event": "step_end", "step": 9}, {"event": "step_end", "step": 19}])
+def test_the_best_and_the_anchor_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The best is kept under total_limit=1, as is what a restart would take."""
+    config = {"scores": {"7": 5.0, "14": 1.0, "21": 3.0}, "evaluate": True, "limit": 1, "save_every": 4}
+    if kill is not None:
+        assert bench.run(tmp_path, {**config, "kill": kill}).killed
+        assert len(contract.committed(tmp_path / RUN)) <= 3
+    bench.run(tmp_path, config).require_success()
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_14": 14, "checkpoint_21": 21}
+    contract.require_same_end(contract.read_trace(tmp_path), reference(config))
+
+
+# ---- Law 6
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ranks"), [(True, False, 1), (False, True, 1), (True, False, 2), (False, True, 2)]
+)
+def test_compiled_and_plain_restore_alike(
+    before: bool, after: bool, ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    relaunch = [{"compile": before}, {"compile": after}]
+    config = {"samples": 50 * ranks}
+    expected = reference(config, ranks)
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [KILL], relaunch=relaunch, ranks=ranks)
+
+
+# ---- Law 8
+
+
+@pytest.mark.parametrize("event", ["epoch_begin", "batch_end", "backward", "step_end", "epoch_end"])
+def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    step = 14 if event.startswith("epoch") else 17
+    send = {"event": event, "step": step, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, PLAIN, reference(PLAIN), send)
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_stop_that_reaches_one_rank_stops_all(
+    rank: int | None, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {"augment": True, "samples": 100}
+    send = {"event": "backward", "step": 12, "rank": rank, "send": "SIGUSR1"}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2, within=3)
+
+
+# ---- Law 9
+
+
+def test_what_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"own_generator": True}).require_success()
+    assert "MISSING: dataset.generator is a generator of its own" in outcome.output
+    for part in ("model", "optimizer", "scheduler", "counters", "rng", "data", "metrics", "trackers"):
+        assert f"resume-adapters: {part} " in outcome.output, part
+
+
+def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, {"own_generator": True, "kill": KILL}).killed
+    outcome = bench.run(tmp_path, {"own_generator": True})
+    assert outcome.statuses == (1,)
+    assert "is not the batch that followed when the checkpoint was saved" in outcome.output
+
+
+# ---- Law 10
+
+
+def test_a_plain_script_loads_what_was_saved(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {**EVERYTHING, "scaler": False}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    bench.run(tmp_path, {**config, "bare": True, "load": f"{RUN}/checkpoint_15", "epochs": 0}).require_success()
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and final["counters"] == [15, 30] and final["scheduler"] == 15
+
+
+# ---- Finished runs, other starts, other settings
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_steps": 17}, {"left_at": 17, "with": True}], ids=["epochs", "max", "left"]
+)
+def test_a_finished_run_launched_again_does_nothing(config: Any, bench: contract.Bench, tmp_path: Path) -> None:
+    same = ("weights", "global_step", "draws", "scheduler")
+    contract.finished_does_nothing_again(bench, tmp_path, config, same)
+
+
+@pytest.mark.parametrize(
+    "first", [{"max_steps": 11}, {"left_at": 11, "with": True}, {"epochs": 2}], ids=["max", "left", "epochs"]
+)
+def test_a_longer_horizon_goes_on(first: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """An epoch and a half, ended or left, and then the rest, are three epochs."""
+    bench.run(tmp_path, first).require_success()
+    contract.resumed_equals_uninterrupted(bench, tmp_path, {"max_steps": 100}, reference({}))
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_registered_objects_are_known_by_name(order: list[int], bench: contract.Bench, tmp_path: Path) -> None:
+    """Registered in another order, each gets its own state back; the bare framework swaps them without a word."""
+    assert bench.run(tmp_path, {"registered": [0, 1], "kill": KILL}).killed
+    bench.run(tmp_path, {"registered": order}).require_success()
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and final["counters"] == [21, 42]
+
+
+def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The package is added to a run that bare Accelerate began: its whole checkpoint is taken, a torn one is not."""
+    config = {"loader": {"use_seedable_sampler": True}}
+    assert bench.run(tmp_path, {**config, "bare": True, "kill": KILL}).killed
+    cut(tmp_path / RUN / "checkpoint_15" / "optimizer.bin")
+    outcome = bench.run(tmp_path, config).require_success()
+    assert "checkpoint_15 is damaged" in outcome.output
+    assert "checkpoint_10 was made without this package" in outcome.output
+    trace, expected = contract.read_trace(tmp_path), reference(config)
+    assert trace.first_step == 10
+    following = [line for line in expected.steps[0] if line["step"] >= 10]
+    assert [line["batch"] for line in trace.steps[0]] == [line["batch"] for line in following]
+    assert [line["lr"] for line in trace.steps[0]] == [line["lr"] for line in following]
+
+
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+    config = {"resume": str(tmp_path / "old" / RUN / "checkpoint_10")}
+    assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
+    contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)
+    assert contract.resumed_equals_uninterrupted(bench, tmp_path / "new", config, reference({})) == 15
+
+
+def test_all_damaged_is_an_error_that_lists_them(
+    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    for name in contract.committed(tmp_path / "run" / RUN):
+        flip(tmp_path / "run" / RUN / name / "optimizer.bin")
+    outcome = bench.run(tmp_path / "run", EVERYTHING)
+    assert outcome.statuses == (1,)
+    for name in ("checkpoint_5", "checkpoint_10", "checkpoint_15"):
+        assert f"{name}: optimizer.bin has the digest" in outcome.output
+        assert (tmp_path / "run" / RUN / name).is_dir(), "nothing may be lost"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "accumulation": ({"accumulate": 1}, 1, "gradient_accumulation_steps 2, this launch has 1"),
+    "batch": ({"batch": 8}, 1, "the batch size was 4"),
+    "workers": ({"workers": 2}, 1, "num_workers was 0"),
+    "samples": ({"samples": 60}, 1, "the length of the dataset was 50"),
+    "ranks": ({}, 2, "was saved with number of ranks 1, this launch has 2"),
+    "another optimizer": ({"second": True}, 1, "number of models 1, this launch has 2"),
+    "another model": ({"width": 32}, 1, "first.weight: saved float32[16, 8], the model has float32[32, 8]"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, tmp_path: Path) -> None:
+    change, ranks, words = REFUSED[what]
+    assert bench.run(tmp_path, {"kill": KILL}).killed
+    outcome = bench.run(tmp_path, change, ranks=ranks)
+    assert 1 in outcome.statuses and "StateMismatch" in outcome.output
+    assert words in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
+
+
+def test_uneven_ranks_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"loader": {"even_batches": False}}, ranks=2)
+    assert set(outcome.statuses) == {1} and "even_batches=False" in outcome.output
+
+
+def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench, tmp_path: Path) -> None:
+    """A file size limit stands in for a full disk: what was committed stays, and the next launch goes on."""
+    bench.run(tmp_path, {"kill": {"event": "step_end", "step": 8}})
+    outcome = bench.run(tmp_path, {"file_limit": 12_000})
+    assert outcome.statuses == (1,)
+    assert "SaveFailed" in outcome.output and "the checkpoints committed before it are intact" in outcome.output
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_5": 5}
+    bench.run(tmp_path, {}).require_success()
