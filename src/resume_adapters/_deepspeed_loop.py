@@ -14,6 +14,7 @@ from resume_adapters._zero_engine import EngineState
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
 from resume_adapters.errors import UnsupportedSetting
@@ -27,6 +28,8 @@ class DeepSpeedFramework(Framework):
     Args:
         engine: what ``deepspeed.initialize`` returned.
     """
+
+    registers = "ResumeHooks"
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -113,8 +116,9 @@ class DeepSpeedFramework(Framework):
         """Put back what DeepSpeed does not save."""
         self._state.restore(saved)
 
-    def progress(self, step: int) -> Resumed:
+    def adopt(self, checkpoint: Checkpoint) -> Resumed:
         """Return how far a bare checkpoint is, were every epoch one pass over the loader of ``training_data=``."""
+        step = checkpoint.step
         if not self._batches:
             return Resumed(0, step, 0)
         done = step * self.engine.gradient_accumulation_steps()
