@@ -80,7 +80,7 @@ class Server:
 
     def start(self, script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
         """Start a job on one or more ranks."""
-        port = str(_free_port())
+        port = str(free_port())
         started = []
         for rank in range(ranks):
             distributed = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
@@ -145,7 +145,8 @@ class Running:
         return "\n".join(output.read_text(errors="replace") for output in self._outputs)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -13,10 +13,11 @@ from launch import Server
 
 HERE = Path(__file__).parent
 
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     compilers = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed.runtime.zero.muon.muon_optimizer")
     server = Server("torch", "numpy", "deepspeed", *compilers, "deepspeed_operators")
     yield contract.Bench(server, HERE / "job.py")

@@ -66,6 +66,6 @@ def _around_kills(result: Result) -> Table:
         if launch.killed_at is not None:
             row(launch.points[-1], number)
             inside = " inside a save" if launch.inside_save else ""
-            table.add_row("", "", f"[red]SIGKILL{inside}[/]", f"[cyan]resumed from checkpoint-{starts[number]}[/]", "")
+            table.add_row("", "", f"[red]SIGKILL{inside}[/]", f"[cyan]resumed from step {starts[number]}[/]", "")
     row(launches[-1].points[-1], len(launches))
     return table

@@ -1,0 +1,67 @@
+"""Each private seam of the installed version: a clear failure here when a release moves one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import deepspeed
+import pytest
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.dataloader import DeepSpeedDataLoader
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch.utils.data import DataLoader
+
+from resume_adapters import _deepspeed_loop
+
+VERSION = f"in deepspeed {deepspeed.__version__}"
+
+
+@pytest.mark.parametrize("keyword", ["collate", "plain"])
+def test_the_loader_of_training_data_makes_the_loader_that_is_kept(keyword: str) -> None:
+    """The same arguments give the same batches, so that one loader can stand for those of all passes."""
+    collate = {"collate_fn": list} if keyword == "collate" else {}
+    outer = DeepSpeedDataLoader(
+        list(range(10)), 3, False, -1, None, num_local_io_workers=0, dataloader_drop_last=True, **collate
+    )
+    ours: Any = _deepspeed_loop._torch_loader(outer)
+    native: Any = outer._create_dataloader()
+    assert type(native) is DataLoader and outer.dataloader is native, f"passes begin otherwise {VERSION}"
+    assert isinstance(ours.batch_sampler, type(native.batch_sampler))
+    names = ("dataset", "batch_size", "sampler", "num_workers", "pin_memory", "drop_last", "collate_fn", "timeout")
+    for name in (*names, "worker_init_fn", "generator", "prefetch_factor", "persistent_workers"):
+        assert getattr(ours, name) == getattr(native, name), f"{name} differs {VERSION}"
+    assert "_create_dataloader()" in inspect.getsource(DeepSpeedDataLoader.__iter__), (
+        f"passes begin otherwise {VERSION}"
+    )
+    assert "next(self.data)" in inspect.getsource(DeepSpeedDataLoader.__next__), f"batches come otherwise {VERSION}"
+
+
+def test_saving_and_loading_go_through_the_checkpoint_engine() -> None:
+    """Every file but the recovery scripts, and those through a method of their own."""
+    for method in (DeepSpeedEngine._save_checkpoint, DeepSpeedEngine._save_zero_checkpoint):
+        source = inspect.getsource(method)
+        assert "self.checkpoint_engine.save(" in source and "torch.save(" not in source, f"{method} {VERSION}"
+    for method in (DeepSpeedEngine._load_checkpoint, DeepSpeedEngine._get_all_zero_checkpoint_state_dicts):
+        source = inspect.getsource(method)
+        assert "self.checkpoint_engine" in source and "torch.load(" not in source, f"{method} {VERSION}"
+    assert "self._copy_recovery_script(save_path)" in inspect.getsource(DeepSpeedEngine._save_zero_checkpoint)
+    assert list(inspect.signature(TorchCheckpointEngine.__init__).parameters) == ["self", "config_params"]
+    for name in ("save", "load"):
+        assert list(inspect.signature(getattr(TorchCheckpointEngine, name)).parameters)[1] in ("state_dict", "path")
+
+
+def test_the_engine_counts_as_the_adapter_reads() -> None:
+    source = inspect.getsource(DeepSpeedEngine)
+    for name in ("_unmanaged_backward_count", "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
+        assert f"self.{name} =" in source, f"{name} is gone {VERSION}"
+    step = inspect.getsource(DeepSpeedEngine._take_model_step)
+    assert step.index("self.optimizer.step()") < step.index("lr_scheduler.step(") < step.index("self.global_steps += 1")
+
+
+def test_the_optimizers_in_c_are_called_as_they_are_replayed() -> None:
+    call = "adam_update(self.opt_id, state['step'], group['lr'], beta1, beta2, group['eps'],"
+    assert call in inspect.getsource(DeepSpeedCPUAdam.step), f"DeepSpeedCPUAdam steps otherwise {VERSION}"
+    call = "group['lr'], beta1, beta2, group['eps'], state['step'], self.adam_w_mode,"
+    assert call in inspect.getsource(FusedAdam.step), f"FusedAdam steps otherwise {VERSION}"
