@@ -201,6 +201,7 @@ DEFAULTS: dict[str, Any] = {
     "save_every": 5,
     "left_at": None,
     "load": None,
+    "wrapped": True,
     "options": {},
 }
 
@@ -260,6 +261,14 @@ class Job:
             **CONFIG["options"],
             **parts,
         )
+
+    def train_unwrapped(self) -> None:
+        start = self.run.resume(self.loader)
+        for _ in range(start.epoch, CONFIG["epochs"]):
+            for micro, batch in enumerate(self.loader):
+                self.step(batch, micro)
+            self.evaluate()
+        self.run.finish()
 
     def train(self) -> None:
         run = self.run
@@ -358,8 +367,10 @@ def main() -> None:
     if CONFIG["with"]:
         with job.run:
             job.train()
-    else:
+    elif CONFIG["wrapped"]:
         job.train()
+    else:
+        job.train_unwrapped()
     event("train_end", job.run.global_step)
     job.finish()
 

@@ -53,6 +53,8 @@ CASES: dict[str, dict[str, Any]] = {
     "registered": {"registered": [0, 1]},
     "automatic-naming": {"naming": True, "limit": 2},
     "with": {"with": True},
+    "unwrapped": {"wrapped": False, "evaluate": True, "augment": True},
+    "unwrapped-last-batch": {"wrapped": False, "evaluate": True, "save_every": 7, **PERSISTENT},
     "registered-generator": {"own_generator": True, "register_generator": True},
 }
 

@@ -39,6 +39,7 @@ class Framework(str, Enum):
     """The frameworks whose example ``demo`` can kill."""
 
     hf = "hf"
+    accelerate = "accelerate"
     deepspeed = "deepspeed"
 
 

@@ -28,6 +28,7 @@ EVAL_STEPS = 20
 
 _NEEDED = {
     "hf": ("transformers", "accelerate", "matplotlib"),
+    "accelerate": ("accelerate", "transformers", "matplotlib"),
     "deepspeed": ("deepspeed", "matplotlib"),
 }
 _DIGEST = re.compile(r"weights sha256 ([0-9a-f]{64})")

@@ -27,6 +27,7 @@ class Feed:
         self.consumed = 0
         self.number: int | None = None
         self._restoring: Tree | None = None
+        self._passes = watch.passes
 
     def begin(self, number: int) -> None:
         """Begin pass ``number`` of the epoch, or go on with it where a checkpoint left it."""
@@ -47,6 +48,18 @@ class Feed:
     def __iter__(self) -> Iterator[Any]:
         self._restoring = None
         return iter(self.outer)
+
+    def follow(self) -> bool:
+        """Count a batch of a loader that the script iterates over itself; return whether another pass has begun."""
+        before, self._passes = self._passes, self.watch.passes
+        another = False
+        if before != self._passes:
+            continued = self._restoring is not None and not self._restoring["position"]["ended"]
+            another = self.number is not None and not continued
+            self.consumed = self._restoring["consumed"] if self._restoring is not None and continued else 0
+        self.number, self._restoring = 0, None
+        self.consumed += 1
+        return another
 
     def end(self) -> None:
         """Note that the pass is over."""
@@ -76,4 +89,4 @@ class Feed:
         if state["number"] is None:
             self.watch.restore_now(process=False)
         else:
-            self._restoring = state
+            self._restoring, self.number, self.consumed = state, state["number"], state["consumed"]

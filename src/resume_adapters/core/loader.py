@@ -90,6 +90,7 @@ class LoaderWatch:
         self._pool: dict[int, Any] = {}
         self._pool_at_start: dict[int, Any] = {}
         self._pending: Tree | None = None
+        self._is_empty = False
         self._before: deque[Any] = deque()
         self._ahead = 0
         self._step: Tree | None = None
@@ -233,10 +234,18 @@ class LoaderWatch:
             self._pending = None
         self.restored = True
 
+    def end_pass(self) -> None:
+        """Let the next pass be the rest of one of which every batch was used: empty, and after it as it was."""
+        self._is_empty = True
+
     # ---- One pass
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
+        if self._is_empty:
+            self._is_empty = False
+            self.restore_now()
+            return iter(())
         position, self._pending = self._pending, None
         self.passes += 1
         self._recent.clear()

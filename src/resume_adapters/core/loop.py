@@ -62,6 +62,7 @@ class ResumableLoop:
         self._saved_feeds: list[Tree] = []
         self._open: list[Feed] = []
         self._left: list[tuple[Feed, int | None]] = []
+        self._followed: Feed | None = None
         self._begun = 0
         self._resumed_begun = 0
         self._due = False
@@ -77,17 +78,27 @@ class ResumableLoop:
 
     # ---- Resuming
 
-    def resume(self) -> Resumed:
+    def resume(self, loader: Any = None) -> Resumed:
         """Choose, load and prove, unless that is done; return what of the run is done.
 
         The first :meth:`epochs` or :meth:`batches` calls it. Call it yourself where something must follow it and come
-        before them, such as the start of a tracker.
+        before them, such as the start of a tracker; or with the training loader, where the loop cannot be wrapped. The
+        first pass over that loader then yields what is left of the epoch that is returned, and :meth:`step` saves at
+        once.
+
+        Args:
+            loader: the training loader of a loop that iterates over it itself.
 
         Raises:
             ResumeError: as the documentation's tables of errors say.
         """
         if self._resumed is None:
             self._resumed = self._restore()
+        if loader is not None:
+            self._followed = self._feed(loader)
+            if self._followed.at_end:
+                self._followed.watch.end_pass()
+                self._framework.skip_pass(loader)
         return self._resumed
 
     def _restore(self) -> Resumed:
@@ -246,6 +257,8 @@ class ResumableLoop:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
             metrics: what the manifest is to say of a checkpoint of this step; retention can choose by it.
         """
+        if self._followed is not None and self._followed.follow():
+            self.epoch, self._losses = self.epoch + 1, (0, 0.0)
         if loss is not None:
             value = loss.detach() if hasattr(loss, "detach") else loss
             self._losses = (self._losses[0] + 1, self._losses[1] + value)
@@ -358,16 +371,19 @@ class ResumableLoop:
         return {
             "epoch": self._fraction(),
             "metrics": finite({name: float(value) for name, value in self._noted.items()}),
-            "cursor": {"epoch": self.epoch, "micro_batches": next((feed.consumed for feed in self._open), 0)},
+            "cursor": {"epoch": self.epoch, "micro_batches": next((feed.consumed for feed in self._running()), 0)},
         }
 
     def _fraction(self) -> float:
-        for feed in self._open:
+        for feed in self._running():
             try:
                 return self.epoch + feed.consumed / max(1, len(feed.outer))
             except TypeError:  # a stream has no length
                 break
         return float(self.epoch)
+
+    def _running(self) -> list[Feed]:
+        return self._open if self._followed is None else [self._followed]
 
     def _entries(self) -> list[PartEntry]:
         return [
