@@ -20,9 +20,9 @@ def install(session: nox.Session, *what: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test; none may be skipped because a framework is missing."""
-    install(session, "-e", ".[test-hf]")
+    install(session, "-e", ".[test-hf,test-accelerate]")
     arguments = session.posargs or ["-n", "2", "--dist", "loadgroup"]
-    session.run("python", "-m", "pytest", *arguments, env={"RESUME_ADAPTERS_REQUIRE": "hf"})
+    session.run("python", "-m", "pytest", *arguments, env={"RESUME_ADAPTERS_REQUIRE": "hf,accelerate"})
 
 
 @nox.session

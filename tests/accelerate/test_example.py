@@ -1,0 +1,52 @@
+"""The example as a user has it: five lines more than a bare loop, started by ``accelerate launch`` on two processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launch import _free_port
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "accelerate_train.py"
+
+
+def test_the_diff_to_a_bare_loop_is_at_most_six_lines() -> None:
+    page = (ROOT / "docs" / "accelerate.md").read_text()
+    found = re.search(r"```diff\n(.*?)```", page, re.DOTALL)
+    assert found is not None
+    added = [line[1:].strip() for line in found[1].splitlines() if line.startswith("+")]
+    numbered = [line.strip() for line in EXAMPLE.read_text().splitlines() if re.search(r"  # \d", line)]
+    assert added == numbered and 0 < len(added) <= 6
+
+
+def launched(directory: Path, name: str) -> subprocess.Popen[bytes]:
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launcher += ["--main_process_port", str(_free_port())]
+    script = [str(EXAMPLE), "--cpu", "--steps", "16", "--save-steps", "5", "--eval-steps", "8"]
+    command = [*launcher, *script, "--output-dir", name, "--trace", f"{name}.trace"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (directory / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+
+def test_on_two_processes_of_accelerate_launch(tmp_path: Path) -> None:
+    assert launched(tmp_path, "reference").wait(200) == 0
+    running = launched(tmp_path, "killed")
+    trace = tmp_path / "killed.trace"
+    while not trace.exists() or len(trace.read_bytes().splitlines()) < 12:
+        assert running.poll() is None, (tmp_path / "killed.log").read_text()
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert launched(tmp_path, "killed").wait(200) == 0
+    logs = [(tmp_path / f"{name}.log").read_text() for name in ("reference", "killed")]
+    assert "Resuming from checkpoint_1" in logs[1] or "Resuming from checkpoint_5" in logs[1]
+    digests = [re.findall(r"weights sha256 (\w+)", log) for log in logs]
+    assert digests[0] == digests[1] and len(digests[0]) == 1

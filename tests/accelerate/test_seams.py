@@ -1,0 +1,43 @@
+"""The private names of Accelerate and torchdata that the adapter uses: a clear failure where a release changes them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+
+def test_an_accelerator_keeps_what_it_prepared() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    loader = torch.utils.data.DataLoader([torch.zeros(1)])
+    prepared = accelerator.prepare(model, optimizer, schedule, loader)
+    seen: Any = accelerator
+    assert seen._models == [model]
+    assert (seen._optimizers, seen._schedulers, seen._dataloaders) == ([prepared[1]], [prepared[2]], [prepared[3]])
+    assert prepared[1].optimizer is optimizer
+    assert seen._custom_objects == [] and dict(seen._load_model_state_pre_hook) == {}
+    assert isinstance(prepared[3].base_dataloader, torch.utils.data.DataLoader)
+    assert prepared[3].iteration == 0
+
+
+def test_the_loaders_are_made_and_cut_as_they_were() -> None:
+    parameters = list(inspect.signature(DataLoaderAdapter.__init__).parameters)
+    assert parameters[:4] == ["self", "dataset", "use_stateful_dataloader", "batch_sampler"]
+    source = inspect.getsource(DataLoaderDispatcher.__iter__)
+    assert source.index("first_batch = self.slice_fn(") < source.index("batch = self.slice_fn(")
+    assert "not self._drop_last and first_batch is None" in source
+    assert "self.iteration += 1" in inspect.getsource(DataLoaderShard.__iter__)
+
+
+def test_a_stateful_loader_keeps_the_iterator_that_its_state_was_asked_of() -> None:
+    loader: Any = StatefulDataLoader([torch.zeros(1)])
+    assert loader._initial_iter_for_state_dict is False
+    loader.state_dict()
+    assert loader._initial_iter_for_state_dict is True and loader._iterator is not None
