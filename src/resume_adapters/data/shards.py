@@ -1,0 +1,143 @@
+"""Streams made of shards, dealt out to any number of ranks and workers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from resume_adapters.core.cursor import ShardProgress, Share, advance, deal, merge
+from resume_adapters.errors import StateMismatch
+
+Reached = tuple[int, int]
+"""How far a reader is: the shards of its share that it has finished, and the records of the next that are consumed."""
+
+
+class ElasticShards(IterableDataset[Any]):
+    """The records of many shards, each read by one worker of one rank at a time.
+
+    Args:
+        shards: what names each shard: paths, numbers, whatever ``read`` understands.
+        read: returns the records of a shard, the same ones in the same order at every call. A resume calls it for the
+            shards that were begun and passes over what was consumed of them.
+        seed: seed of the order of the shards.
+        shuffle: without, the shards are read as they are numbered.
+        rank: this rank, where the stream is to deal the shards out; leave it where the framework deals the records.
+        world_size: number of ranks, likewise.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: Callable[[Any], Iterable[Any]],
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__()
+        self.shards = shards
+        self.read = read
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world_size = world_size
+        self._resuming: tuple[ShardProgress, Mapping[int, Reached]] | None = None
+        self._base = ShardProgress.start(0, seed)
+        self._share: Share = []
+        self._reader, self._readers, self._finished, self._offset = rank, world_size, 0, 0
+        # Shared with worker processes, which are copies: the epoch that the next pass is of.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of_dataset(cls, data: Any, **options: Any) -> ElasticShards:
+        """Return the shards of a ``datasets.IterableDataset``, each read by itself.
+
+        Args:
+            data: the dataset; its order within a shard must be fixed.
+            options: as for the class.
+        """
+        count: int = data.num_shards
+        return cls(range(count), lambda shard: iter(data.shard(num_shards=count, index=shard)), **options)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next pass, or of the pass that is under way."""
+        return int(self._epoch[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass read the shards in the order of this epoch."""
+        self._epoch[0] = epoch
+
+    # ---- Reading
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
+        self._reader, self._readers = self.rank * workers + number, self.world_size * workers
+        base, reached = self._take_resuming()
+        self._base = base
+        self._share = deal(len(self.shards), base, self._readers, shuffle=self.shuffle)[self._reader]
+        self._finished, self._offset = reached.get(self._reader, (0, 0))
+        return self._records()
+
+    def _take_resuming(self) -> tuple[ShardProgress, Mapping[int, Reached]]:
+        resuming, self._resuming = self._resuming, None
+        if resuming is not None and resuming[0].epoch == self.epoch:
+            return resuming
+        return ShardProgress.start(self.epoch, self.seed), {}
+
+    def _records(self) -> Iterator[Any]:
+        while self._finished < len(self._share):
+            shard, skip = self._share[self._finished]
+            self._offset = max(self._offset, skip)
+            for record in itertools.islice(self.read(self.shards[shard]), self._offset, None):
+                self._offset += 1
+                yield record
+            self._finished, self._offset = self._finished + 1, 0
+
+    # ---- The position
+
+    def reached(self) -> tuple[int, int, Reached]:
+        """Return which reader this copy is, of how many, and how far it is."""
+        return self._reader, self._readers, (self._finished, self._offset)
+
+    def progress(self, readers: int, reached: Mapping[int, Reached]) -> ShardProgress:
+        """Return what some of the readers of this pass have consumed together.
+
+        Args:
+            readers: how many readers the pass has.
+            reached: how far each of some of them is.
+        """
+        shares = deal(len(self.shards), self._base, readers, shuffle=self.shuffle)
+        return merge([self._base, *(advance(self._base, shares[reader], *far) for reader, far in reached.items())])
+
+    def resume(self, base: ShardProgress, reached: Mapping[int, Reached]) -> None:
+        """Let the next pass begin where a former one was.
+
+        Args:
+            base: what was consumed when the shards were dealt.
+            reached: how far each reader had come since; only for as many readers as there were.
+
+        Raises:
+            StateMismatch: it was made with another seed.
+        """
+        if base.seed != self.seed:
+            raise StateMismatch(
+                f"the position in the stream was saved with seed {base.seed}, this one has {self.seed}: another order "
+                f"would follow. Make it with seed={base.seed}, or start another run directory"
+            )
+        self._base, self._resuming = base, (base, dict(reached))
+        self.set_epoch(base.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is consumed: as far as this process has read it, without workers."""
+        return self.progress(self._readers, {self._reader: (self._finished, self._offset)}).to_tree()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass begin where the state says, on any number of readers."""
+        self.resume(ShardProgress.from_tree(state), {})
