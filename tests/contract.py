@@ -303,6 +303,54 @@ def stopped_then_resumed(
     resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
 
 
+def same_samples_on_any_topology(
+    bench: Bench, directory: Path, reference: Trace, launches: Sequence[tuple[int, Config]], *, tolerance: float | None
+) -> None:
+    """Law 7: on another number of ranks or workers every optimizer step has the samples and the rate it would have had.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        reference: an uninterrupted run, which traced the rows of each batch and their mean loss.
+        launches: for each launch the number of ranks and the whole configuration; all but the last are killed.
+        tolerance: by how much the mean loss of a step may differ, where there is no dropout; ``None``: by anything.
+    """
+    expected = _steps(reference)
+    for number, (ranks, config) in enumerate(launches):
+        anchor = max(committed(directory / bench.run_directory).values(), default=0)
+        outcome = bench.run(directory, config, ranks=ranks)
+        if number < len(launches) - 1:
+            assert outcome.killed, outcome.output
+        else:
+            outcome.require_success()
+        found = _steps(read_trace(directory, ranks))
+        assert found, f"launch {number} did nothing"
+        assert min(found) == anchor
+        if number == len(launches) - 1:
+            assert max(found) == max(expected), "the run has as many steps as ever"
+        for step in sorted(found)[: None if number == len(launches) - 1 else -1]:  # the kill fell in the last one
+            (rows, rates, loss), (rows_expected, rates_expected, loss_expected) = found[step], expected[step]
+            assert rows == rows_expected, f"launch {number} on {ranks} ranks has other samples at step {step}"
+            assert rates == rates_expected, f"launch {number} has another learning rate at step {step}"
+            assert tolerance is None or abs(loss - loss_expected) <= tolerance, f"step {step}: {loss} {loss_expected}"
+
+
+def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:
+    """Return the rows of all ranks, the learning rates and the mean loss of each optimizer step."""
+    lines: dict[int, list[dict[str, Any]]] = {}
+    for of_rank in trace.steps:
+        for line in of_rank:
+            lines.setdefault(line["step"], []).append(line)
+    return {
+        step: (
+            sorted(row for line in of_step for row in line["rows"]),
+            {line["lr"] for line in of_step},
+            sum(line["mean"] * len(line["rows"]) for line in of_step) / sum(len(line["rows"]) for line in of_step),
+        )
+        for step, of_step in lines.items()
+    }
+
+
 def finished_does_nothing_again(
     bench: Bench, directory: Path, config: Config, same: Sequence[str], *, ranks: int = 1
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from accelerate.data_loader import DataLoaderDispatcher
 
@@ -134,13 +135,22 @@ class Restoration(Session):
         self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
             position = {**position, "ended": True}
-        self.loader_watch.restore(position)
+        consumed = self._consumed()
+        self.restore_loader(self.loader_watch, position, lambda each: each["position"], consumed * self.share)
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0
         next_epoch = own["between_epochs"] and position["ended"]
         self.epoch = own["epoch"] if next_epoch else own["epoch"] - 1
-        self.consumed = 0 if next_epoch else own["consumed"]
+        self.consumed = 0 if next_epoch else consumed
         return self.epoch + 1, self.consumed
+
+    def _consumed(self) -> int:
+        """Return the micro-batches of the epoch that are done, of the size that they have now."""
+        assert self.checkpoint is not None and self.checkpoint.manifest is not None
+        size = "per_device_train_batch_size"
+        before = self.own["topology"][size] * self.checkpoint.manifest.world_size
+        done: int = self.own["consumed"] * before // (self.topology[size] * self.run.ranks.world_size)
+        return done
 
     def _as_given(self, path: Path) -> Path:
         return Path(self.trainer.args.output_dir) / path.name
@@ -178,7 +188,10 @@ class Restoration(Session):
         """Put back what the trainer sets anew at the start of its loop."""
         trainer = self.trainer
         counters = self.own["counters"]
-        trainer._tr_loss = counters["tr_loss"].to(trainer._tr_loss.device)
+        running = counters["tr_loss"]
+        if self.moved:  # each rank's is its share of what is averaged when it is logged
+            running = torch.stack([own["counters"]["tr_loss"] for own in self.everyone()]).mean(0)
+        trainer._tr_loss = running.to(trainer._tr_loss.device)
         trainer._total_loss_scalar = counters["total_loss"]
         trainer._globalstep_last_logged = counters["last_logged"]
         trainer._initial_global_step = self.initial_step = counters["initial_step"]

@@ -93,8 +93,19 @@ class ShuffledStream(Stream):
         self.epoch = epoch
 
 
+def elastic(size: int) -> Any:
+    """Return data of ``resume_adapters.data``: map-style with augmentation by sample, or shards."""
+    from resume_adapters.data import ElasticSampler, ElasticShards, SeededPerSample
+
+    if CONFIG["data"] == "map":
+        return SeededPerSample(Mapped(size), ElasticSampler(size, seed=1))
+    return ElasticShards(range(size // 7), lambda shard: map(item, range(7 * shard, 7 * shard + 7)), seed=1)
+
+
 def dataset(size: int) -> Any:
     kind = CONFIG["data"]
+    if CONFIG["elastic"]:
+        return elastic(size)
     if kind == "map":
         return Mapped(size)
     if kind == "stream":
@@ -135,7 +146,14 @@ def model() -> torch.nn.Module:
     torch.manual_seed(CONFIG["seed"])
     width = CONFIG["width"]
     config = GPT2Config(
-        vocab_size=TOKENS, n_positions=LENGTH, n_embd=width, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=TOKENS,
+        n_positions=LENGTH,
+        n_embd=width,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), CONFIG["dropout"]),
     )
     made: Any = GPT2LMHeadModel(config)
     if CONFIG["lora"]:
@@ -158,8 +176,15 @@ class TracedTrainer(Trainer):
         rate = self.optimizer.param_groups[0]["lr"]
         self.micro = getattr(self, "micro", 0) + 1 if self.last_step() == self.state.global_step else 0
         self.previous = self.state.global_step
-        trace(step=self.state.global_step, micro=self.micro, loss=loss.item().hex(), batch=batch, lr=float(rate).hex())
+        line = {"step": self.state.global_step, "micro": self.micro, "loss": loss.item().hex(), "batch": batch}
+        if CONFIG["elastic"]:
+            line["rows"] = [digest(row) for row in inputs["input_ids"]]
+            line["mean"] = loss.item() * self.args.gradient_accumulation_steps
+        trace(**line, lr=float(rate).hex())
         return loss
+
+    def _get_train_sampler(self, *rest: Any) -> Any:
+        return getattr(self.train_dataset, "sampler", None) or super()._get_train_sampler(*rest)
 
     def last_step(self) -> int:
         return getattr(self, "previous", -1)
@@ -212,6 +237,8 @@ DEFAULTS: dict[str, Any] = {
     "samples": 100,
     "data": "map",
     "augment": False,
+    "elastic": False,
+    "dropout": 0.1,
     "own_generator": False,
     "register_generator": False,
     "ragged": False,

@@ -15,11 +15,12 @@ comes out is the data that would have come.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from resume_adapters.core import rng, tree
+from resume_adapters.core import elastic, rng, tree
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.sampler import Moment, WatchedSampler
 from resume_adapters.core.workers import WorkerCollate, WorkerInit
@@ -30,6 +31,10 @@ Tree = dict[str, Any]
 _KEPT = 64
 """Least number of fetched batches whose random state is remembered; no loader of the four frameworks fetches further
 ahead of its consumer."""
+
+
+_WORDS = {"workers": "num_workers", "length": "the length of the dataset", "batch_size": "the batch size"}
+"""What users call what must be as it was."""
 
 
 def watch(loader: Any, generators: Mapping[str, GeneratorState] | None = None) -> LoaderWatch:
@@ -97,6 +102,8 @@ class LoaderWatch:
         self._proof: list[Any] | None = None
         self._init: WorkerInit | None = None
         self._made = self._forget_initial_iterator()
+        self._begun = 0
+        self._elastic = elastic.find(loader, max(_KEPT, 4 * self.workers))
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
             self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
@@ -138,6 +145,7 @@ class LoaderWatch:
             "before": [_before_to_tree(before) for _, before in ahead if before is not None],
             "pool": self._pool_at(start),
             "proof": None if proof is None else [self.fetched - 1, proof],
+            **({"elastic": self._elastic.position(consumed, start)} if self._elastic and not ended else {}),
         }
 
     def position_between(self) -> Tree:
@@ -158,6 +166,7 @@ class LoaderWatch:
             "proof": None,
             "generators": self._moment.generators(),
             "step": {"process": rng.capture(), "registered": self._registered_states()},
+            "elastic": self._elastic.end() if self._elastic else None,
             **self._identity(),
         }
 
@@ -169,9 +178,17 @@ class LoaderWatch:
         }
 
     def _replay_start(self, consumed: int) -> int:
-        if self.is_stream:
+        """Return the batch from which to fetch again, so that each worker does the batches that it did."""
+        if self.is_stream and self._elastic is None:
             return 0
-        return consumed // self.workers * self.workers if self.workers else consumed
+        if not self.workers:
+            return consumed
+        if not self.is_stream:
+            return self._begun + (consumed - self._begun) // self.workers * self.workers
+        # The workers take turns, but one whose shards are at an end drops out: a round begins where numbers fall.
+        known = [(index, worker[0]) for index, _, worker in self._recent if index <= consumed]
+        rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
+        return max(rounds, default=self._begun)
 
     def _pool_at(self, index: int) -> dict[int, Any]:
         """Return each worker's random state before its first batch at or after ``index``."""
@@ -195,15 +212,41 @@ class LoaderWatch:
         Raises:
             StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
         """
-        words = {"workers": "num_workers", "length": "the length of the dataset", "batch_size": "the batch size"}
         for name, here in self._identity().items():
             if position[name] != here:
                 raise StateMismatch(
-                    f"{words[name]} was {position[name]} when the checkpoint was saved and is {here} now, so the same "
-                    f"batches cannot follow: set it back to {position[name]}, or start another run directory"
+                    f"{_WORDS[name]} was {position[name]} when the checkpoint was saved and is {here} now, so the same "
+                    f"batches cannot follow: set it back to {position[name]}, or start another run directory. Data of "
+                    "resume_adapters.data can be taken up with another batch size and number of workers"
                 )
         self._pending, self._made = position, None
         self.restored = False
+
+    def differs(self, position: Tree) -> bool:
+        """Return whether a position was saved with another batch size or number of workers."""
+        return any(position[name] != self._identity()[name] for name in ("workers", "batch_size"))
+
+    def move(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
+        """Continue from a position of another topology with the next pass over the loader.
+
+        Args:
+            position: what a rank had saved, of which the random state is taken.
+            everyone: what every rank had saved.
+            consumed: batches of this loader that the position stands for.
+
+        Raises:
+            StateMismatch: the loader is not elastic, was not, or has another dataset than when it was saved.
+        """
+        saved = [each["elastic"] for each in everyone]
+        if self._elastic is None or None in saved:
+            raise StateMismatch(
+                "the checkpoint was saved with another number of ranks or workers, or another batch size, and the "
+                "order of this loader depends on them: launch as before, or take the data from the samplers or shards "
+                "of resume_adapters.data, in a run that begins with them"
+            )
+        empty: Tree = {"ahead": 0, "spawn": None, "sampler": None, "before": [], "pool": {}, "proof": None}
+        here = {"consumed": consumed, "start": consumed, "elastic": self._elastic.moved(saved)}
+        self.restore({**position, **empty, **here, **self._identity(), "length": position["length"]})
 
     def skip(self, consumed: int) -> None:
         """Begin the next pass after ``consumed`` batches, with no random state to put back (a foreign checkpoint)."""
@@ -227,6 +270,7 @@ class LoaderWatch:
         position = self._pending
         assert position is not None and position["ended"], "in the middle of a pass the batches bring the state back"
         self._moment.restore_generators(position["generators"])
+        self._seek(position)
         if process:
             self._restore_step(position["step"])
         self._spawn, self._pool = position["spawn"], dict(position["pool"])
@@ -250,14 +294,18 @@ class LoaderWatch:
         self.passes += 1
         self._recent.clear()
         self._last_batch = None
-        self.fetched, self.exhausted = 0, False
+        self.fetched, self.exhausted, self._begun = 0, False, 0
+        if self._elastic:
+            self._elastic.begin(0)
         if position is None:
-            begin = self._begin
+            inner = self._begin(make)
         elif position["ended"]:
-            begin = self._begin_with_former_workers
+            inner = self._begin_with_former_workers(make)
         else:
-            return _WatchedIterator(self, self._continue(make, position))
-        return _WatchedIterator(self, begin(make))
+            inner = self._continue(make, position)
+        if self._elastic and self.workers:
+            self._elastic.started()
+        return _WatchedIterator(self, inner)
 
     def _begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if self._made is not None:
@@ -291,11 +339,13 @@ class LoaderWatch:
     def _continue(self, make: Callable[[], Iterator[Any]], position: Tree) -> Iterator[Any]:
         self._pool_at_start = dict(position["pool"])
         self._pool = dict(position["pool"])
-        self._spawn = position["spawn"]
+        self._spawn = position["spawn"] or self._moment.capture()
+        self.fetched = self._begun = position["start"]
+        self._seek(position)
         if not self.is_stream:
-            self._watched_sampler().resume_at(position["start"], position["sampler"])
+            skip = 0 if self._elastic else position["start"]
+            self._watched_sampler().resume_at(skip, position["sampler"])
         inner = self._start_workers(make)
-        self.fetched = position["start"]
         for _ in range(position["consumed"] - position["start"]):
             self.on_skip()
             self._fetch(inner)
@@ -306,6 +356,12 @@ class LoaderWatch:
         if self._ahead == 0:
             self._finish_restoring()
         return inner
+
+    def _seek(self, position: Tree) -> None:
+        """Set an elastic loader to where the position begins, in constant time."""
+        if self._elastic and position["elastic"]:
+            self._elastic.begin(position["start"])
+            self._elastic.seek(position["elastic"])
 
     def _start_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if self._spawn is not None:
@@ -342,8 +398,12 @@ class LoaderWatch:
             raise
         worker = None
         if self.workers:
-            batch, *worker = batch
+            batch, *worker, reached = batch
             self._pool[worker[0]] = worker[1]
+        elif self._elastic:
+            reached = self._elastic.reached()
+        if self._elastic:
+            self._elastic.note(self.fetched, reached)
         self._recent.append((self.fetched, before, worker))
         self._last_batch = batch
         self.fetched += 1

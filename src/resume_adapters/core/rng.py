@@ -81,6 +81,22 @@ def restore(tree: Tree) -> None:
         torch.cuda.set_rng_state(state, index)
 
 
+def forked(saved: Tree, rank: int) -> Tree:
+    """Return a process state for a rank that had none when another rank's was saved, the same one every time."""
+    import numpy as np
+    import torch
+
+    before = capture_cpu()
+    restore_cpu(cpu_from_tree(saved["cpu"]))
+    seeds = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(3).tolist()
+    random.seed(seeds[0])
+    np.random.seed(seeds[1])
+    torch.default_generator.manual_seed(seeds[2])
+    made = {"cpu": cpu_to_tree(capture_cpu()), "devices": saved["devices"]}
+    restore_cpu(before)
+    return made
+
+
 def _device_count() -> int:
     import torch
 

@@ -258,9 +258,14 @@ class ResumableRun:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
         return rank == self.ranks.rank
 
-    def read_own(self, checkpoint: Checkpoint) -> Any:
-        """Return what this rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one."""
-        name = state.rank_file("", self.ranks.rank)
+    def read_own(self, checkpoint: Checkpoint, rank: int | None = None) -> Any:
+        """Return what a rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one.
+
+        Args:
+            checkpoint: the checkpoint.
+            rank: the rank; this one by default.
+        """
+        name = state.rank_file("", self.ranks.rank if rank is None else rank)
         return state.read_part(self.storage, place.added(checkpoint.path), name)
 
     def read_part(self, checkpoint: Checkpoint, name: str) -> Any:

@@ -6,6 +6,7 @@ weights are, which loader feeds the steps, which counters the framework resets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 """Names of parts that a user cannot give to parts of their own."""
 
 
+_RANKS = "number of ranks"
+
+
 class Session:
     """One training call on a run directory.
 
@@ -31,12 +35,14 @@ class Session:
         run: the run, not yet opened.
         parts: the parts that the user named.
         verify: prove what is restored.
-        topology: what must be as it was when the checkpoint was saved, beside the number of ranks: values by the name
-            under which a user sets them.
+        topology: what makes up an optimizer step's samples beside the number of ranks, each a factor, by the name under
+            which a user sets it.
 
     Attributes:
         checkpoint: what this call resumes from; ``None`` for a fresh start.
-        own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint.
+        own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint. Where it was
+            saved by fewer ranks, what another rank saved.
+        moved: it was saved with another topology.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
     """
@@ -50,6 +56,7 @@ class Session:
         self.topology = dict(topology)
         self.checkpoint: Checkpoint | None = None
         self.own: Any = None
+        self.moved = False
         self.reason = "scheduled"
         self.stopping = False
         self._under_way = False
@@ -72,25 +79,60 @@ class Session:
         if self.run.ranks.rank == 0:
             report.start(choice)
         if self.checkpoint is not None and self.checkpoint.manifest is not None:
-            self._require_topology(self.checkpoint.manifest.world_size, "number of ranks", self.run.ranks.world_size)
-            self.own = self.run.read_own(self.checkpoint)
-            for name, value in self.topology.items():
-                self._require_topology(self.own["topology"][name], name, value)
+            saved_by = self.checkpoint.manifest.world_size
+            self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
+            self.moved = self._has_moved({**self.own["topology"], _RANKS: saved_by})
             trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
 
-    def _require_topology(self, saved: int, what: str, here: int) -> None:
-        if saved != here:
-            assert self.checkpoint is not None
+    def _has_moved(self, saved: Mapping[str, int]) -> bool:
+        """Return whether the checkpoint was saved with another topology, of as many samples in an optimizer step."""
+        assert self.checkpoint is not None
+        here = {**self.topology, _RANKS: self.run.ranks.world_size}
+        odd = [name for name in here if saved[name] != here[name]]
+        if not odd:
+            return False
+        before, now = math.prod(saved.values()), math.prod(here.values())
+        differences = ", ".join(f"{name} {saved[name]} (this launch has {here[name]})" for name in odd)
+        if before != now:
             raise StateMismatch(
-                f"{self.checkpoint.path.name} was saved with {what} {saved}, this launch has {here}: the batches and "
-                f"the learning rate would silently be others. Launch with {what} {saved}, or start another run "
-                "directory",
+                f"{self.checkpoint.path.name} was saved with {differences}: an optimizer step had {before} samples and "
+                f"would now have {now}, and the learning rate and the number of steps would silently be others. Launch "
+                f"so that {' times '.join(here)} is {before}, or start another run directory",
                 path=self.checkpoint.path,
                 step=self.checkpoint.step,
             )
+        report.logger.info("Saved with %s: each optimizer step still has %d samples.", differences, now)
+        return True
+
+    def restore_loader(self, watched: LoaderWatch, position: Any, of_rank: Callable[[Any], Any], consumed: int) -> None:
+        """Put a loader where it was, on whatever topology the checkpoint was saved.
+
+        Args:
+            watched: the loader.
+            position: this rank's position of it.
+            of_rank: returns the position in what a rank saved as its own.
+            consumed: batches of the loader, here, that the position stands for.
+
+        Raises:
+            StateMismatch: the data are not the same, or their order depends on the topology.
+        """
+        if not self.moved and not watched.differs(position):
+            watched.restore(position)
+            return
+        everyone = self.everyone()
+        if self.run.ranks.rank >= len(everyone):
+            step = position["step"]
+            forked = rng.forked(step["process"], self.run.ranks.rank)
+            position = {**position, "step": {**step, "process": forked}}
+        watched.move(position, [of_rank(own) for own in everyone], consumed)
+
+    def everyone(self) -> list[Any]:
+        """Return what each rank saved as its own, in rank order."""
+        assert self.checkpoint is not None and self.checkpoint.manifest is not None
+        return [self.run.read_own(self.checkpoint, rank) for rank in range(self.checkpoint.manifest.world_size)]
 
     def require_architecture(self, model: Any) -> None:
         """Refuse a checkpoint of another model, before any weight is touched.

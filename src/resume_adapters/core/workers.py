@@ -6,22 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 from resume_adapters.core import rng
+from resume_adapters.core.elastic import stream_of
 
 
 class WorkerCollate:
-    """In a worker, sends each batch together with the worker's random state after it."""
+    """In a worker, sends each batch together with the worker's random state after it, and how far its stream is."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Any) -> tuple[Any, int, Any]:
+    def __call__(self, samples: Any) -> tuple[Any, int, Any, Any]:
         from torch.utils.data import get_worker_info
 
         batch = self.collate(samples)
         worker = get_worker_info()
         assert worker is not None
         # Always whole: the batch that carried an earlier state may have been thrown away with the rest of its pass.
-        return batch, worker.id, rng.to_bytes(rng.capture_cpu())
+        stream = stream_of(worker.dataset)
+        reached = stream.reached() if stream is not None else None
+        return batch, worker.id, rng.to_bytes(rng.capture_cpu()), reached
 
 
 class WorkerInit:

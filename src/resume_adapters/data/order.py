@@ -27,7 +27,10 @@ def _blocks(start: int, stop: int, unit: int) -> Iterator[tuple[int, int]]:
 
 
 class _GlobalOrder:
-    """One pass after another over a global order, of which each rank takes its share."""
+    """One pass after another over a global order, of which each rank takes its share.
+
+    Each pass is of the next epoch, unless :meth:`set_epoch` says which.
+    """
 
     def __init__(self, data: Sized | int, seed: int, shuffle: bool, rank: int, world_size: int) -> None:
         self.size = data if isinstance(data, int) else len(data)
@@ -79,12 +82,10 @@ class _GlobalOrder:
         self.seek(Cursor(**state))
 
     def _begin(self) -> tuple[int, int]:
-        self._running[0], self._running[1] = self._next_epoch, self._start
-        return self._next_epoch, self._start
-
-    def _end(self, epoch: int) -> None:
-        if self._next_epoch == epoch:
-            self._next_epoch, self._start = epoch + 1, 0
+        epoch, start = self._next_epoch, self._start
+        self._running[0], self._running[1] = epoch, start
+        self._next_epoch, self._start = epoch + 1, 0
+        return epoch, start
 
     def _samples(self, epoch: int, positions: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
         found: list[int]
@@ -124,7 +125,6 @@ class ElasticSampler(_GlobalOrder, Sampler[int]):
         for first, end in _blocks(start, stop, self.world_size):
             positions = np.arange(first + self.rank, end, self.world_size, dtype=np.int64)
             yield from self._samples(epoch, positions % max(1, self.size))
-        self._end(epoch)
 
 
 class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
@@ -177,4 +177,3 @@ class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
             rest = np.arange(whole, self.size, dtype=np.int64)
             mine = np.array_split(rest, self.world_size)[self.rank]
             yield self._samples(epoch, mine if len(mine) else np.array([self.rank % self.size], dtype=np.int64))
-        self._end(epoch)

@@ -47,7 +47,7 @@ class ElasticShards(IterableDataset[Any]):
         self.rank = rank
         self.world_size = world_size
         self._resuming: tuple[ShardProgress, Mapping[int, Reached]] | None = None
-        self._base = ShardProgress.start(0, seed)
+        self.base = ShardProgress.start(0, seed)
         self._share: Share = []
         self._reader, self._readers, self._finished, self._offset = rank, world_size, 0, 0
         # Shared with worker processes, which are copies: the epoch that the next pass is of.
@@ -79,17 +79,21 @@ class ElasticShards(IterableDataset[Any]):
         worker = get_worker_info()
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         self._reader, self._readers = self.rank * workers + number, self.world_size * workers
-        base, reached = self._take_resuming()
-        self._base = base
-        self._share = deal(len(self.shards), base, self._readers, shuffle=self.shuffle)[self._reader]
+        reached = self.begin()
+        self._share = deal(len(self.shards), self.base, self._readers, shuffle=self.shuffle)[self._reader]
         self._finished, self._offset = reached.get(self._reader, (0, 0))
         return self._records()
 
-    def _take_resuming(self) -> tuple[ShardProgress, Mapping[int, Reached]]:
+    def begin(self) -> Mapping[int, Reached]:
+        """Begin a pass in this copy, and return how far each reader is; the pass after it is a whole one again.
+
+        Where workers read, the loader's own process is told so with this.
+        """
         resuming, self._resuming = self._resuming, None
-        if resuming is not None and resuming[0].epoch == self.epoch:
-            return resuming
-        return ShardProgress.start(self.epoch, self.seed), {}
+        if resuming is None or resuming[0].epoch != self.epoch:
+            resuming = ShardProgress.start(self.epoch, self.seed), {}
+        self.base, reached = resuming
+        return reached
 
     def _records(self) -> Iterator[Any]:
         while self._finished < len(self._share):
@@ -113,8 +117,8 @@ class ElasticShards(IterableDataset[Any]):
             readers: how many readers the pass has.
             reached: how far each of some of them is.
         """
-        shares = deal(len(self.shards), self._base, readers, shuffle=self.shuffle)
-        return merge([self._base, *(advance(self._base, shares[reader], *far) for reader, far in reached.items())])
+        shares = deal(len(self.shards), self.base, readers, shuffle=self.shuffle)
+        return merge([self.base, *(advance(self.base, shares[reader], *far) for reader, far in reached.items())])
 
     def resume(self, base: ShardProgress, reached: Mapping[int, Reached]) -> None:
         """Let the next pass begin where a former one was.
@@ -131,7 +135,7 @@ class ElasticShards(IterableDataset[Any]):
                 f"the position in the stream was saved with seed {base.seed}, this one has {self.seed}: another order "
                 f"would follow. Make it with seed={base.seed}, or start another run directory"
             )
-        self._base, self._resuming = base, (base, dict(reached))
+        self.base, self._resuming = base, (base, dict(reached))
         self.set_epoch(base.epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""Law 7 for the Trainer: another number of ranks or workers, another split into batches, the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+ARGS = {"save_steps": 5, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 96}
+
+
+def on(ranks: int, kill: int | None = None, **args: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch on some ranks, which is killed after a step."""
+    given = {**ARGS, **({"ddp_backend": "gloo"} if ranks > 1 else {}), **args}
+    strike = {"event": "on_step_end", "step": kill, "rank": 0} if kill else None
+    return ranks, {**MAP, "args": given, "kill": strike}
+
+
+LAUNCHES = {
+    "2 to 1": [on(2, 8, gradient_accumulation_steps=1), on(1)],
+    "1 to 2": [on(1, 8), on(2, gradient_accumulation_steps=1)],
+    "0 to 2 workers and back": [on(1, 8), on(1, 18, dataloader_num_workers=2), on(1)],
+    "1 to 2 to 1, in other batches": [
+        on(1, 8),
+        on(2, 18, per_device_train_batch_size=2, dataloader_num_workers=1),
+        on(1, per_device_train_batch_size=8, gradient_accumulation_steps=1),
+    ],
+    "at the end of an epoch": [on(2, 14, gradient_accumulation_steps=1, save_steps=12), on(1)],
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_every_step_has_the_samples_that_it_would_have_had(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    expected = reference({**MAP, "args": ARGS})
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-4)
