@@ -96,8 +96,8 @@ class AccelerateFramework(Framework):
         self._first_slices: dict[int, Any] = {}
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
-        self.loop_options = {
-            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+        self.accumulation = accelerator.gradient_accumulation_steps
+        self.fixed = {
             "number of models": len(self.models),
             "number of optimizers": len(self.optimizers),
         }
@@ -124,8 +124,9 @@ class AccelerateFramework(Framework):
     def feed(self, outer: Any, session: Session) -> Feed:
         """Watch the torch loader beneath what ``prepare`` put around it."""
         watch = session.watch(_base(outer))
+        together = _samples(outer, self.accelerator.num_processes)
         if not isinstance(outer, DataLoaderDispatcher):
-            return Feed(outer, watch)
+            return Feed(outer, watch, together)
         if not outer._drop_last:  # seam: accelerate 1.15
             first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
             kept = self._first_slices.get(_index(self.loaders, outer))
@@ -133,7 +134,7 @@ class AccelerateFramework(Framework):
                 first.restore(send_to_device(kept, self.accelerator.device))
         # Rank zero fetches a batch for every rank; the others fetch none.
         fetching = self.accelerator.num_processes if self.accelerator.is_main_process else 0
-        return Feed(outer, watch, 1 if outer.split_batches else fetching)
+        return Feed(outer, watch, together, 1 if outer.split_batches else fetching)
 
     def skip_pass(self, outer: Any) -> None:
         """Count the pass, as Accelerate's loaders do at its end."""
@@ -322,6 +323,13 @@ def _index(things: Sequence[Any], thing: Any) -> int:
 
 def _base(loader: Any) -> Any:
     return getattr(loader, "base_dataloader", loader)
+
+
+def _samples(loader: Any, ranks: int) -> int:
+    """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
+    if hasattr(loader, "total_batch_size"):
+        return int(loader.total_batch_size)
+    return (loader.batch_size or 0) * ranks
 
 
 def _has_running_workers(loader: Any) -> bool:

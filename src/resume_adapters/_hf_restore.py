@@ -77,7 +77,13 @@ class Restoration(Session):
             "per_device_train_batch_size": args.per_device_train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
         }
-        super().__init__(run, callback.parts, verify=callback.verify, topology=topology)
+        super().__init__(
+            run,
+            callback.parts,
+            verify=callback.verify,
+            topology=topology,
+            accumulation=args.gradient_accumulation_steps,
+        )
         self.trainer = trainer
         self.loader_watch: LoaderWatch | None = None
         self.share = 1
@@ -135,8 +141,8 @@ class Restoration(Session):
         self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
             position = {**position, "ended": True}
-        consumed = self._consumed()
-        self.restore_loader(self.loader_watch, position, lambda each: each["position"], consumed * self.share)
+        saved = {**own, "position": position}
+        consumed = self.restore_loader(self.loader_watch, saved, self.together, self.share, lambda rank: rank)
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0
         next_epoch = own["between_epochs"] and position["ended"]
@@ -144,13 +150,11 @@ class Restoration(Session):
         self.consumed = 0 if next_epoch else consumed
         return self.epoch + 1, self.consumed
 
-    def _consumed(self) -> int:
-        """Return the micro-batches of the epoch that are done, of the size that they have now."""
-        assert self.checkpoint is not None and self.checkpoint.manifest is not None
-        size = "per_device_train_batch_size"
-        before = self.own["topology"][size] * self.checkpoint.manifest.world_size
-        done: int = self.own["consumed"] * before // (self.topology[size] * self.run.ranks.world_size)
-        return done
+    @property
+    def together(self) -> int:
+        """Samples in a micro-batch, on all ranks together."""
+        size: int = self.trainer.args.per_device_train_batch_size * self.run.ranks.world_size
+        return size
 
     def _as_given(self, path: Path) -> Path:
         return Path(self.trainer.args.output_dir) / path.name

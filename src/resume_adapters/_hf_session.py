@@ -83,9 +83,10 @@ class TrainerSession(Restoration):
         used = min(self.consumed * self.share, watch.fetched)
         whole = self.between_epochs and (not stopping or (watch.exhausted and used == watch.fetched))
         return {
-            "position": watch.position_between() if whole else watch.position(used),
+            **self.loader_state(
+                watch.position_between() if whole else watch.position(used), self.consumed, self.together
+            ),
             "epoch": self.epoch,
-            "consumed": self.consumed,
             "between_epochs": self.between_epochs,
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,

@@ -49,6 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "datasets-stream-set-epoch-workers": job(
         data="datasets-stream", set_epoch=True, augment=True, args={"max_steps": 39, **WORKERS}
     ),
+    "elastic-map": job(elastic=True, augment=True),
+    "elastic-map-workers": job(elastic=True, augment=True, args=PERSISTENT),
+    "elastic-shards": job(elastic=True, **STREAM, augment=True),
+    "elastic-shards-workers": job(elastic=True, data="stream", augment=True, args={"max_steps": 39, **WORKERS}),
+    "elastic-shards-persistent": job(elastic=True, data="stream", augment=True, args={"max_steps": 39, **PERSISTENT}),
     "save-each-epoch": job(augment=True, args={"save_strategy": "epoch"}),
     "boundary-persistent": job(
         augment=True,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.session import Session
 
 Tree = dict[str, Any]
 
@@ -16,13 +17,15 @@ class Feed:
     Args:
         outer: what the loop iterates over.
         watch: the watched torch loader beneath.
+        together: samples in a batch of the loop, on all ranks together.
         share: batches that the torch loader fetches on this rank for each batch of the loop: one, unless rank zero
             fetches for all.
     """
 
-    def __init__(self, outer: Any, watch: LoaderWatch, share: int = 1) -> None:
+    def __init__(self, outer: Any, watch: LoaderWatch, together: int, share: int = 1) -> None:
         self.outer = outer
         self.watch = watch
+        self.together = together
         self.share = share
         self.consumed = 0
         self.number: int | None = None
@@ -65,7 +68,7 @@ class Feed:
         """Note that the pass is over."""
         self.number = self._restoring = None
 
-    def state(self) -> Tree:
+    def state(self, session: Session) -> Tree:
         """Return where the loader is; the outer loader's own count is the framework's business."""
         if self._restoring is not None:  # restored, and not yet begun
             return self._restoring
@@ -73,10 +76,15 @@ class Feed:
             position = self.watch.position_between()
         else:
             position = self.watch.position(min(self.consumed * self.share, self.watch.fetched))
-        return {"number": self.number, "consumed": self.consumed, "position": position}
+        return {"number": self.number, **session.loader_state(position, self.consumed, self.together)}
 
-    def restore(self, state: Tree) -> None:
+    def restore(self, state: Tree, session: Session, of_rank: Callable[[Any], Tree]) -> None:
         """Put the loader where :meth:`state` found it.
+
+        Args:
+            state: what it returned on this rank.
+            session: the session.
+            of_rank: returns what it returned on another rank, from what that saved as its own.
 
         Raises:
             StateMismatch: it has another dataset, batch size or number of workers.
@@ -85,8 +93,9 @@ class Feed:
             self.watch.skip(state["consumed"] * self.share)
             self._restoring = state
             return
-        self.watch.restore(state["position"])
+        consumed = session.restore_loader(self.watch, state, self.together, self.share, of_rank)
         if state["number"] is None:
             self.watch.restore_now(process=False)
         else:
-            self._restoring, self.number, self.consumed = state, state["number"], state["consumed"]
+            self._restoring = {**state, "consumed": consumed}
+            self.number, self.consumed = state["number"], consumed

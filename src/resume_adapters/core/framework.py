@@ -38,8 +38,11 @@ class Framework(abc.ABC):
     registers: str = ""
     """What registers a further part of the state, as a user writes it."""
 
-    loop_options: Mapping[str, int] = {}
-    """What must be as it was when the checkpoint was saved, by the name under which a user sets it."""
+    accumulation: int = 1
+    """Batches of the loop in an optimizer step."""
+
+    fixed: Mapping[str, int] = {}
+    """What must be as it was when the checkpoint was saved, in a user's words."""
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -33,10 +33,6 @@ _KEPT = 64
 ahead of its consumer."""
 
 
-_WORDS = {"workers": "num_workers", "length": "the length of the dataset", "batch_size": "the batch size"}
-"""What users call what must be as it was."""
-
-
 def watch(loader: Any, generators: Mapping[str, GeneratorState] | None = None) -> LoaderWatch:
     """Watch a ``torch.utils.data.DataLoader`` (or a subclass), in place. Watching it again returns the same watch.
 
@@ -212,19 +208,30 @@ class LoaderWatch:
         Raises:
             StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
         """
-        for name, here in self._identity().items():
-            if position[name] != here:
-                raise StateMismatch(
-                    f"{_WORDS[name]} was {position[name]} when the checkpoint was saved and is {here} now, so the same "
-                    f"batches cannot follow: set it back to {position[name]}, or start another run directory. Data of "
-                    "resume_adapters.data can be taken up with another batch size and number of workers"
-                )
+        odd = self.differences(position)
+        if odd or position["length"] != _length(self.loader.dataset):
+            odd = odd or [f"a dataset of length {position['length']}, this launch has {_length(self.loader.dataset)}"]
+            raise StateMismatch(
+                f"the checkpoint was saved with {'; '.join(odd)}: the same batches cannot follow. Launch as before, or "
+                "start another run directory"
+            )
         self._pending, self._made = position, None
         self.restored = False
 
-    def differs(self, position: Tree) -> bool:
-        """Return whether a position was saved with another batch size or number of workers."""
-        return any(position[name] != self._identity()[name] for name in ("workers", "batch_size"))
+    @property
+    def is_elastic(self) -> bool:
+        """Whether :meth:`move` can take up a position of another topology."""
+        return self._elastic is not None
+
+    def differences(self, position: Tree) -> list[str]:
+        """Return, in words, what of the topology was another when a position was saved."""
+        here = self._identity()
+        names = {"workers": "num_workers", "batch_size": "batch size"}
+        return [
+            f"{words} {position[name]}, this launch has {here[name]}"
+            for name, words in names.items()
+            if position[name] != here[name]
+        ]
 
     def move(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
         """Continue from a position of another topology with the next pass over the loader.
@@ -235,15 +242,10 @@ class LoaderWatch:
             consumed: batches of this loader that the position stands for.
 
         Raises:
-            StateMismatch: the loader is not elastic, was not, or has another dataset than when it was saved.
+            StateMismatch: the loader has another dataset than when it was saved.
         """
+        assert self._elastic is not None, "only an elastic loader moves"
         saved = [each["elastic"] for each in everyone]
-        if self._elastic is None or None in saved:
-            raise StateMismatch(
-                "the checkpoint was saved with another number of ranks or workers, or another batch size, and the "
-                "order of this loader depends on them: launch as before, or take the data from the samplers or shards "
-                "of resume_adapters.data, in a run that begins with them"
-            )
         empty: Tree = {"ahead": 0, "spawn": None, "sampler": None, "before": [], "pool": {}, "proof": None}
         here = {"consumed": consumed, "start": consumed, "elastic": self._elastic.moved(saved)}
         self.restore({**position, **empty, **here, **self._identity(), "length": position["length"]})

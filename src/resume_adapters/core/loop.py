@@ -54,7 +54,14 @@ class ResumableLoop:
         self.global_step = 0
         self._framework = framework
         self._run = run
-        self._session = Session(run, parts, verify=verify, topology=framework.loop_options)
+        self._session = Session(
+            run,
+            parts,
+            verify=verify,
+            topology={"gradient_accumulation_steps": framework.accumulation},
+            accumulation=framework.accumulation,
+            fixed=framework.fixed,
+        )
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
@@ -243,7 +250,8 @@ class ResumableLoop:
                 return known
         feed = self._framework.feed(loader, self._session)
         if len(self._feeds) < len(self._saved_feeds):
-            feed.restore(self._saved_feeds[len(self._feeds)])
+            index = len(self._feeds)
+            feed.restore(self._saved_feeds[index], self._session, lambda own: own["feeds"][index])
         self._feeds.append(feed)
         return feed
 
@@ -365,7 +373,7 @@ class ResumableLoop:
 
     def _feed_states(self) -> list[Tree]:
         unseen = self._saved_feeds[len(self._feeds) :]  # loaders that this launch has not come to yet
-        return [*(feed.state() for feed in self._feeds), *unseen]
+        return [*(feed.state(self._session) for feed in self._feeds), *unseen]
 
     def _facts(self) -> dict[str, Any]:
         return {

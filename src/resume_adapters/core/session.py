@@ -6,7 +6,6 @@ weights are, which loader feeds the steps, which counters the framework resets.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 """Names of parts that a user cannot give to parts of their own."""
 
 
+Tree = dict[str, Any]
+
 _RANKS = "number of ranks"
 
 
@@ -35,28 +36,39 @@ class Session:
         run: the run, not yet opened.
         parts: the parts that the user named.
         verify: prove what is restored.
-        topology: what makes up an optimizer step's samples beside the number of ranks, each a factor, by the name under
-            which a user sets it.
+        topology: what the order of the data may depend on beside the number of ranks, by the name under which a user
+            sets it.
+        fixed: what must be as it was when the checkpoint was saved, likewise.
+        accumulation: batches of the training loop in an optimizer step.
 
     Attributes:
         checkpoint: what this call resumes from; ``None`` for a fresh start.
         own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint. Where it was
             saved by fewer ranks, what another rank saved.
-        moved: it was saved with another topology.
+        moved: what of the topology was another when it was saved, in words.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
     """
 
     def __init__(
-        self, run: ResumableRun, parts: Mapping[str, Stateful], *, verify: bool, topology: Mapping[str, int]
+        self,
+        run: ResumableRun,
+        parts: Mapping[str, Stateful],
+        *,
+        verify: bool,
+        topology: Mapping[str, int],
+        accumulation: int = 1,
+        fixed: Mapping[str, int] | None = None,
     ) -> None:
         self.run = run
         self.parts = parts
         self.verify = verify
         self.topology = dict(topology)
+        self.accumulation = accumulation
+        self.fixed = dict(fixed or {})
         self.checkpoint: Checkpoint | None = None
         self.own: Any = None
-        self.moved = False
+        self.moved: list[str] = []
         self.reason = "scheduled"
         self.stopping = False
         self._under_way = False
@@ -70,7 +82,7 @@ class Session:
         """Open the run directory, say what is resumed from, and read what this rank saved in it.
 
         Raises:
-            StateMismatch: it was saved with another topology.
+            StateMismatch: what is fixed was another when it was saved.
             ResumeError: as :meth:`ResumableRun.open` does.
         """
         report.enable()
@@ -81,53 +93,82 @@ class Session:
         if self.checkpoint is not None and self.checkpoint.manifest is not None:
             saved_by = self.checkpoint.manifest.world_size
             self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
-            self.moved = self._has_moved({**self.own["topology"], _RANKS: saved_by})
+            self.moved = _differences(
+                {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
+            )
+            if other := _differences(self.own["fixed"], self.fixed):
+                raise self._mismatch(other, "it cannot be resumed from")
             trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
 
-    def _has_moved(self, saved: Mapping[str, int]) -> bool:
-        """Return whether the checkpoint was saved with another topology, of as many samples in an optimizer step."""
+    def _mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
         assert self.checkpoint is not None
-        here = {**self.topology, _RANKS: self.run.ranks.world_size}
-        odd = [name for name in here if saved[name] != here[name]]
-        if not odd:
-            return False
-        before, now = math.prod(saved.values()), math.prod(here.values())
-        differences = ", ".join(f"{name} {saved[name]} (this launch has {here[name]})" for name in odd)
-        if before != now:
-            raise StateMismatch(
-                f"{self.checkpoint.path.name} was saved with {differences}: an optimizer step had {before} samples and "
-                f"would now have {now}, and the learning rate and the number of steps would silently be others. Launch "
-                f"so that {' times '.join(here)} is {before}, or start another run directory",
-                path=self.checkpoint.path,
-                step=self.checkpoint.step,
-            )
-        report.logger.info("Saved with %s: each optimizer step still has %d samples.", differences, now)
-        return True
+        return StateMismatch(
+            f"{self.checkpoint.path.name} was saved with {'; '.join(differences)}: {why}. Launch as before, or start "
+            "another run directory",
+            path=self.checkpoint.path,
+            step=self.checkpoint.step,
+        )
 
-    def restore_loader(self, watched: LoaderWatch, position: Any, of_rank: Callable[[Any], Any], consumed: int) -> None:
+    def loader_state(self, position: Tree, consumed: int, together: int) -> Tree:
+        """Return where a loader is, as :meth:`restore_loader` takes it.
+
+        Args:
+            position: the position of the torch loader.
+            consumed: batches of the training loop that are done of this pass.
+            together: samples in such a batch, on all ranks together.
+        """
+        samples = together * self.accumulation
+        return {"position": position, "consumed": consumed, "together": together, "samples": samples}
+
+    def restore_loader(
+        self, watched: LoaderWatch, saved: Tree, together: int, share: int, of_rank: Callable[[Any], Tree]
+    ) -> int:
         """Put a loader where it was, on whatever topology the checkpoint was saved.
 
         Args:
             watched: the loader.
-            position: this rank's position of it.
-            of_rank: returns the position in what a rank saved as its own.
-            consumed: batches of the loader, here, that the position stands for.
+            saved: what :meth:`loader_state` returned for it.
+            together: samples in a batch of the training loop now, on all ranks together.
+            share: batches of it on this rank for each batch of the training loop.
+            of_rank: returns what :meth:`loader_state` returned on another rank, from what that saved as its own.
+
+        Returns:
+            The batches of the training loop, of the size that they have now, that are done of this pass.
 
         Raises:
-            StateMismatch: the data are not the same, or their order depends on the topology.
+            StateMismatch: an optimizer step would have another number of samples, the data are not the same, or their
+                order depends on the topology.
         """
-        if not self.moved and not watched.differs(position):
+        position = saved["position"]
+        moved = [*self.moved, *watched.differences(position)]
+        if not moved:
             watched.restore(position)
-            return
+            return int(saved["consumed"])
+        before, now = saved["samples"], together * self.accumulation
+        if not watched.is_elastic or position["elastic"] is None:
+            raise self._mismatch(
+                moved,
+                "the order of the batches depends on it, so others would silently follow. Data of resume_adapters.data "
+                "can be taken up with it, in a run that has begun with them",
+            )
+        if before != now:
+            raise self._mismatch(
+                moved,
+                f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
+                f"number of steps would silently be others. Change the batch size or the accumulation so that it has "
+                f"{before}",
+            )
+        report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
         everyone = self.everyone()
         if self.run.ranks.rank >= len(everyone):
             step = position["step"]
-            forked = rng.forked(step["process"], self.run.ranks.rank)
-            position = {**position, "step": {**step, "process": forked}}
-        watched.move(position, [of_rank(own) for own in everyone], consumed)
+            position = {**position, "step": {**step, "process": rng.forked(step["process"], self.run.ranks.rank)}}
+        consumed = saved["consumed"] * saved["together"] // together
+        watched.move(position, [of_rank(own)["position"] for own in everyone], int(consumed * share))
+        return int(consumed)
 
     def everyone(self) -> list[Any]:
         """Return what each rank saved as its own, in rank order."""
@@ -277,6 +318,7 @@ class Session:
             own=lambda: {
                 **own(),
                 "topology": self.topology,
+                "fixed": self.fixed,
                 "buckets": [each.order for each in self._orders],
             },
             parts={**self.parts, **parts, **added},
@@ -317,3 +359,7 @@ class Session:
         """Record why the run failed, if it got as far as owning its directory."""
         if self.run.generation:
             self.run.record("failed", step=step, reason=f"{type(error).__name__}: {error}")
+
+
+def _differences(saved: Mapping[str, int], here: Mapping[str, int]) -> list[str]:
+    return [f"{name} {saved[name]}, this launch has {here[name]}" for name in here if saved[name] != here[name]]

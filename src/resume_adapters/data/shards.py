@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from resume_adapters.core import rng
 from resume_adapters.core.cursor import ShardProgress, Share, advance, deal, merge
 from resume_adapters.errors import StateMismatch
 
@@ -99,7 +100,12 @@ class ElasticShards(IterableDataset[Any]):
         while self._finished < len(self._share):
             shard, skip = self._share[self._finished]
             self._offset = max(self._offset, skip)
-            for record in itertools.islice(self.read(self.shards[shard]), self._offset, None):
+            records = iter(self.read(self.shards[shard]))
+            if self._offset:
+                before = rng.capture_cpu()  # what is passed over drew its random numbers when it was consumed
+                next(itertools.islice(records, self._offset, self._offset), None)
+                rng.restore_cpu(before)
+            for record in records:
                 self._offset += 1
                 yield record
             self._finished, self._offset = self._finished + 1, 0
