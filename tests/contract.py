@@ -335,6 +335,30 @@ def same_samples_on_any_topology(
             assert tolerance is None or abs(loss - loss_expected) <= tolerance, f"step {step}: {loss} {loss_expected}"
 
 
+def every_record_once_on_any_topology(
+    bench: Bench, directory: Path, launches: Sequence[tuple[int, Config]], records: int
+) -> None:
+    """Law 7 for streams: whatever the numbers of ranks and workers, an epoch trains on each record once.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        launches: for each launch the number of ranks and the whole configuration, of one epoch; all but the last are
+            killed.
+        records: how many different records the stream has.
+    """
+    trained: dict[int, list[str]] = {}
+    for number, (ranks, config) in enumerate(launches):
+        outcome = bench.run(directory, config, ranks=ranks)
+        assert outcome.killed if number < len(launches) - 1 else outcome.require_success(), outcome.output
+        for step, (rows, _, _) in _steps(read_trace(directory, ranks)).items():
+            trained[step] = rows
+        anchor = max(committed(directory / bench.run_directory).values())
+        trained = {step: rows for step, rows in trained.items() if step < anchor}
+    found = [row for rows in trained.values() for row in rows]
+    assert len(found) == len(set(found)) == records
+
+
 def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:
     """Return the rows of all ranks, the learning rates and the mean loss of each optimizer step."""
     lines: dict[int, list[dict[str, Any]]] = {}

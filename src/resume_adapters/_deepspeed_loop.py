@@ -34,7 +34,8 @@ class DeepSpeedFramework(Framework):
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self._state = EngineState(engine)
-        self.loop_options = self._state.topology
+        self.accumulation = int(engine.gradient_accumulation_steps())
+        self.fixed = self._state.fixed
         loader = engine.training_dataloader
         self._batches = None if loader is None else len(loader)
 
@@ -67,7 +68,7 @@ class DeepSpeedFramework(Framework):
                 "itself, and let run.epochs(max_steps=...) repeat it"
             )
         if not isinstance(outer, DeepSpeedDataLoader):
-            return Feed(outer, session.watch(outer))
+            return Feed(outer, session.watch(outer), self._samples(outer))
         kept = _torch_loader(outer)
 
         def begin_pass() -> Any:
@@ -75,7 +76,12 @@ class DeepSpeedFramework(Framework):
             return kept
 
         outer._create_dataloader = begin_pass  # seam: deepspeed 0.19
-        return Feed(outer, session.watch(kept))
+        return Feed(outer, session.watch(kept), self._samples(outer))
+
+    def _samples(self, loader: Any) -> int:
+        """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
+        size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
+        return int(size) * int(self.engine.dp_world_size)
 
     # ---- Saving
 

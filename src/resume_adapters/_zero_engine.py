@@ -117,17 +117,15 @@ class EngineState:
 
     Attributes:
         stage: ZeRO's stage.
-        topology: what must be as it was when the checkpoint was saved, by the name under which a user sets it.
+        fixed: what must be as it was when the checkpoint was saved, in a user's words.
     """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.stage = int(engine.zero_optimization_stage())
-        self.topology = {
-            "ZeRO stage": self.stage,
-            "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
-            "train_micro_batch_size_per_gpu": int(engine.train_micro_batch_size_per_gpu()),
-        }
+        self.fixed = {"ZeRO stage": self.stage}
+        if self.stage:  # each rank has its piece of the optimizer's state
+            self.fixed["number of ranks"] = int(engine.dp_world_size)
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
 

@@ -99,7 +99,10 @@ def elastic(size: int) -> Any:
 
     if CONFIG["data"] == "map":
         return SeededPerSample(Mapped(size), ElasticSampler(size, seed=1))
-    return ElasticShards(range(size // 7), lambda shard: map(item, range(7 * shard, 7 * shard + 7)), seed=1)
+    length = CONFIG["shard"]
+    return ElasticShards(
+        range(size // length), lambda shard: map(item, range(length * shard, length * (shard + 1))), seed=1
+    )
 
 
 def dataset(size: int) -> Any:
@@ -238,6 +241,7 @@ DEFAULTS: dict[str, Any] = {
     "data": "map",
     "augment": False,
     "elastic": False,
+    "shard": 7,
     "dropout": 0.1,
     "own_generator": False,
     "register_generator": False,

@@ -39,3 +39,24 @@ def test_every_step_has_the_samples_that_it_would_have_had(
 ) -> None:
     expected = reference({**MAP, "args": ARGS})
     contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-4)
+
+
+def stream(ranks: int, kill: int | None = None, *, workers: int) -> tuple[int, dict[str, Any]]:
+    """Return a launch that reads 96 records in 24 steps."""
+    args = {"per_device_train_batch_size": 4 // ranks, "gradient_accumulation_steps": 1, "max_steps": 24}
+    count, config = on(ranks, kill, **args, dataloader_num_workers=workers)
+    return count, {**config, "data": "stream", "shard": 8, "augment": False}
+
+
+def test_every_record_of_a_stream_is_trained_on_once(bench: contract.Bench, tmp_path: Path) -> None:
+    launches = [stream(1, 8, workers=2), stream(2, 13, workers=0), stream(2, 18, workers=1), stream(1, workers=3)]
+    contract.every_record_once_on_any_topology(bench, tmp_path, launches, 96)
+
+
+def test_another_global_batch_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    ranks, config = on(2, 8)
+    assert bench.run(tmp_path, config, ranks=ranks).killed
+    outcome = bench.run(tmp_path, on(1)[1])
+    assert outcome.statuses == (1,)
+    assert "an optimizer step had 16 samples and would now have 8" in outcome.output
+    assert not any(contract.read_trace(tmp_path).steps)
