@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from launch import _free_port
+from launch import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "accelerate_train.py"
@@ -28,7 +28,7 @@ def test_the_diff_to_a_bare_loop_is_at_most_six_lines() -> None:
 def launched(directory: Path, name: str) -> subprocess.Popen[bytes]:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launcher += ["--main_process_port", str(_free_port())]
+    launcher += ["--main_process_port", str(free_port())]
     script = [str(EXAMPLE), "--cpu", "--steps", "16", "--save-steps", "5", "--eval-steps", "8"]
     command = [*launcher, *script, "--output-dir", name, "--trace", f"{name}.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
