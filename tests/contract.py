@@ -270,13 +270,21 @@ def damaged_is_passed_over(
     return outcome
 
 
+WHOM: dict[str, Kill] = {
+    "every rank": {},
+    "rank 0 alone": {"rank": 0},
+    "rank 1 alone": {"rank": 1},
+    "a step apart": {"apart": 1},
+}
+"""Which ranks a signal reaches, and when."""
+
+
 def stopped_then_resumed(
     bench: Bench,
     directory: Path,
     config: Config,
     reference: Trace,
-    send: Kill,
-    *,
+    *sends: Kill,
     ranks: int = 1,
     within: int = 2,
 ) -> None:
@@ -287,19 +295,25 @@ def stopped_then_resumed(
         directory: where.
         config: the job.
         reference: an uninterrupted run of it.
-        send: which signal it sends itself, at what event of which step, on one rank or on all.
+        sends: which signal each launch sends itself, at what event of which step, on one rank or on all. The launch
+            after the last runs to the end.
         ranks: number of ranks.
         within: steps within which it must have saved.
     """
-    pace = {"slow": 0.06} if ranks > 1 else {}  # of shorter steps, ranks vote on some only
-    outcome = bench.run(directory, {**config, **pace, "send": send}, ranks=ranks)
-    assert set(outcome.statuses) == {0}, outcome.output
-    assert read_trace(directory, ranks).final == (None,) * ranks, "a stopped run must not go on as if it had finished"
-    run_directory = directory / bench.run_directory
-    status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
-    saved = max(committed(run_directory).values())
-    assert (status["state"], status["step"], status["reason"]) == ("stopped", saved, send["send"])
-    assert send["step"] <= saved <= send["step"] + within
+    # Of shorter steps ranks vote on some only, and a commit in the background lasts for many.
+    pace = {"slow": 0.06 if ranks > 1 else 0.03}
+    run_directory, start = directory / bench.run_directory, 0
+    for send in sends:
+        outcome = bench.run(directory, {**config, **pace, "send": send}, ranks=ranks)
+        assert set(outcome.statuses) == {0}, f"{send}: {outcome.statuses}\n{outcome.output[-6000:]}"
+        trace = read_trace(directory, ranks)
+        assert trace.final == (None,) * ranks, f"{send}: a stopped run must not go on as if it had finished"
+        status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
+        if status["step"] > start:  # else it was asked before its first step
+            require_same_steps(trace, reference, start=start)
+        start = max(committed(run_directory).values())
+        assert (status["state"], status["step"], status["reason"]) == ("stopped", start, send.get("send", "SIGTERM"))
+        assert send["step"] <= start <= send["step"] + send.get("within", within), f"{send}: saved at {start}"
     resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
 
 

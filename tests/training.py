@@ -54,6 +54,8 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         return
     if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
         kill_at_operation(f"{run_directory}/", CONFIG["kill_at_operation"] or 0)
+    if CONFIG["send"] and CONFIG["send"]["event"] in DISK_EVENTS:
+        send_at_operation(CONFIG["send"]["event"], CONFIG["send"]["number"])
     if CONFIG["file_limit"]:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
@@ -99,7 +101,29 @@ def event(name: str, step: int) -> None:
         if here and wanted.get("rank") in (None, RANK):
             CONFIG[key] = None
             settle()
-            os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL")))
+            os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL" if key == "kill" else "SIGTERM")))
+
+
+DISK_EVENTS = {"save": "pending", "commit": "manifest.json"}
+"""The file whose renaming into place, with or without its directory, stands for each of these moments."""
+
+
+def send_at_operation(moment: str, number: int) -> None:
+    """Signal this process in the middle of its nth save or commit; only rank zero does these operations."""
+    seen = 0
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen
+        written = str(arguments[1]) if event == "os.rename" else str(arguments[0]) if event == "open" else ""
+        if CONFIG["run_directory"] not in written or not written.endswith(f"/{DISK_EVENTS[moment]}"):
+            return
+        if event == "open" and arguments[1] != "w":
+            return
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), getattr(signal, CONFIG["send"].get("send", "SIGTERM")))
+
+    sys.addaudithook(audit)
 
 
 def kill_at_operation(within: str, number: int) -> None:

@@ -89,6 +89,9 @@ class Restoration(Session):
         self.share = 1
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
         self.over = self.finished = self.saving = False
+        self.evaluation_due = self.may_give_up = False
+        self.workers_before: list[str] = []
+        self.ignore_keys: list[str] | None = None
         self.replaces_cadence = cadence is not None
         self.metrics: dict[str, float | None] = {}
         self.evaluated_at: int | None = None

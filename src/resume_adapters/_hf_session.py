@@ -14,6 +14,10 @@ from resume_adapters.core import report
 from resume_adapters.core.manifest import PartEntry, finite
 
 
+class EvaluationGivenUp(Exception):
+    """Leads out of an evaluation that a stop has overtaken."""
+
+
 class TrainerSession(Restoration):
     """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`."""
 
@@ -38,7 +42,78 @@ class TrainerSession(Restoration):
         """Let ``save_every``, where it is given, decide about saving in the trainer's place."""
         if self.replaces_cadence:
             control.should_save = self.saving
-        control.should_save = control.should_save or self.stopping
+
+    # ---- Evaluating
+
+    def evaluate(self, native: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Evaluate; give it up, with the random state of before, where a stop is agreed on before or on the way.
+
+        Raises:
+            EvaluationGivenUp: it was given up.
+        """
+        self.workers_before = files.evaluation_workers(self.trainer)
+        before = self.random_state()
+        try:
+            if self.stopping:
+                raise EvaluationGivenUp
+            return native()
+        except EvaluationGivenUp:
+            self.restore_random_state(before)
+            raise
+
+    def predicted(self) -> None:
+        """Between the batches of an evaluation that is part of the training, ask whether to stop.
+
+        Raises:
+            EvaluationGivenUp: the ranks stop.
+        """
+        if self.may_give_up and self.ask_to_stop():
+            raise EvaluationGivenUp
+
+    def log_evaluate_save(self, native: Callable[[], None], save: Callable[[], None]) -> None:
+        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on.
+
+        An evaluation that is given up is due again in the next launch.
+        """
+        self.may_give_up = True
+        try:
+            native()
+        except EvaluationGivenUp:
+            self.evaluation_due = True
+        finally:
+            self.may_give_up = False
+        self._save_or_leave(save)
+
+    def evaluate_again(self) -> bool:
+        """Do the evaluation that the checkpoint says is due, before the first step.
+
+        Returns:
+            Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
+        """
+        due = self.own.pop("evaluation", None) if self.own else None
+        if due is None:
+            return False
+        trainer, position = self.trainer, self.own["position"]
+        self.restore_random_state(position["step"])
+        control = trainer.control
+        control.should_log, control.should_evaluate, control.should_save = False, True, due["save"]
+        trainer._maybe_log_save_evaluate(  # seam: transformers 5.23
+            tr_loss=trainer._tr_loss,
+            grad_norm=None,
+            model=trainer.model_wrapped,
+            trial=None,
+            epoch=trainer.state.epoch,
+            ignore_keys_for_eval=self.ignore_keys,
+            start_time=None,
+        )
+        position["step"].update(self.random_state())
+        if self.over or not trainer.control.should_training_stop:
+            return False
+        self.over = True
+        if not self.own["between_epochs"]:
+            assert self.loader_watch is not None
+            self.loader_watch.restore({**position, "ended": True})
+        return bool(self.own["between_epochs"])
 
     def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
         """Note the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
@@ -79,6 +154,9 @@ class TrainerSession(Restoration):
     def _own(self) -> dict[str, Any]:
         trainer, watch = self.trainer, self.loader_watch
         assert watch is not None
+        if not self.under_way and self.own is not None:  # an evaluation was done again: nothing else has moved
+            self.own["position"]["step"].update(self.random_state())
+            return {**self.own, "evaluation_workers": files.evaluation_workers(trainer)}
         stopping = trainer.control.should_training_stop
         used = min(self.consumed * self.share, watch.fetched)
         whole = self.between_epochs and (not stopping or (watch.exhausted and used == watch.fetched))
@@ -90,7 +168,8 @@ class TrainerSession(Restoration):
             "between_epochs": self.between_epochs,
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,
-            "evaluation_workers": files.evaluation_workers(trainer),
+            "evaluation": {"save": trainer.control.should_save} if self.evaluation_due else None,
+            "evaluation_workers": self.workers_before if self.evaluation_due else files.evaluation_workers(trainer),
             "counters": {
                 "tr_loss": trainer._tr_loss,
                 "total_loss": trainer._total_loss_scalar,
@@ -116,7 +195,7 @@ class TrainerSession(Restoration):
 
     # ---- Ending
 
-    def save_or_leave(self, save: Callable[[], None]) -> None:
+    def _save_or_leave(self, save: Callable[[], None]) -> None:
         """Save where that is due and the trainer did not; leave the process if a stop was agreed on."""
         live = self.trainer.state
         if (self.saving or self.stopping) and self.run.last_commit != live.global_step:

@@ -122,6 +122,11 @@ class ResumeCallback(TrainerCallback):
         if self.session is not None:
             self.session.step_ended(control)
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give an evaluation up if a stop was asked for; it is done again after the resume."""
+        if self.session is not None:
+            self.session.predicted()
+
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Let a new best force a save, so that the best is what was saved."""
         if self.session is not None:
@@ -171,14 +176,23 @@ class _Resuming:
         self._resume_session.save(lambda: native(model, trial))
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
-        super()._maybe_log_save_evaluate(*args, **kwargs)  # type: ignore[misc]
-        self._resume_session.save_or_leave(self._save_now)
+        native = functools.partial(super()._maybe_log_save_evaluate, *args, **kwargs)  # type: ignore[misc]  # seam: transformers 5.23
+        self._resume_session.log_evaluate_save(native, self._save_now)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 5.23
+        return self._resume_session.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
+        native = super()._run_epoch  # type: ignore[misc]
+        if not self._resume_session.evaluate_again():
+            native(*args, **kwargs)
 
     def _finalize_training(self, trial: Any, samples: Any, start_time: float) -> Any:  # seam: transformers 5.23
         native = super()._finalize_training  # type: ignore[misc]
         session = self._resume_session
         if session.finished:
             return session.former_result()
+        session.evaluate_again()
         return session.finish(lambda before: native(trial, samples, start_time - before), self._save_now)
 
     def _save_now(self) -> None:
@@ -208,6 +222,7 @@ def _train(native: Callable[..., Any]) -> Callable[..., Any]:
             )
         named = isinstance(resume_from_checkpoint, str | os.PathLike)
         session = TrainerSession(self, callback, resume_from_checkpoint if named else callback.resume)
+        session.ignore_keys = kwargs.get("ignore_keys_for_eval", args[1] if len(args) > 1 else None)
         managed, base = os.path.abspath(self.args.output_dir), type(self)
         callback.session = self._resume_session = session
         self.__class__ = _resuming(base)  # type: ignore[arg-type]  # a class is hashable

@@ -328,22 +328,39 @@ def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) 
 # ---- Law 8
 
 
-@pytest.mark.parametrize(
-    "event", ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_step_end", "on_save"]
-)
-def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**PLAIN, "args": {"logging_steps": 4}}
-    send = {"event": event, "step": 15 if event == "on_save" else 17, "send": "SIGTERM"}
-    contract.stopped_then_resumed(bench, tmp_path, config, reference(config), send)
+EVALUATED: dict[str, Any] = {
+    "augment": True,
+    "args": {
+        "logging_steps": 4,
+        "eval_strategy": "steps",
+        "eval_steps": 6,
+        "per_device_eval_batch_size": 2,
+    },
+}
+EVENTS: list[dict[str, Any]] = [
+    {"event": "on_step_begin", "step": 2},
+    {"event": "save", "number": 1, "step": 5},
+    {"event": "on_substep_end", "step": 7},
+    {"event": "on_prediction_step", "step": 12},
+    {"event": "on_pre_optimizer_step", "step": 16},
+    {"event": "on_step_end", "step": 19, "send": "SIGINT"},
+    {"event": "on_save", "step": 25, "send": "SIGUSR1"},
+    {"event": "on_prediction_step", "step": 30, "send": "SIGUSR2"},
+    {"event": "commit", "number": 1, "step": 30, "within": 6},  # in the background, while steps go on
+]
 
 
-@pytest.mark.parametrize("rank", [0, 1, None])
-def test_a_stop_that_reaches_one_rank_stops_all(
-    rank: int | None, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {"augment": True, "args": {"ddp_backend": "gloo"}}
-    send = {"event": "on_substep_end", "step": 12, "rank": rank, "send": "SIGUSR1"}
-    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2)
+def test_a_stop_at_any_event_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    sends = sorted([*EVENTS, {"event": "on_epoch_end", "step": 13}], key=lambda send: send["step"])
+    contract.stopped_then_resumed(bench, tmp_path, EVALUATED, reference(EVALUATED), *sends)
+
+
+@pytest.mark.parametrize("whom", contract.WHOM)
+def test_a_stop_stops_all_ranks_together(whom: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """No rank waits for another, whichever was asked; only rank zero does what belongs to the disk."""
+    sends = [{**send, **contract.WHOM[whom]} for send in EVENTS if "number" not in send or whom == "rank 0 alone"]
+    config = {**EVALUATED, "args": {**EVALUATED["args"], "ddp_backend": "gloo", "num_train_epochs": 5}}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), *sends, ranks=2)
 
 
 # ---- Law 9

@@ -31,6 +31,32 @@ METHODS: dict[str, list[str]] = {
     "_save_checkpoint": ["self", "model", "trial"],
     "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
     "_load_best_model": ["self"],
+    "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+    "_maybe_log_save_evaluate": [
+        "self",
+        "tr_loss",
+        "grad_norm",
+        "model",
+        "trial",
+        "epoch",
+        "ignore_keys_for_eval",
+        "start_time",
+        "learning_rate",
+    ],
+    "_run_epoch": [
+        "self",
+        "model",
+        "epoch",
+        "train_dataloader",
+        "steps_in_epoch",
+        "num_update_steps_per_epoch",
+        "trial",
+        "ignore_keys_for_eval",
+        "start_time",
+        "resume_from_checkpoint",
+        "epochs_trained",
+        "steps_trained_in_current_epoch",
+    ],
 }
 
 

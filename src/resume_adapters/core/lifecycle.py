@@ -132,7 +132,7 @@ class Lifecycle:
     def should_stop(self) -> bool:
         """Return whether all ranks are to stop; see :meth:`ResumableRun.should_stop`."""
         self._reserve.asked(time.monotonic())
-        return self._agreement.reached()
+        return self._agreement.reached("between steps")
 
     def settle(self) -> bool:
         """Return whether all ranks are to stop, and wait for each other; every rank asks."""

@@ -48,6 +48,7 @@ class Session:
         moved: what of the topology was another when it was saved, in words.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
+        under_way: the first step has begun.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Session:
         self.moved: list[str] = []
         self.reason = "scheduled"
         self.stopping = False
-        self._under_way = False
+        self.under_way = False
         self._orders: list[BucketOrder] = []
         self._described: dict[str, str] | None = None
         self._reported = False
@@ -215,10 +216,23 @@ class Session:
 
     def watch(self, data_loader: Any) -> LoaderWatch:
         """Watch a loader in place, together with the generators among the user's parts."""
-        generators = {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}
-        watched = loader.watch(data_loader, generators)
+        watched = loader.watch(data_loader, self._generators())
         watched.on_skip = self.run.skip_batch
         return watched
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the random state of the process and of the user's generators."""
+        registered = {name: part.state_dict() for name, part in self._generators().items()}
+        return {"process": rng.capture(), "registered": registered}
+
+    def restore_random_state(self, saved: Mapping[str, Any]) -> None:
+        """Put back what :meth:`random_state` returned."""
+        rng.restore(saved["process"])
+        for name, part in self._generators().items():
+            part.load_state_dict(saved["registered"][name])
+
+    def _generators(self) -> dict[str, rng.GeneratorState]:
+        return {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}
 
     def align_buckets(self, module: Any) -> None:
         """Let DDP reduce gradients in the order of the uninterrupted run; for other modules, do nothing.
@@ -242,8 +256,8 @@ class Session:
         Raises:
             Stopped: one was.
         """
-        if not self._under_way:
-            self._under_way = True
+        if not self.under_way:
+            self.under_way = True
             self.run.end_skipping()
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:

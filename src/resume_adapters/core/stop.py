@@ -27,7 +27,8 @@ _WARNINGS = ("SIGUSR1", "SIGUSR2", WALLTIME)
 
 _RHYTHM = 0.05
 """Seconds between two votes, where steps are shorter: a vote takes a few hundred microseconds of the training."""
-_LONGEST_STRIDE = 100
+_LONGEST_STRIDE = 8
+"""Steps may become longer at any time; how late a stop is heard must not depend on how short they were."""
 
 _NOTHING, _STOP, _HALT = 0, 1, 2
 _ELSEWHERE = "another rank was asked to stop"
@@ -160,23 +161,27 @@ class Agreement:
         self._due = False
         self._votes: Any = None
         self._work: Any = None
-        self._asked, self._stride, self._voted = 0, 1, time.monotonic()
+        self._place = ""
+        self._asked, self._stride, self._voted = 0, 1, 0.0
 
     @property
     def is_behind(self) -> bool:
         """Whether what one asks for is heard at the next asking only."""
         return self._group is not None
 
-    def reached(self, *, save: bool = False) -> bool:
+    def reached(self, place: str = "step", *, save: bool = False) -> bool:
         """Return whether all ranks are to stop now. Every rank must ask at the same places.
 
         Args:
+            place: in what kind of loop it is asked; one is quicker than another.
             save: this rank says that a save is due.
         """
         if self._group is None:
             self._save = self._save or save
             return self.flag.reason is not None
         self._collect()
+        if place != self._place:
+            self._place, self._asked, self._stride, self._voted = place, 0, 1, 0.0
         self._asked += 1
         self._due = self._due or save
         if not self._level and self._asked >= self._stride:
