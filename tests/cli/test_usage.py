@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-COMMANDS = [["ls"], ["status"], ["verify"], ["prune", "--keep-last", "1"]]
+COMMANDS = [["ls"], ["status"], ["verify"], ["prune", "--keep-last", "1"], ["stop"], ["resume"], ["journal"]]
+READING = [*COMMANDS, ["status", "--watch"], ["export"]]
 
 
 @pytest.fixture(params=["missing", "file", "empty", "other", "checkpoint", "below a file"])
@@ -23,7 +24,7 @@ def no_run_directory(request, run_dir, tmp_path):
     return path
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", READING, ids=" ".join)
 def test_exits_with_3_where_there_is_no_run_directory(command, no_run_directory, words):
     done = command(*words, no_run_directory, "--json")
     assert (done.code, done.out) == (3, "")
@@ -41,7 +42,10 @@ def test_exits_with_2_on_wrong_usage(command, run_dir, words):
     assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
 
 
-@pytest.mark.parametrize("words", [["ls"], ["status"], ["verify"], ["prune"], ["demo"], []])
+ALL = ["ls", "status", "journal", "verify", "prune", "stop", "resume", "rewind", "export", "demo"]
+
+
+@pytest.mark.parametrize("words", [*([name] for name in ALL), []], ids=str)
 def test_documents_its_exit_codes(command, words):
     done = command(*words, "--help")
     assert done.code == 0
@@ -66,3 +70,17 @@ def test_imports_neither_torch_nor_a_framework(command, run_dir, words):
     done = command(*words, run_dir, code=code)
     assert done.code == 0
     assert done.err.endswith("imported []\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completes_its_commands_in_a_shell(command, shell):
+    """What the shell's completion script asks the command: the names that begin so."""
+    code = (
+        f"import os; os.environ.update(_RESUME_ADAPTERS_COMPLETE='complete_{shell}', COMP_WORDS='resume-adapters re',"
+        "COMP_CWORD='1', _TYPER_COMPLETE_ARGS='resume-adapters re');"
+        "from resume_adapters.cli import main; main()"
+    )
+    done = command(code=code)
+    assert "resume" in done.out
+    assert "rewind" in done.out
+    assert "prune" not in done.out

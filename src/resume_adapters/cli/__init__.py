@@ -1,14 +1,19 @@
 """The command ``resume-adapters``: look at a run directory, prove it, tidy it, and see the promise kept.
 
-=============  ===============================================================================
-command        does
-=============  ===============================================================================
-``ls``         list the checkpoints of a run directory, oldest first
-``status``     say how the run is, and what the same launch would resume from now
-``verify``     read every file of the committed checkpoints and compare the digests
-``prune``      remove what a retention policy does not keep
-``demo``       kill a training run three times and compare it with one that was never killed
-=============  ===============================================================================
+==============  ==============================================================================
+command         does
+==============  ==============================================================================
+``ls``          list the checkpoints of a run directory, oldest first
+``status``      say how the run is, and what the same launch would resume from now
+``journal``     list what happened to the run: starts, commits, stops
+``verify``      read every file of the committed checkpoints and compare the digests
+``prune``       remove what a retention policy does not keep
+``stop``        ask the run to save and leave
+``resume``      let a halted run go on
+``rewind``      set the checkpoints after a step aside, so that the next launch resumes there
+``export``      write the weights of a checkpoint to one safetensors file
+``demo``        kill a training run three times and compare it with one that was never killed
+==============  ==============================================================================
 
 Each has ``--json``: one JSON document on standard output, with stable keys. Exit codes:
 
@@ -16,7 +21,8 @@ Each has ``--json``: one JSON document on standard output, with stable keys. Exi
 code  means
 ====  ==================================================================================
 0     fine
-1     a checkpoint is damaged, or none is valid; for ``demo``: the two runs differ
+1     a checkpoint is damaged, or none is valid; for ``demo``: the two runs differ; for
+      ``stop --wait``: the run ended otherwise
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
 ====  ==================================================================================
@@ -34,7 +40,8 @@ from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUn
 def main() -> None:
     """Run the shell command and leave the process with its exit code."""
     try:
-        from resume_adapters.cli.commands import app
+        from resume_adapters.cli import commands, export, steering  # noqa: F401  # each registers its commands
+        from resume_adapters.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

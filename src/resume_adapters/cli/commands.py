@@ -11,28 +11,12 @@ import typer
 from rich.console import Console
 
 from resume_adapters.cli import documents, policy, render, rundir
-from resume_adapters.cli.rundir import STORAGE, RunDirectory
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console, require_at_rest
+from resume_adapters.cli.rundir import STORAGE
 from resume_adapters.cli.verify import Verdict, choose, manifest_of, verify
 from resume_adapters.core import directory
 from resume_adapters.core.listing import Listed
-from resume_adapters.core.process import is_alive
-from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
-
-_EXIT_CODES = (
-    "Exit codes: 0 fine; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
-    "3 no such run directory, or not a run directory."
-)
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Look at a run directory of resume-adapters, prove it, and tidy it.",
-    epilog=_EXIT_CODES,
-)
-
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory that the run saves its checkpoints in.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+from resume_adapters.errors import NoValidCheckpoint
 
 
 class Framework(str, Enum):
@@ -43,7 +27,7 @@ class Framework(str, Enum):
     deepspeed = "deepspeed"
 
 
-@app.command(name="ls", epilog=_EXIT_CODES)
+@app.command(name="ls", epilog=EXIT_CODES)
 def list_checkpoints(
     run_dir: RunDir,
     best: Annotated[
@@ -61,26 +45,49 @@ def list_checkpoints(
     if json:
         documents.write(document)
     else:
-        render.listing(Console(highlight=False), document, wanted.metric if wanted else None)
+        render.listing(console(), document, wanted.metric if wanted else None)
     raise typer.Exit(1 if run.damaged else 0)
 
 
-@app.command(epilog=_EXIT_CODES)
-def status(run_dir: RunDir, json: Json = False) -> None:
+@app.command(epilog=EXIT_CODES)
+def status(
+    run_dir: RunDir,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew each second, until the run is over.")] = False,
+    json: Json = False,
+) -> None:
     """Say how the run is, and what the same launch would resume from now.
 
-    A run whose status says running and whose process is gone from this host was killed.
+    A run whose status says running and whose process is gone from this host was killed. With --watch and --json, one
+    document a line.
     """
     run = rundir.read(run_dir)
     document = documents.status(run)
-    if json:
+    if watch:
+        document = _watch(run_dir, document, json)
+    elif json:
         documents.write(document)
     else:
-        render.status(Console(highlight=False), document)
-    raise typer.Exit(1 if run.damaged else 0)
+        render.status(console(), document)
+    raise typer.Exit(1 if document["damaged"] else 0)
 
 
-@app.command(name="verify", epilog=_EXIT_CODES)
+def _watch(run_dir: Path, document: documents.Document, json: bool) -> documents.Document:
+    """Show the status each second until it is not ``running`` any more, and return the last."""
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False, transient=False) as live:
+        while True:
+            if json:
+                documents.write_line(document)
+            else:
+                live.update(render.status_table(document), refresh=True)
+            if document["state"] != "running":
+                return document
+            time.sleep(1.0)
+            document = documents.status(rundir.read(run_dir))
+
+
+@app.command(name="verify", epilog=EXIT_CODES)
 def verify_checkpoints(
     run_dir: RunDir,
     checkpoints: Annotated[
@@ -95,7 +102,7 @@ def verify_checkpoints(
     if json:
         documents.write(document)
     else:
-        render.verdicts(Console(highlight=False), document)
+        render.verdicts(console(), document)
     all_valid = bool(found) and all(each.verdict == "valid" for each in found)
     raise typer.Exit(0 if all_valid else 1)
 
@@ -116,7 +123,7 @@ def _verify_all(rows: list[Listed]) -> list[Verdict]:
         return [verify(row, advance) for row in rows]
 
 
-@app.command(epilog=_EXIT_CODES)
+@app.command(epilog=EXIT_CODES)
 def prune(
     run_dir: RunDir,
     keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
@@ -144,7 +151,7 @@ def prune(
         run.require_metric(each.metric)
     plan = directory.plan(STORAGE, run.path, keep, now=time.time())
     if not dry_run:
-        _require_at_rest(run, force)
+        require_at_rest(run, force)
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} holds no valid checkpoint; nothing was removed", path=run.path)
         STORAGE.make_directory(run.journal().directory)
@@ -153,23 +160,7 @@ def prune(
     if json:
         documents.write(document)
     else:
-        render.pruning(Console(highlight=False), document)
-
-
-def _require_at_rest(run: RunDirectory, force: bool) -> None:
-    """Refuse to prune under a running job.
-
-    Raises:
-        UnsupportedSetting: the run is running, or may be.
-    """
-    status, _ = run.status()
-    if status is None or status.state != "running" or force or (alive := is_alive(status)) is False:
-        return
-    found = "is running" if alive else "says that it is running, which cannot be checked from here"
-    raise UnsupportedSetting(
-        f"the run in {run.path} {found} (process {status.pid} on {status.host}), and a running job prunes for itself: "
-        "wait for its end, or pass --force if it is gone"
-    )
+        render.pruning(console(), document)
 
 
 @app.command(epilog="Exit codes: 0 the runs are identical; 1 they differ; 2 wrong usage, or an extra is missing.")
@@ -192,5 +183,5 @@ def demo(
     if json:
         documents.write(demo_report.document(result))
     else:
-        demo_report.report(Console(highlight=False), result)
+        demo_report.report(console(), result)
     raise typer.Exit(0 if result.difference is None else 1)

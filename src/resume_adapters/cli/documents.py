@@ -21,6 +21,12 @@ def write(document: Document) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
+def write_line(document: Document) -> None:
+    """Print a document as one line, at once."""
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
+
+
 def checkpoint(row: Listed, marks: list[str]) -> Document:
     """Describe one checkpoint; what only a manifest knows is ``None`` without one."""
     manifest = row.manifest
@@ -56,8 +62,7 @@ def status(run: RunDirectory) -> Document:
 
     ``state`` is the one in the status, except ``killed``, where it says ``running`` and the process is gone, and
     ``unknown``, where there is no status that can be read; ``alive`` is ``None`` where that cannot be told from here.
-    ``step`` and ``epoch`` are the last that are known: a run writes its status when it starts and when it ends, and a
-    manifest at each commit in between.
+    ``step`` and ``epoch`` are the last that are known: of the live status, or of the newest commit.
     """
     found, problem = run.status()
     alive = is_alive(found) if found else None
@@ -70,6 +75,11 @@ def status(run: RunDirectory) -> Document:
         "step": last.step if last else None,
         "epoch": last.epoch if last else None,
         "horizon": found.horizon if found else None,
+        "rate": found.rate if found else None,
+        "eta": found.eta if found else None,
+        "next_save": found.next_save if found else None,
+        "ends": found.ends if found else None,
+        "job": found.job if found else None,
         "last_commit": newest.step if newest else None,
         "last_commit_written": newest.written if newest else None,
         "generation": found.generation if found else None,

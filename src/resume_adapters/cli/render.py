@@ -16,6 +16,7 @@ _STYLES = {
     "running": "green",
     "pending": "yellow",
     "stopped": "yellow",
+    "halted": "bold yellow",
     "foreign": "cyan",
     "damaged": "bold red",
     "killed": "bold red",
@@ -45,6 +46,13 @@ def age(moment: float | None) -> str:
         if seconds >= length:
             return f"{seconds // length}{unit}"
     return f"{seconds}s"
+
+
+def _ahead(moment: float) -> str:
+    """Write how far ahead a moment is (seconds since 1970), to the minute or second."""
+    seconds = max(0, round(moment - time.time()))
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds % 60:02}s"
 
 
 def state(word: str) -> str:
@@ -106,15 +114,25 @@ def _main_metric(rows: list[dict[str, Any]]) -> str | None:
 
 def status(console: Console, document: dict[str, Any]) -> None:
     """Print how a run is, of :func:`resume_adapters.cli.documents.status`."""
+    console.print(status_table(document))
+
+
+def status_table(document: dict[str, Any]) -> Table:
+    """Return how a run is, of :func:`resume_adapters.cli.documents.status`, as a table of labels and values."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    anchor = document["resumes_from"]
+    anchor, running = document["resumes_from"], document["state"] == "running"
     lines = {
         "state": state(document["state"]) + _aliveness(document),
         "step": _progress(document),
         "epoch": _number(document["epoch"]),
+        "rate": f"{document['rate']:.3g} steps/s" if document["rate"] else "",
+        "finishes": f"in {_ahead(document['eta'])}" if document["eta"] and running else "",
+        "walltime": f"over in {_ahead(document['ends'])}" if document["ends"] and running else "",
         "last commit": _last_commit(document),
+        "next save": f"after step {document['next_save']}" if document["next_save"] and running else "",
+        "job": escape(document["job"] or ""),
         "generation": "" if document["generation"] is None else f"start {document['generation']} of this directory",
         "reason": escape(document["reason"]),
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
@@ -127,7 +145,7 @@ def status(console: Console, document: dict[str, Any]) -> None:
     for label, text in lines.items():
         if text:
             table.add_row(label, text)
-    console.print(table)
+    return table
 
 
 def _aliveness(document: dict[str, Any]) -> str:
@@ -151,6 +169,25 @@ def _last_commit(document: dict[str, Any]) -> str:
     if document["last_commit"] is None:
         return "none"
     return f"step {document['last_commit']}, {age(document['last_commit_written'])} ago"
+
+
+def journal(console: Console, document: dict[str, Any]) -> None:
+    """Print what happened to a run: each entry's time, event and step, and what else is known of it."""
+    table = _table("time", "event", "step", "what", right=("step",))
+    for entry in document["entries"]:
+        known = {name: value for name, value in entry.items() if name not in ("time", "event", "step") and value}
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
+        step = "" if entry.get("step") is None else str(entry["step"])
+        table.add_row(moment, escape(entry["event"]), step, escape(_known(known)))
+    console.print(table)
+
+
+def _known(facts: dict[str, Any]) -> str:
+    if isinstance(facts.get("seconds"), float):
+        facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
+    if isinstance(facts.get("cursor"), dict):
+        facts = {**facts, "cursor": ", ".join(f"{key} {value}" for key, value in facts["cursor"].items())}
+    return "; ".join(value if name == "reason" else f"{name} {value}" for name, value in facts.items())
 
 
 def verdicts(console: Console, document: dict[str, Any]) -> None:

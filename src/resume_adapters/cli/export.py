@@ -1,0 +1,173 @@
+"""``export``: the plain weights of a checkpoint of any framework, in one safetensors file."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from resume_adapters.cli import documents, rundir
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
+from resume_adapters.cli.render import size
+from resume_adapters.cli.rundir import STORAGE, RunDirectory
+from resume_adapters.core import keys
+from resume_adapters.core.listing import Listed, check_digests, check_sizes
+from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
+
+if TYPE_CHECKING:
+    import torch
+
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLE = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "mp_rank_00_model_states.pt",
+)
+_SHARDED = ("zero_pp_rank_*_model_states.pt", "*.distcp")
+_WITHIN: tuple[str, ...] = ("state_dict", "module")
+"""Under which key Lightning and DeepSpeed keep the weights in a file that holds more."""
+
+
+@app.command(epilog=EXIT_CODES)
+def export(
+    run_dir: RunDir,
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="A name; by default what a restart would resume from.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; must be new.")] = (
+        Path("model.safetensors")
+    ),
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint, as the run itself says.")] = False,
+    json: Json = False,
+) -> None:
+    """Write the weights of a checkpoint to one safetensors file, by their names without wrappers.
+
+    The files that are read are compared with the manifest's digests first. Nothing of the run directory is changed, and
+    no framework is needed: torch alone. Weights that are sharded over processes are not put together.
+    """
+    run = rundir.read(run_dir)
+    row = _choose(run, checkpoint, best)
+    if os.path.lexists(output):
+        raise UnsupportedSetting(f"{output} is there already: name another file with --output, or remove it")
+    files = weight_files(row.path)
+    _check(row, files)
+    count, written = _write(_read(files), output, row)
+    document = {
+        "run_directory": str(run.path),
+        "checkpoint": row.path.name,
+        "step": row.step,
+        "output": str(output),
+        "tensors": count,
+        "bytes": written,
+    }
+    if json:
+        documents.write(document)
+    else:
+        text = f"Wrote {count} tensors of {row.path.name} to {output} ({size(written)})."
+        console().print(text, markup=False, soft_wrap=True)
+
+
+def _choose(run: RunDirectory, name: str | None, best: bool) -> Listed:
+    """Return the checkpoint to export.
+
+    Raises:
+        UnsupportedSetting: there is none of that name.
+        NoValidCheckpoint: there is none at all.
+    """
+    wanted = run.best(None) if best else name
+    if best and wanted is None:
+        raise UnsupportedSetting(f"the run in {run.path} does not say which checkpoint is its best")
+    if wanted is None:
+        if run.anchor is None:
+            raise NoValidCheckpoint(f"{run.path} holds no valid checkpoint to export", path=run.path)
+        return run.anchor
+    by_name = {row.path.name: row for row in run.rows if row.step is not None}
+    if Path(wanted).name not in by_name:
+        raise UnsupportedSetting(f"there is no whole checkpoint {wanted} in {run.path}; it holds {', '.join(by_name)}")
+    return by_name[Path(wanted).name]
+
+
+def weight_files(checkpoint: Path) -> list[Path]:
+    """Return the files that hold a checkpoint's weights: of one model, whole.
+
+    Raises:
+        UnsupportedSetting: they are sharded over processes, or there are none.
+    """
+    if checkpoint.is_file():
+        return [checkpoint]
+    for index in _INDEXES:
+        if (checkpoint / index).is_file():
+            shards = json_module.loads((checkpoint / index).read_bytes())["weight_map"].values()
+            return [checkpoint / index, *(checkpoint / shard for shard in sorted(set(shards)))]
+    for name in _SINGLE:
+        if (checkpoint / name).is_file():
+            return [checkpoint / name]
+    sharded = next((path for kind in _SHARDED for path in checkpoint.rglob(kind)), None)
+    if sharded is not None:
+        raise UnsupportedSetting(
+            f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): put them together with the "
+            "framework's own tool first (DeepSpeed: zero_to_fp32.py; Accelerate: accelerate merge-weights)"
+        )
+    raise UnsupportedSetting(f"{checkpoint.name} holds no weights in a file that is known: {', '.join(_SINGLE)}")
+
+
+def _check(row: Listed, files: list[Path]) -> None:
+    """Compare the files with their manifest, where there is one.
+
+    Raises:
+        CheckpointDamaged: naming the first that differs.
+    """
+    if row.manifest is None:
+        return
+    names = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
+    entries = tuple(entry for entry in row.manifest.files if entry.path in names)
+    check_sizes(row.path, msgspec.structs.replace(row.manifest, files=entries))
+    for _ in check_digests(STORAGE, row.path, entries):
+        pass
+
+
+def _read(files: list[Path]) -> dict[str, torch.Tensor]:
+    """Read weights, running no code.
+
+    Raises:
+        UnsupportedSetting: a file holds more than can be read so.
+    """
+    import torch
+    from safetensors.torch import load_file
+
+    found: dict[str, Any] = {}
+    for file in files:
+        if file.suffix == ".json":
+            continue
+        content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file, torch.load)
+        inner: dict[str, Any] = next((content[key] for key in _WITHIN if isinstance(content.get(key), dict)), content)
+        found.update({name: value for name, value in inner.items() if isinstance(value, torch.Tensor)})
+    return {name: found[key] for name, key in keys.canonical(found).items()}
+
+
+def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise UnsupportedSetting(f"{file.name} cannot be read without running code from it: {error}") from error
+    return content
+
+
+def _write(weights: dict[str, torch.Tensor], output: Path, row: Listed) -> tuple[int, int]:
+    """Write the file under a name of its own first, so that it is there whole or not at all."""
+    from safetensors.torch import save_file
+
+    temporary = output.with_name(f".{output.name}.tmp")
+    # Tied weights share their memory, which the format has no word for: each name gets its own.
+    plain = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
+    save_file(plain, temporary, metadata={"format": "pt", "checkpoint": row.path.name, "step": str(row.step)})
+    os.replace(temporary, output)
+    return len(plain), output.stat().st_size

@@ -1,0 +1,125 @@
+"""``export`` writes plain weights, whatever framework saved them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from resume_adapters.core.run import ResumableRun
+
+WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.5, -2.5])}
+TIED = torch.arange(4.0)
+
+
+def hf(path):
+    save_file(WEIGHTS, path / "model.safetensors")
+
+
+def sharded(path):
+    for number, name in enumerate(WEIGHTS):
+        save_file({name: WEIGHTS[name]}, path / f"model-{number}.safetensors")
+    index = {"weight_map": {name: f"model-{number}.safetensors" for number, name in enumerate(WEIGHTS)}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def compiled(path):
+    torch.save({f"module._orig_mod.{name}": tensor for name, tensor in WEIGHTS.items()}, path / "pytorch_model.bin")
+
+
+def zero(path):
+    torch.save({"module": WEIGHTS, "global_steps": 10}, path / "mp_rank_00_model_states.pt")
+
+
+def save(directory, write):
+    run = ResumableRun(directory)
+    run.open()
+    run.save(
+        "checkpoint-10",
+        10,
+        native=lambda: write(directory / "checkpoint-10"),
+        own=dict,
+        parts={},
+        owner=lambda file: 0,
+        facts=lambda: {"epoch": 1.0, "reason": "scheduled"},
+    )
+    run.close()
+
+
+@pytest.mark.parametrize("write", [hf, sharded, compiled, zero])
+def test_the_weights_of_a_directory(command, tmp_path, write):
+    save(tmp_path / "run", write)
+    out = tmp_path / "plain.safetensors"
+    done = command("export", tmp_path / "run", "-o", out, "--json")
+    assert done.code == 0, done.err
+    assert (done.json["checkpoint"], done.json["step"], done.json["tensors"]) == ("checkpoint-10", 10, 2)
+    found = load_file(out)
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+    with safe_open(out, "pt") as file:
+        assert file.metadata() == {"format": "pt", "checkpoint": "checkpoint-10", "step": "10"}
+
+
+def test_the_weights_of_a_lightning_file(command, tmp_path):
+    run, directory = ResumableRun(tmp_path), tmp_path
+    run.open()
+    run.save(
+        "epoch=0-step=10.ckpt",
+        10,
+        native=lambda: torch.save({"state_dict": WEIGHTS, "epoch": 0}, directory / "epoch=0-step=10.ckpt"),
+        own=dict,
+        parts={},
+        owner=lambda file: 0,
+        facts=lambda: {"epoch": 1.0, "reason": "scheduled"},
+        is_file=True,
+    )
+    run.close()
+    assert command("export", tmp_path, "-o", tmp_path / "out.safetensors").code == 0
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["a.bias"], WEIGHTS["a.bias"])
+
+
+def test_tied_weights_are_written_under_each_name(command, tmp_path):
+    save(tmp_path / "run", lambda path: torch.save({"in": TIED, "out": TIED}, path / "pytorch_model.bin"))
+    assert command("export", tmp_path / "run", "-o", tmp_path / "out").code == 0
+    found = load_file(tmp_path / "out")
+    assert torch.equal(found["in"], TIED)
+    assert torch.equal(found["out"], TIED)
+
+
+def test_damaged_weights_are_not_exported(command, tmp_path, flip):
+    save(tmp_path / "run", hf)
+    flip(tmp_path / "run" / "checkpoint-10" / "model.safetensors")
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out")
+    assert done.code == 1
+    assert "model.safetensors has the digest" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_file_is_not_replaced(command, tmp_path):
+    save(tmp_path / "run", hf)
+    (tmp_path / "out").write_text("precious")
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out")
+    assert done.code == 2
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+def test_shards_are_refused_with_what_to_do(command, tmp_path):
+    save(tmp_path / "run", lambda path: (path / "zero_pp_rank_0_mp_rank_00_model_states.pt").touch())
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out")
+    assert done.code == 2
+    assert "zero_to_fp32.py" in done.err
+
+
+def test_no_code_is_run_from_a_pickle(command, tmp_path):
+    class Malice:
+        def __reduce__(self):
+            return print, ("malice",)
+
+    save(tmp_path / "run", lambda path: torch.save({"x": Malice()}, path / "pytorch_model.bin"))
+    done = command("export", tmp_path / "run", "-o", tmp_path / "out")
+    assert done.code == 2
+    assert "malice" not in done.out
+    assert "without running code" in done.err

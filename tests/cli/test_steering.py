@@ -1,0 +1,221 @@
+"""A run is stopped, halted, let go on and taken back from a shell."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.errors import FencedOff, RunHalted
+
+TRAIN = """
+import signal, sys, time
+from resume_adapters.core.run import ResumableRun
+run = ResumableRun(sys.argv[1])
+run.open()
+run.begin(30, 3.0)
+print("training", flush=True)
+step = 30
+while True:
+    time.sleep(0.02)
+    step += 1
+    if run.end_step(step, step / 10, 100_000).stop:
+        run.leave(step, step / 10)
+"""
+
+
+@pytest.fixture
+def training(run_dir):
+    process = subprocess.Popen([sys.executable, "-c", TRAIN, run_dir], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"training\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def status(run_dir):
+    return json.loads((run_dir / ".resume" / "status.json").read_bytes())
+
+
+def halt(run_dir):
+    found = status(run_dir) | {"state": "halted", "reason": "the loss is not finite"}
+    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(found))
+
+
+# ---- stop
+
+
+def test_stop_waits_until_the_run_has_saved_and_left(command, run_dir, training):
+    done = command("stop", run_dir, "--wait", "--json")
+    assert done.code == 0
+    assert (done.json["state"], done.json["reason"]) == ("stopped", "resume-adapters stop")
+    assert training.wait(10) == 0
+    assert not (run_dir / ".resume" / "stop").exists()
+
+
+def test_stop_asks_and_returns(command, run_dir, training):
+    assert command("stop", run_dir).code == 0
+    assert training.wait(10) == 0
+    assert status(run_dir)["state"] == "stopped"
+
+
+def test_stop_by_force_kills(command, run_dir, training):
+    done = command("stop", run_dir, "--force", "--json")
+    assert (done.code, done.json["state"]) == (0, "killed")
+    assert training.wait(10) == -signal.SIGKILL
+
+
+def test_waiting_tells_that_the_run_ended_otherwise(command, run_dir, training):
+    training.send_signal(signal.SIGSTOP)
+    waiting = subprocess.Popen([sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--wait"])
+    time.sleep(1.5)
+    assert waiting.poll() is None
+    training.kill()
+    training.wait()
+    assert waiting.wait(10) == 1
+
+
+def test_stop_does_nothing_where_nothing_runs(command, run_dir):
+    done = command("stop", run_dir, "--wait", "--json")
+    assert (done.code, done.json["state"]) == (0, "finished")
+    assert not (run_dir / ".resume" / "stop").exists()
+
+
+def test_only_a_process_on_this_host_can_be_killed(command, run_dir):
+    found = status(run_dir) | {"state": "running", "host": "elsewhere.example", "job": "4711"}
+    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(found))
+    done = command("stop", run_dir, "--force")
+    assert done.code == 2
+    assert "end its job, 4711" in done.err
+
+
+# ---- status --watch
+
+
+def test_watch_follows_the_run_to_its_end(command, run_dir, training):
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "resume_adapters.cli", "status", run_dir, "--watch", "--json"], stdout=subprocess.PIPE
+    )
+    time.sleep(3.5)
+    training.send_signal(signal.SIGTERM)
+    out, _ = watching.communicate(timeout=20)
+    assert watching.returncode == 0
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert len(documents) >= 3
+    assert documents[-1]["state"] == "stopped"
+    assert documents[0]["step"] < documents[-1]["step"]
+    live = documents[-2]
+    assert live["state"] == "running"
+    assert live["rate"] > 0
+    assert live["eta"] > time.time()
+
+
+def test_the_live_status_is_for_people_too(command, run_dir, training):
+    time.sleep(2.5)
+    text = command("status", run_dir).out
+    for words in ("running: process", "steps/s", "of 100000", "finishes"):
+        assert words in text
+
+
+# ---- resume
+
+
+def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
+    halt(run_dir)
+    assert "halted" in command("status", run_dir).out
+    with pytest.raises(RunHalted):
+        ResumableRun(run_dir).open()
+    done = command("resume", run_dir, "--json")
+    assert done.code == 0
+    assert done.json["state"] == "stopped"
+    assert "the loss is not finite; a human let it go on" in done.json["reason"]
+    run = ResumableRun(run_dir)
+    assert run.open().checkpoint.step == 30
+    run.close()
+
+
+def test_resume_leaves_another_run_as_it_is(command, run_dir):
+    before = status(run_dir)
+    assert command("resume", run_dir).code == 0
+    assert status(run_dir) == before
+
+
+# ---- rewind
+
+
+def test_rewind_sets_later_checkpoints_aside(command, run_dir):
+    done = command("rewind", run_dir, 10, "--json")
+    assert done.code == 0
+    assert done.json["set_aside"] == {"checkpoint-20": "checkpoint-20.1", "checkpoint-30": "checkpoint-30.1"}
+    shelf = run_dir / ".resume" / "set-aside"
+    assert (shelf / "checkpoint-30.1" / "resume" / "manifest.json").is_file(), "nothing is deleted"
+    assert (run_dir / "latest").resolve().name == "checkpoint-10"
+    assert status(run_dir)["state"] == "stopped", "a finished run goes on"
+    run = ResumableRun(run_dir)
+    assert run.open().checkpoint.step == 10
+    run.close()
+
+
+def test_rewind_fences_off_what_still_runs_unnoticed(command, run_dir, make_run):
+    run = ResumableRun(run_dir)
+    run.open()
+    assert command("rewind", run_dir, 20).code == 0
+    with pytest.raises(FencedOff):
+        run.prune()
+    run.close()
+
+
+def test_rewind_refuses_a_running_run(command, run_dir, training):
+    done = command("rewind", run_dir, 10)
+    assert done.code == 2
+    assert "stop it first" in done.err
+    assert (run_dir / "checkpoint-30").is_dir()
+
+
+@pytest.mark.parametrize(("step", "code", "words"), [(15, 2, "it has 10, 20, 30"), (20, 1, "model.bin")])
+def test_rewind_refuses_a_step_that_cannot_be_resumed_from(command, run_dir, step, code, words, flip):
+    flip(run_dir / "checkpoint-20" / "model.bin")
+    done = command("rewind", run_dir, step)
+    assert done.code == code
+    assert words in done.err
+    assert (run_dir / "checkpoint-30").is_dir()
+
+
+def test_rewind_leaves_a_halted_run_halted(command, run_dir):
+    halt(run_dir)
+    assert command("rewind", run_dir, 10).code == 0
+    assert status(run_dir)["state"] == "halted"
+
+
+# ---- journal
+
+
+def test_the_journal_is_listed(command, run_dir):
+    entries = command("journal", run_dir, "--json").json["entries"]
+    assert [entry["event"] for entry in entries] == ["start", "commit", "commit", "commit", "finished"]
+    assert [entry["event"] for entry in command("journal", run_dir, "--last", 2, "--json").json["entries"]] == [
+        "commit",
+        "finished",
+    ]
+    text = command("journal", run_dir).out
+    assert "commit" in text
+    assert "micro_batches" in text
+
+
+def test_a_torn_line_of_the_journal_is_left_out(command, run_dir):
+    with open(run_dir / ".resume" / "journal.jsonl", "ab") as file:
+        file.write(b'{"time":17951882')
+    assert len(command("journal", run_dir, "--json").json["entries"]) == 5
+
+
+def test_without_a_journal_there_is_nothing_to_list(command, run_dir):
+    shutil.rmtree(run_dir / ".resume")
+    assert command("journal", run_dir, "--json").json["entries"] == []
