@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import nox
@@ -33,6 +35,21 @@ def core(session: nox.Session) -> None:
     session.run("python", "-c", absent)
     arguments = session.posargs or ["-n", "2", "--dist", "loadgroup", "tests/core", "tests/cli"]
     session.run("python", "-m", "pytest", *arguments)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Run one job through a real Slurm: installed from Debian, started on this machine, and stopped again."""
+    if os.geteuid() != 0:
+        session.skip("starting Slurm's daemons needs root")
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+    if missing and shutil.which("apt-get") is None:
+        session.skip(f"{', '.join(missing)} are missing, and there is no apt-get to install them")
+    if missing:
+        session.run("apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", "munge", external=True)
+    install(session, "-e", ".[test-hf]")
+    environment = {"RESUME_ADAPTERS_SLURM": "1", "OMP_NUM_THREADS": "1"}
+    session.run("python", "-m", "pytest", "tests/slurm", *session.posargs, env=environment)
 
 
 @nox.session
