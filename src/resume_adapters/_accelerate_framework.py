@@ -1,20 +1,19 @@
-"""Accelerate's side of a hand-written loop. Every private name of Accelerate that the adapter uses is used here."""
+"""Accelerate's side of a hand-written loop."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
-from accelerate.utils import DistributedType, send_to_device
+from accelerate.utils import send_to_device
 
 from resume_adapters import _accelerate_files as files
-from resume_adapters.core import keys, state, weights
+from resume_adapters._accelerate_strategies import strategy
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -27,8 +26,6 @@ from resume_adapters.errors import UnsupportedSetting
 
 Tree = dict[str, Any]
 
-_SUPPORTED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
-
 
 def require_supported(accelerator: Any) -> None:
     """Refuse settings under which a resume cannot be exact.
@@ -38,9 +35,6 @@ def require_supported(accelerator: Any) -> None:
     """
     several = accelerator.num_processes > 1
     refused = {
-        f"{accelerator.distributed_type} shards or moves the state in a way that is not followed": (
-            accelerator.distributed_type not in _SUPPORTED
-        ),
         "save_on_each_node=True scatters a checkpoint over nodes": (
             several and accelerator.project_configuration.save_on_each_node
         ),
@@ -85,27 +79,14 @@ class AccelerateFramework(Framework):
 
     def __init__(self, accelerator: Any) -> None:
         self.accelerator = accelerator
-        # seam: accelerate 1.15: what was prepared is kept in these lists, and nowhere else
-        self.models: list[Any] = accelerator._models
-        self.optimizers: list[Any] = accelerator._optimizers
-        self.schedulers: list[Any] = accelerator._schedulers
-        self.loaders: list[Any] = accelerator._dataloaders
-        self.registered: list[Any] = accelerator._custom_objects
-        self._steps = 0
-        self._modules: list[Any] | None = None
+        self._strategy = strategy(accelerator)
+        self.loaders: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
+        self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
         self._first_slices: dict[int, Any] = {}
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
-        self.accumulation = accelerator.gradient_accumulation_steps
-        self.fixed = {
-            "number of models": len(self.models),
-            "number of optimizers": len(self.optimizers),
-        }
-        for optimizer in self.optimizers:
-            optimizer.optimizer.register_step_post_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self._steps += 1
+        self.accumulation = int(accelerator.gradient_accumulation_steps)
+        self.fixed = self._strategy.fixed
 
     # ---- Steps
 
@@ -114,10 +95,8 @@ class AccelerateFramework(Framework):
         return not self.accelerator.sync_gradients
 
     def has_stepped(self) -> bool:
-        """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
-        stepped, self._steps = self._steps > 0 or not self.optimizers, 0
-        skipped = any(each.step_was_skipped for each in self.optimizers)
-        return self.accelerator.sync_gradients and (stepped or skipped)
+        """Return whether the batch ended an optimizer step; one that was skipped for an overflow counts."""
+        return self._strategy.has_stepped()
 
     # ---- Data
 
@@ -144,13 +123,8 @@ class AccelerateFramework(Framework):
     # ---- Saving
 
     def state_dict(self) -> Tree:
-        """Return the tensors of all models, by the model's number and their names without wrappers."""
-        found = {}
-        for index, model in enumerate(self.models):
-            tensors = model.state_dict()
-            prefix = f"{index}." if index else ""
-            found.update({f"{prefix}{name}": tensors[key] for name, key in keys.canonical(tensors).items()})
-        return found
+        """Return the tensors of all models, by their names without wrappers."""
+        return self._strategy.tensors()
 
     def checkpoint_name(self, step: int) -> str:
         """Return ``checkpoint_<iteration>`` with automatic naming, as Accelerate does, else ``checkpoint_<step>``."""
@@ -164,7 +138,7 @@ class AccelerateFramework(Framework):
     def save(self, directory: Path) -> None:
         """Let ``save_state`` write; of what every rank writes to the same path, rank zero writes alone."""
         self.accelerator.project_configuration.iteration = self._number
-        with self._named_by_us(), self._one_writer():
+        with self._named_by_us(), self._one_writer(), self._strategy.writing():
             self.accelerator.save_state(str(directory))
 
     @contextlib.contextmanager
@@ -192,17 +166,15 @@ class AccelerateFramework(Framework):
 
     def owner(self, file: Path) -> int:
         """Return the rank that wrote a file."""
-        return files.owner(file)
+        return self._strategy.owner(file)
 
     def parts(self) -> dict[str, Stateful]:
         """Return the scaler, and what was given to ``register_for_checkpointing``."""
-        found: dict[str, Stateful] = {}
+        found = self._strategy.parts()
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:
             found["registered"] = Registered(self.registered)
-        if any(not each.broadcast_buffers for each in self.modules()):
-            found["buffers"] = Buffers(self.models)
         return found
 
     def state(self) -> Tree:
@@ -219,28 +191,18 @@ class AccelerateFramework(Framework):
                 }
                 for each in self.loaders
             ],
+            "strategy": self._strategy.own(),
         }
 
     # ---- Loading
 
     def load(self, session: Session) -> None:
-        """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and prove them."""
-        assert session.checkpoint is not None
-        path = session.checkpoint.path
-        models = list(self.models)
-        for hook in self.accelerator._load_model_state_pre_hook.values():  # seam: accelerate 1.15
-            hook(models, str(path))
-        for index, model in enumerate(models):
-            session.load_weights(model, weights.read_files([files.weights(path, index)]))
-        for kind, things in (("optimizer", self.optimizers), ("scheduler", self.schedulers)):
-            for index, thing in enumerate(things):
-                saved = files.pickled(path, kind, index)
-                thing.load_state_dict(saved)
-                if session.verify:
-                    state.prove(f"{kind} {index}" if index else kind, saved, thing.state_dict())
+        """Load models, optimizers and schedulers, and prove them."""
+        self._strategy.load(session)
 
     def restore(self, saved: Tree) -> None:
         """Put the counts back."""
+        self._strategy.restore(saved["strategy"])
         self.accelerator.step = saved["step"]
         self.accelerator.project_configuration.iteration = saved["iteration"]
         self._first_slices = {index: kept["first"] for index, kept in enumerate(saved["loaders"])}
@@ -271,50 +233,21 @@ class AccelerateFramework(Framework):
         return Resumed(step // steps, step, step % steps * accumulated)
 
     def modules(self) -> list[Any]:
-        """Return the DDP modules around the models; ``prepare`` hands them to the script and keeps no reference."""
-        if self._modules is None:
-            self._modules = _ddp_around(self.models) if self.accelerator.num_processes > 1 else []
-        return self._modules
+        """Return the DDP modules around the models."""
+        return self._strategy.modules()
 
     def entries(self) -> Sequence[PartEntry]:
         """Say of each part who captures it."""
         found = [
-            PartEntry("model", "framework", f"{len(self.models)} prepared, by save_state"),
-            PartEntry("optimizer", "framework", f"{len(self.optimizers)} prepared, by save_state"),
+            PartEntry("model", "framework", f"{len(self._strategy.models)} prepared, by save_state"),
+            PartEntry("optimizer", "framework", f"{len(self._strategy.optimizers)} prepared, by save_state"),
         ]
-        if self.schedulers:
-            found.append(PartEntry("scheduler", "framework", f"{len(self.schedulers)} prepared, by save_state"))
+        if self._strategy.schedulers:
+            found.append(
+                PartEntry("scheduler", "framework", f"{len(self._strategy.schedulers)} prepared, by save_state")
+            )
         found += [PartEntry(name, "core", type(part).__name__) for name, part in self.parts().items()]
         return found
-
-
-class Buffers:
-    """The buffers of models that DDP does not keep alike on all ranks, as one part."""
-
-    def __init__(self, models: Iterable[Any]) -> None:
-        self._named = {
-            f"{index}.{name}": buffer for index, model in enumerate(models) for name, buffer in model.named_buffers()
-        }
-
-    def state_dict(self) -> Tree:
-        """Return the buffers by model and name."""
-        return dict(self._named)
-
-    def load_state_dict(self, saved: Tree) -> None:
-        """Copy what :meth:`state_dict` returned into the buffers."""
-        for name, buffer in self._named.items():
-            buffer.copy_(saved[name])
-
-
-def _ddp_around(models: Iterable[Any]) -> list[Any]:
-    from torch.nn.parallel import DistributedDataParallel
-
-    found = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
-    around = []
-    for model in models:
-        inner = {id(parameter) for parameter in model.parameters()}
-        around += [each for each in found if any(id(parameter) in inner for parameter in each.module.parameters())]
-    return around
 
 
 def _index(things: Sequence[Any], thing: Any) -> int:

@@ -7,6 +7,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -14,8 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration, set_seed
+from accelerate import (
+    Accelerator,
+    DataLoaderConfiguration,
+    DeepSpeedPlugin,
+    FullyShardedDataParallelPlugin,
+    PartialState,
+)
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    set_seed,
+)
 
 from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
 
@@ -199,11 +212,50 @@ DEFAULTS: dict[str, Any] = {
     "with": False,
     "scores": None,
     "save_every": 5,
+    "fsdp": None,
+    "zero": None,
     "left_at": None,
     "load": None,
     "wrapped": True,
     "options": {},
 }
+
+
+def new_accelerator() -> Accelerator:
+    """Make the accelerator, on the CPU; the strategies that it is not made for there need to be led to it."""
+    placement: dict[str, Any] = {"cpu": True}
+    handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
+    if CONFIG["fsdp"]:
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        states: Any = PartialState
+        states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True
+        )
+        placement = {"fsdp_plugin": plugin}
+    if CONFIG["zero"]:
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # plain gloo: nothing is compiled
+        settings = {
+            "train_micro_batch_size_per_gpu": CONFIG["batch"],
+            "gradient_accumulation_steps": CONFIG["accumulate"],
+            "zero_optimization": {"stage": CONFIG["zero"]},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        placement = {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=settings)}
+        handlers = [InitProcessGroupKwargs(backend="gloo")]
+    return Accelerator(
+        **placement,
+        gradient_accumulation_steps=1 if CONFIG["by_hand"] else CONFIG["accumulate"],
+        mixed_precision=CONFIG["precision"],
+        dataloader_config=DataLoaderConfiguration(**CONFIG["loader"]),
+        project_config=ProjectConfiguration(
+            "project", automatic_checkpoint_naming=CONFIG["naming"], total_limit=CONFIG["limit"]
+        ),
+        kwargs_handlers=handlers,
+    )
 
 
 class Job:
@@ -212,16 +264,7 @@ class Job:
     def __init__(self) -> None:
         if not CONFIG["bare"]:
             importlib.import_module("resume_adapters.accelerate")  # at the beginning, as a script has it
-        self.accelerator = accelerator = Accelerator(
-            cpu=True,
-            gradient_accumulation_steps=1 if CONFIG["by_hand"] else CONFIG["accumulate"],
-            mixed_precision=CONFIG["precision"],
-            dataloader_config=DataLoaderConfiguration(**CONFIG["loader"]),
-            project_config=ProjectConfiguration(
-                "project", automatic_checkpoint_naming=CONFIG["naming"], total_limit=CONFIG["limit"]
-            ),
-            kwargs_handlers=[DistributedDataParallelKwargs(**CONFIG["ddp"])],
-        )
+        self.accelerator = accelerator = new_accelerator()
         if CONFIG["scaler"]:  # Accelerate makes one only where there is an accelerator; this one overflows
             accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
         set_seed(CONFIG["seed"])
@@ -344,10 +387,11 @@ class Job:
 
     def finish(self) -> None:
         run, scaler = self.run, self.accelerator.scaler
-        weights = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
+        weights = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict().values()
         trace(
             final=True,
-            weights=digest(*weights.values()),
+            strategy=str(self.accelerator.distributed_type),
+            weights=digest(*(each.full_tensor() if hasattr(each, "full_tensor") else each for each in weights)),
             second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
             global_step=run.global_step,
             accelerator_step=self.accelerator.step,

@@ -243,6 +243,15 @@ def test_registered_objects_are_known_by_name(order: list[int], bench: contract.
     assert final is not None and final["counters"] == [21, 42]
 
 
+def test_automatic_naming_never_meets_its_own_directories(bench: contract.Bench, tmp_path: Path) -> None:
+    """``iteration`` goes on, and what ``total_limit`` removes is the oldest, after the newest is committed."""
+    config = {"naming": True, "limit": 2}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_1": 10, "checkpoint_2": 15}
+    bench.run(tmp_path, config).require_success()
+    assert contract.committed(tmp_path / RUN) == {"checkpoint_3": 20, "checkpoint_4": 21}
+
+
 def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """The package is added to a run that bare Accelerate began: its whole checkpoint is taken, a torn one is not."""
     config = {"loader": {"use_seedable_sampler": True}}

@@ -34,6 +34,21 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
 }
 
+STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fsdp2-sharded": ("DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT", "clip": True, "batch_norm": True}),
+    "fsdp2-full": ("DistributedType.FSDP", {"fsdp": "FULL_STATE_DICT"}),
+    "zero-2": ("DistributedType.DEEPSPEED", {"zero": 2, "augment": True}),
+}
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    strategy, config = STRATEGIES[case]
+    config = {"samples": 100, **config}
+    expected = reference(config, 2)
+    assert [final and final["strategy"] for final in expected.final] == [strategy] * 2, "another one has trained"
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [EARLY, MIDDLE], ranks=2)
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_killed_three_times_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

@@ -1,0 +1,283 @@
+"""Where models and optimizers are, by the strategy that an accelerator trains with, and how they are loaded again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fsdp_model, load_fsdp_optimizer
+
+from resume_adapters import _accelerate_files as files
+from resume_adapters.core import keys, state, tree, weights
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Stateful
+from resume_adapters.errors import NotRestored, UnsupportedSetting
+
+Tree = dict[str, Any]
+
+
+class Replicated:
+    """Every process has the whole model: one process, or DDP.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+
+    Attributes:
+        models: what was prepared, without DDP around it.
+        fixed: what must be as it was when the checkpoint was saved, in a user's words.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        # seam: accelerate 1.15: what was prepared is kept in these lists, and nowhere else
+        self.models: list[Any] = accelerator._models
+        self.optimizers: list[Any] = accelerator._optimizers
+        self.schedulers: list[Any] = accelerator._schedulers
+        self.fixed = {"number of models": len(self.models), "number of optimizers": len(self.optimizers)}
+        self._steps = 0
+        self._modules: list[Any] | None = None
+        self._observe_steps()
+
+    # ---- Steps
+
+    def _observe_steps(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+    def has_stepped(self) -> bool:
+        """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
+        stepped, self._steps = self._steps > 0 or not self.optimizers, 0
+        skipped = any(each.step_was_skipped for each in self.optimizers)
+        return self.accelerator.sync_gradients and (stepped or skipped)
+
+    # ---- State
+
+    def tensors(self) -> Tree:
+        """Return the tensors of all models, by the model's number and their names without wrappers."""
+        found = {}
+        for index, model in enumerate(self.models):
+            tensors = model.state_dict()
+            prefix = f"{index}." if index else ""
+            found.update({f"{prefix}{name}": tensors[key] for name, key in keys.canonical(tensors).items()})
+        return found
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return what belongs to the models, is not saved by Accelerate, and may differ between processes."""
+        if any(not each.broadcast_buffers for each in self.modules()):
+            return {"buffers": Buffers(self.models)}
+        return {}
+
+    def own(self) -> Tree:
+        """Return what Accelerate does not save and belongs to this rank alone."""
+        return {}
+
+    def restore(self, own: Tree) -> None:
+        """Put back, or prove, what :meth:`own` returned."""
+
+    def modules(self) -> list[Any]:
+        """Return the DDP modules around the models; ``prepare`` hands them to the script and keeps no reference."""
+        if self._modules is None:
+            self._modules = _ddp_around(self.models) if self.accelerator.num_processes > 1 else []
+        return self._modules
+
+    # ---- Files
+
+    def writing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which ``save_state`` writes."""
+        return contextlib.nullcontext()
+
+    def owner(self, file: Path) -> int:
+        """Return the rank that wrote a file."""
+        return files.owner(file)
+
+    def load(self, session: Session) -> None:
+        """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and prove them."""
+        assert session.checkpoint is not None
+        path = session.checkpoint.path
+        for index, model in enumerate(self._left_by_hooks(self.models, path)):
+            session.load_weights(model, weights.read_files([files.weights(path, index)]))
+        self._load_pickled(session, "optimizer", self.optimizers)
+        self._load_pickled(session, "scheduler", self.schedulers)
+
+    def _left_by_hooks(self, models: Iterable[Any], path: Path) -> list[Any]:
+        left = list(models)
+        for hook in self.accelerator._load_model_state_pre_hook.values():  # seam: accelerate 1.15
+            hook(left, str(path))
+        return left
+
+    def _load_pickled(self, session: Session, kind: str, things: Iterable[Any]) -> None:
+        assert session.checkpoint is not None
+        for index, thing in enumerate(things):
+            saved = files.pickled(session.checkpoint.path, kind, index)
+            thing.load_state_dict(saved)
+            if session.verify:
+                state.prove(f"{kind} {index}" if index else kind, saved, thing.state_dict())
+
+
+class Sharded(Replicated):
+    """Every process has a shard of each tensor: FSDP2. Its files are read by Accelerate and torch alone."""
+
+    _verify = True
+
+    def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator)
+        self.fixed["number of ranks"] = accelerator.num_processes
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the buffers, which each process has for itself."""
+        return {"buffers": Buffers(self.models)}
+
+    def own(self) -> Tree:
+        """Return the digest of this rank's shards."""
+        return {"shards": self._digest()}
+
+    def _digest(self) -> str | None:
+        live = [*self.models, *self.optimizers]
+        return tree.digest_of([_local(each.state_dict()) for each in live])
+
+    def restore(self, own: Tree) -> None:
+        """Prove that this rank's shards came back.
+
+        Raises:
+            NotRestored: they did not.
+        """
+        if self._verify and own["shards"] != self._digest():
+            raise NotRestored(
+                "the shards of this process differ after loading from what was saved: the model, the optimizer or the "
+                "way in which they are sharded is another. Set it back, or pass verify=False to go on"
+            )
+
+    def load(self, session: Session) -> None:
+        """Let Accelerate load models and optimizers, and load the schedulers."""
+        assert session.checkpoint is not None
+        path, plugin = session.checkpoint.path, self.accelerator.state.fsdp_plugin
+        self._verify = session.verify
+        for index, model in enumerate(self.models):
+            load_fsdp_model(plugin, self.accelerator, model, str(path), index)
+        for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
+            load_fsdp_optimizer(plugin, self.accelerator, optimizer, model, str(path), index)
+        self._left_by_hooks([], path)
+        self._load_pickled(session, "scheduler", self.schedulers)
+
+
+class Partitioned(Replicated):
+    """A DeepSpeed engine has the model and the optimizer; Accelerate's plugin for it allows one."""
+
+    def __init__(self, accelerator: Any) -> None:
+        from resume_adapters._zero_engine import EngineState, require_supported
+
+        (engine,) = accelerator._models  # seam: accelerate 1.15
+        require_supported(engine, "")
+        self._engine = EngineState(engine)
+        super().__init__(accelerator)
+        self.fixed |= self._engine.fixed
+        # A schedule that the engine has is saved by the engine.
+        self.schedulers = [each for each in self.schedulers if not isinstance(each, DeepSpeedSchedulerWrapper)]
+
+    def _observe_steps(self) -> None:
+        """Leave the counting to the engine."""
+
+    def has_stepped(self) -> bool:
+        """Return whether the engine counted a step; one that overflowed counts."""
+        return self._engine.has_stepped()
+
+    def tensors(self) -> Tree:
+        """Return the model's tensors, without content."""
+        return self._engine.state_dict()
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return what DeepSpeed does not save."""
+        return self._engine.parts()
+
+    def own(self) -> Tree:
+        """Return what DeepSpeed does not save and belongs to this rank alone."""
+        return self._engine.own()
+
+    def restore(self, own: Tree) -> None:
+        """Put it back."""
+        self._engine.restore(own)
+
+    def writing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which DeepSpeed writes data only."""
+        return self._engine.data_only()
+
+    def owner(self, file: Path) -> int:
+        """Return the rank that wrote a file."""
+        from resume_adapters import _zero_files as zero
+
+        return zero.owner(file) or files.owner(file)
+
+    def load(self, session: Session) -> None:
+        """Let DeepSpeed load, and load the schedulers that it does not know."""
+        assert session.checkpoint is not None
+        path = session.checkpoint.path
+        self._engine.load(session, path, "pytorch_model")
+        self._left_by_hooks([], path)
+        self._load_pickled(session, "scheduler", self.schedulers)
+
+
+class Buffers:
+    """The buffers of models that are not kept alike on all ranks, as one part."""
+
+    def __init__(self, models: Iterable[Any]) -> None:
+        self._named = {
+            f"{index}.{name}": buffer for index, model in enumerate(models) for name, buffer in model.named_buffers()
+        }
+
+    def state_dict(self) -> Tree:
+        """Return the buffers by model and name."""
+        return dict(self._named)
+
+    def load_state_dict(self, saved: Tree) -> None:
+        """Copy what :meth:`state_dict` returned into the buffers."""
+        for name, buffer in self._named.items():
+            buffer.copy_(saved[name])
+
+
+def strategy(accelerator: Any) -> Replicated:
+    """Return how an accelerator has placed what it prepared.
+
+    Raises:
+        UnsupportedSetting: in a way that cannot be followed.
+    """
+    kind, reason = accelerator.distributed_type, ""
+    if kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        return Replicated(accelerator)
+    if kind == DistributedType.DEEPSPEED and len(accelerator._models) == 1:  # seam: accelerate 1.15
+        return Partitioned(accelerator)
+    if kind == DistributedType.FSDP and accelerator.is_fsdp2:
+        return Sharded(accelerator)
+    if kind == DistributedType.FSDP:
+        reason = "FSDP1 flattens the parameters: use fsdp_version=2"
+    elif kind == DistributedType.DEEPSPEED:
+        reason = "with DeepSpeed one model is to be prepared before register_for_resume is called"
+    raise UnsupportedSetting(
+        f"{kind} shards or moves the state in a way that is not followed, so this run cannot be resumed exactly: "
+        f"{reason or 'train with DDP, FSDP2 or DeepSpeed'}"
+    )
+
+
+def _ddp_around(models: Iterable[Any]) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    around = []
+    for model in models:
+        inner = {id(parameter) for parameter in model.parameters()}
+        around += [each for each in found if any(id(parameter) in inner for parameter in each.module.parameters())]
+    return around
+
+
+def _local(value: Any) -> Any:
+    """Return a tree with this rank's shard in the place of each distributed tensor."""
+    if hasattr(value, "to_local"):
+        return value.to_local()
+    if isinstance(value, dict):
+        return {name: _local(each) for name, each in value.items()}
+    return [_local(each) for each in value] if isinstance(value, list | tuple) else value
