@@ -131,7 +131,7 @@ def committed(directory: Path) -> dict[str, int]:
 def markers(directory: Path) -> dict[Path, Path]:
     """Return the commit markers of a run directory, by checkpoint."""
     inside = {file.parents[1]: file for file in directory.glob("*/resume/manifest.json")}
-    beside = {file.parent.with_suffix(""): file for file in directory.glob("*.resume/manifest.json")}
+    beside = {file.parent.with_suffix(""): file for file in directory.glob("?*.resume/manifest.json")}
     return dict(sorted({**inside, **beside}.items()))
 
 

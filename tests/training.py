@@ -87,7 +87,8 @@ def draws() -> list[float]:
 def settle() -> None:
     """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
     for _ in range(3000):
-        begun = Path(CONFIG["run_directory"]).glob("*/resume/*")
+        run_directory = Path(CONFIG["run_directory"])
+        begun = [file for places in ("*/resume/*", "?*.resume/*") for file in run_directory.glob(places)]
         if all((file.parent / "manifest.json").exists() for file in begun):
             return
         time.sleep(0.01)

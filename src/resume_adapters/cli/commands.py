@@ -24,6 +24,7 @@ class Framework(str, Enum):
 
     hf = "hf"
     accelerate = "accelerate"
+    lightning = "lightning"
     deepspeed = "deepspeed"
 
 

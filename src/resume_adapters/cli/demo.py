@@ -29,6 +29,7 @@ EVAL_STEPS = 20
 _NEEDED = {
     "hf": ("transformers", "accelerate", "matplotlib"),
     "accelerate": ("accelerate", "transformers", "matplotlib"),
+    "lightning": ("lightning", "matplotlib"),
     "deepspeed": ("deepspeed", "matplotlib"),
 }
 _DIGEST = re.compile(r"weights sha256 ([0-9a-f]{64})")

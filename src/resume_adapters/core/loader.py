@@ -83,6 +83,7 @@ class LoaderWatch:
         self.exhausted = False
         self.restored = True
         self.on_skip: Callable[[], None] = lambda: None
+        self._held = False
         self._moment = Moment(loader)
         self._sampler: WatchedSampler | None = None
         self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=max(_KEPT, 4 * self.workers))
@@ -284,6 +285,15 @@ class LoaderWatch:
         """Let the next pass be the rest of one of which every batch was used: empty, and after it as it was."""
         self._is_empty = True
 
+    def hold(self) -> None:
+        """Give the next pass no batch, and begin it not: it is asked for too early, and will be asked for again."""
+        self._held = True
+
+    def restore_random_state(self, position: Tree) -> None:
+        """Put back the random state of the moment at which a position was saved, of the process and of the loader."""
+        self._moment.restore_generators(position["generators"])
+        self._restore_step(position["step"])
+
     # ---- One pass
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -292,11 +302,16 @@ class LoaderWatch:
             self._is_empty = False
             self.restore_now()
             return iter(())
-        position, self._pending = self._pending, None
-        self.passes += 1
         self._recent.clear()
         self._last_batch = None
         self.fetched, self.exhausted, self._begun = 0, False, 0
+        if self._held:
+            self._held = False
+            return iter(())
+        position, self._pending = self._pending, None
+        self.passes += 1
+        if self._sampler is not None:
+            self._sampler.forget()
         if self._elastic:
             self._elastic.begin(0)
         if position is None:

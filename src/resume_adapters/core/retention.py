@@ -145,6 +145,26 @@ class KeepWithin(Policy):
 
 
 @dataclass(frozen=True)
+class KeepUnless(Policy):
+    """Keeps everything but what the framework, or whoever saved it, wants removed.
+
+    Args:
+        unwanted: names of checkpoints; it may grow.
+        passing: what the names of checkpoints begin with that are only wanted until there is a newer one.
+    """
+
+    unwanted: set[str]
+    passing: str = ""
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {
+            candidate.name: "the framework keeps it"
+            for candidate in candidates
+            if candidate.name not in self.unwanted and not (self.passing and candidate.name.startswith(self.passing))
+        }
+
+
+@dataclass(frozen=True)
 class Plan:
     """What retention would do: names kept and names removed (oldest first), each with the reason."""
 

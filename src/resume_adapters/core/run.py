@@ -96,7 +96,7 @@ class ResumableRun:
         self._commit_ranks = self.ranks.twin()
         self._lifecycle = Lifecycle(self.ranks, self.journal, stop or StopOn(), cadence, self._refresh, clock)
         self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
-        self._committing: Future[None] | None = None
+        self._committing: list[Future[None]] = []
 
     @property
     def flag(self) -> StopFlag:
@@ -243,7 +243,7 @@ class ResumableRun:
             )
 
         self.last_commit = pending.step
-        self._committing = self._committer.submit(work)
+        self._committing.append(self._committer.submit(work))
 
     def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None, took: float) -> None:
         """Do what follows a commit, on rank zero."""
@@ -301,11 +301,10 @@ class ResumableRun:
 
     def flush(self) -> None:
         """Wait for the commit that is under way, and raise what it raised."""
-        committing, self._committing = self._committing, None
-        if committing is None:
-            return
+        committing, self._committing = self._committing, []
         try:
-            committing.result()
+            for each in committing:
+                each.result()
         except BaseException:
             self.last_commit = self._committed
             raise
@@ -322,6 +321,22 @@ class ResumableRun:
     def prune(self, *, best: str | None = None) -> Plan:
         """Remove what the policy does not keep."""
         return self._prune(best, sealed=None)
+
+    def prune_later(self, *, best: str | None = None) -> None:
+        """Remove what the policy does not keep once the commits under way are done. Every rank calls it.
+
+        What goes wrong is raised as that of a commit is.
+        """
+
+        def work() -> None:
+            everywhere(
+                self._commit_ranks, lambda: self.prune(best=best) if self.ranks.rank == 0 else None, "prune", failed
+            )
+
+        def failed(cause: Exception) -> SaveFailed:
+            return SaveFailed(f"could not prune {self.directory}: {cause}. Nothing is lost", path=self.directory)
+
+        self._committing.append(self._committer.submit(work))
 
     def _prune(self, best: str | None, sealed: str | None) -> Plan:
         self._fence()

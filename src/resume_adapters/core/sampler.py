@@ -67,6 +67,10 @@ class WatchedSampler:
         self._resume = (skip, moments)
         self.after_first = None
 
+    def forget(self) -> None:
+        """Drop what :meth:`resume_at` asked for, where no index was taken: the pass was resumed at its very end."""
+        self._resume = None
+
     def __iter__(self) -> Iterator[Any]:
         # Some samplers draw their order here and some at the first index; both moments are noted and put back.
         if self._resume is None or self._resume[1] is None:

@@ -94,12 +94,13 @@ class Session:
         if self.checkpoint is not None and self.checkpoint.manifest is not None:
             saved_by = self.checkpoint.manifest.world_size
             self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
-            self.moved = _differences(
-                {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
-            )
-            if other := _differences(self.own["fixed"], self.fixed):
-                raise self._mismatch(other, "it cannot be resumed from")
-            trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+            if self.own is not None:
+                self.moved = _differences(
+                    {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
+                )
+                if other := _differences(self.own["fixed"], self.fixed):
+                    raise self._mismatch(other, "it cannot be resumed from")
+                trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
@@ -295,6 +296,7 @@ class Session:
         entries: Callable[[], Sequence[PartEntry]],
         facts: Callable[[], dict[str, Any]],
         best: str | None,
+        is_file: bool = False,
     ) -> None:
         """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, say what each part holds.
 
@@ -309,6 +311,7 @@ class Session:
             entries: says of each part who captures it.
             facts: ``epoch``, ``metrics`` and ``cursor`` of the manifest.
             best: name of the best checkpoint.
+            is_file: the framework writes one file of that name, not a directory.
         """
 
         def described() -> dict[str, Any]:
@@ -339,6 +342,7 @@ class Session:
             owner=owner,
             facts=described,
             best=best,
+            is_file=is_file,
         )
         self.reason = "scheduled"
 

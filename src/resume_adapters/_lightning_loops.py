@@ -1,0 +1,213 @@
+"""Lightning's training loops: where they are when a checkpoint is saved, and how they go on from there.
+
+A checkpoint is saved by a callback, so always in the middle of something: after a batch but before the validation that
+is due, or after an epoch's hooks but before its end is counted. The loops' own way to restart guesses from counters
+which of these it was, and skips what remained. Here the moment is saved, and what remained of it is done.
+
+The loops are private. Everything of them that the adapter touches is in this module; ``tests/lightning/test_seams.py``
+checks each of it against the installed version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from resume_adapters import _lightning_sums as sums
+
+Tree = dict[str, Any]
+
+BATCH, VALIDATION, EPOCH, END = "batch", "validation", "epoch", "end"
+"""The moments at which a checkpoint is saved: after a batch, a validation, an epoch, and the training."""
+
+IN_EPOCH = (BATCH, VALIDATION)
+
+
+class Loops:
+    """The loops of one ``fit``.
+
+    Args:
+        trainer: the trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.fit = trainer.fit_loop
+        self.epoch = trainer.fit_loop.epoch_loop
+
+    # ---- Saying where they are
+
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether the batch that ended left gradients that the next optimizer step will use."""
+        return bool(self.trainer.lightning_module.automatic_optimization and self.epoch._should_accumulate())
+
+    @property
+    def loaders(self) -> list[Any]:
+        """The training loaders."""
+        return list(self.fit._combined_loader.flattened)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that were fetched and not yet used."""
+        return len(getattr(self.fit._data_fetcher, "batches", ()))
+
+    def progress(self) -> Tree:
+        """Return every counter of the loops, by name."""
+        counters = {name: counter.state_dict() for name, counter in _counters(self.fit, "")}
+        return {"counters": counters, "batches_that_stepped": self.epoch._batches_that_stepped}
+
+    def metrics(self) -> Tree:
+        """Return the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
+        connector = self.trainer._logger_connector
+        return {
+            "callback": dict(self.trainer.callback_metrics),
+            "logged": dict(connector._logged_metrics),
+            "progress_bar": dict(connector._progress_bar_metrics),
+            "epoch": sums.logged(self.epoch._results),
+            "torchmetrics": sums.metrics(self.trainer.lightning_module),
+        }
+
+    def gradients(self) -> Tree:
+        """Return the gradients that a later step will use."""
+        module = self.trainer.lightning_module
+        if module.automatic_optimization and not self.is_accumulating:
+            return {}
+        found = ((name, parameter.grad) for name, parameter in module.named_parameters())
+        return {name: gradient for name, gradient in found if gradient is not None}
+
+    def evaluation_workers(self) -> list[bool]:
+        """Return for each validation loader whether its workers outlive a validation and are running."""
+        combined = self.epoch.val_loop._combined_loader
+        loaders = combined.flattened if combined is not None else []
+        return [getattr(each, "_iterator", None) is not None for each in loaders]  # seam: torch 2.13, DataLoader
+
+    # ---- Going on
+
+    def watch_loaders(self, watch: Callable[[list[Any]], None]) -> None:
+        """Let ``watch`` have the training loaders each time they are made, before a pass over them begins."""
+
+        def load_states() -> None:
+            self.fit._combined_loader_states_to_load = []
+            watch(self.loaders)
+
+        self.fit._load_combined_loader_states = load_states
+
+    def unwatch_loaders(self) -> None:
+        """Take back what :meth:`watch_loaders` did."""
+        vars(self.fit).pop("_load_combined_loader_states", None)
+
+    def run_from(self, moment: str, put_back: Callable[[], None], random_state: Callable[[], None]) -> None:
+        """Run the training from a moment on, in place of the fit loop's ``run``.
+
+        Args:
+            moment: where the checkpoint was saved.
+            put_back: puts back what the start of the loop resets.
+            random_state: puts back the random state; called when nothing but the training draws from it any more.
+        """
+        loop = self.fit
+        loop.setup_data()
+        if loop.max_batches == 0 or self.trainer.limit_train_batches == 0:
+            return
+        loop.reset()
+        loop.on_run_start()
+        put_back()
+        within_epoch = moment in IN_EPOCH
+        if within_epoch:
+            self._finish_batch(moment, random_state)
+        else:
+            random_state()
+        while within_epoch or not loop.done:
+            within_epoch = False
+            try:
+                loop.on_advance_start()
+                loop.advance()
+                loop.on_advance_end()
+            except StopIteration:
+                break
+            finally:
+                loop.on_iteration_done()
+        loop._restarting = False
+        loop.on_run_end()
+
+    def set_progress(self, saved: Tree, moment: str) -> None:
+        """Put back the counters, and where in its epoch the fit loop is.
+
+        What remained of an epoch whose hooks had run is done: schedulers that read a metric take their step.
+        """
+        for name, counter in _counters(self.fit, ""):
+            counter.load_state_dict(saved["counters"][name])
+        self.epoch._batches_that_stepped = saved["batches_that_stepped"]
+        for loop in _loops(self.fit):
+            loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+        self.fit._combined_loader_states_to_load = []
+        self.fit._restart_stage = "restarted_mid_epoch" if moment in IN_EPOCH else "none"
+        if moment == EPOCH:
+            self.epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            self.fit.epoch_progress.increment_completed()
+
+    def set_metrics(self, saved: Tree, moment: str) -> None:
+        """Put back the logged values, and in the middle of an epoch its sums."""
+        connector = self.trainer._logger_connector
+        connector._callback_metrics.update(saved["callback"])
+        connector._logged_metrics.update(saved["logged"])
+        connector._progress_bar_metrics.update(saved["progress_bar"])
+        if moment in IN_EPOCH:
+            sums.log_again(self.epoch._results, saved["epoch"], self.trainer)
+        sums.set_metrics(self.trainer.lightning_module, saved["torchmetrics"])
+
+    def set_gradients(self, saved: Tree) -> None:
+        """Put back the gradients of an unfinished accumulation."""
+        for name, parameter in self.trainer.lightning_module.named_parameters():
+            if name in saved:
+                parameter.grad = saved[name].to(parameter.device)
+
+    def start_evaluation_workers(self, running: list[bool]) -> None:
+        """Start the lasting workers of validation loaders that were running."""
+        combined = self.epoch.val_loop._combined_loader
+        for each, was_running in zip(combined.flattened if combined is not None else [], running, strict=False):
+            if was_running:
+                iter(each)
+
+    def _finish_batch(self, moment: str, random_state: Callable[[], None]) -> None:
+        """Let the first turn of the epoch loop do what remained of the batch that was saved in."""
+        loop = self.epoch
+
+        def reset() -> None:
+            del loop.reset
+
+        def advance(data_fetcher: Any) -> None:
+            del loop.advance
+            random_state()
+            if moment == BATCH:
+                loop.batch_progress.increment_completed()
+            else:
+                loop._skip_next_val = True
+
+        loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew
+        loop.reset, loop.advance = reset, advance
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader's samplers the epoch, as the fit loop does, which for a resumed epoch is too late."""
+    samplers = {id(each): each for each in (loader.sampler, getattr(loader.batch_sampler, "sampler", None))}
+    for sampler in samplers.values():
+        if sampler is not None and callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+
+
+def _loops(loop: Any) -> list[Any]:
+    """Return a loop and those in it."""
+    inner = [value for value in vars(loop).values() if hasattr(value, "_restarting")]
+    return [loop, *(each for value in inner for each in _loops(value))]
+
+
+def _counters(loop: Any, prefix: str) -> list[tuple[str, Any]]:
+    """Return the counters of a loop and of those in it, by name."""
+    found = []
+    for name, value in vars(loop).items():
+        if hasattr(value, "from_state_dict"):
+            found.append((prefix + name, value))
+        elif hasattr(value, "_restarting"):
+            found += _counters(value, f"{prefix}{name}.")
+    return found

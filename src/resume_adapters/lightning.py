@@ -1,0 +1,244 @@
+"""Exact resume for Lightning: add :class:`ResumeCallback`, launch the same command again.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``Trainer.save_checkpoint``; keys of ``torch.compile`` are made to fit when it is read
+optimizer   framework  ``optimizer_states`` of the checkpoint
+scheduler   framework  ``lr_schedulers``
+scaler      framework  the precision plugin's state
+callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
+counters    core       the loops' counters, and the moment in the loop; gradients of an unfinished accumulation
+rng         core       after the save, on every rank
+data        core       the training loaders, watched in place
+metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
+trackers    core       run ids of W&B and MLflow
+others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+What this package adds lies beside Lightning's file, which stays as Lightning writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from resume_adapters import _lightning_io, _lightning_session
+from resume_adapters._lightning_framework import pl
+from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
+from resume_adapters._lightning_session import FitSession
+from resume_adapters.core import report
+from resume_adapters.core.cadence import SaveEvery
+from resume_adapters.core.retention import Policy
+from resume_adapters.core.session import RESERVED
+from resume_adapters.core.state import named_parts
+from resume_adapters.core.stop import StopOn
+
+ResumeCheckpointIO = _lightning_io.ResumeCheckpointIO
+
+__all__ = ["ResumeCallback", "ResumeCheckpointIO"]
+
+
+class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
+    """Makes ``trainer.fit()`` resume, by itself, from the latest valid checkpoint of the first ModelCheckpoint.
+
+    ``ckpt_path`` may be ``None``, ``"last"`` or ``"hpc"``: all mean the newest valid one. A path starts a run that has
+    no checkpoint of its own.
+
+    Args:
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default what each ModelCheckpoint keeps.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; beside what each
+            ModelCheckpoint saves. Such a checkpoint goes when there is a newer one.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: a part cannot save its state.
+    """
+
+    def __init__(
+        self,
+        *,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        save_every: SaveEvery | None = None,
+        mtbf: timedelta | None = None,
+        verify: bool = True,
+        **parts: Any,
+    ) -> None:
+        self.resume = resume
+        self.keep = keep
+        self.stop = stop
+        self.save_every = save_every
+        self.mtbf = mtbf
+        self.verify = verify
+        self.parts = named_parts(parts, RESERVED)
+        self.session: FitSession | None = None
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def halt(self, reason: str) -> None:
+        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
+
+        ``resume-adapters resume RUN_DIR`` lets it go on.
+
+        Args:
+            reason: what the human is to look at.
+        """
+        if self.session is not None:
+            self.session.run.halt(reason)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stand in the way of the few methods through which a fit loads, saves and removes checkpoints."""
+        if stage != "fit" or trainer.fast_dev_run:
+            return
+        _lightning_session.require_supported(trainer)
+        _lightning_session.settle_directories(trainer, str(self.resume))
+        if not any(isinstance(each, _AfterSaves) for each in trainer.callbacks):
+            trainer.callbacks.append(_AfterSaves(self))
+        self._save_after_module(trainer, pl_module)
+        plugin = trainer.strategy.checkpoint_io
+        if isinstance(plugin, ResumeCheckpointIO):
+            plugin.is_managed = True
+        else:
+            report.enable()
+            report.logger.info(
+                "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
+                "rank whose disk is full may leave the others waiting."
+            )
+        connector = trainer._checkpoint_connector
+        self._replace(connector, "resume_start", functools.partial(self._resume_start, trainer))  # seam: lightning 2.6
+
+    def _resume_start(self, trainer: Any, native: Any, path: Any = None, weights_only: Any = None) -> None:
+        """In place of the connector's ``resume_start``: choose, and let Lightning load what was chosen."""
+        session = self.session = FitSession(trainer, self, path)
+        self._replace(trainer, "save_checkpoint", functools.partial(self._save, session))
+        self._replace(trainer.strategy, "remove_checkpoint", functools.partial(self._remove, session))
+        self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.6
+        session.loops.watch_loaders(session.watch_loaders)
+        chosen = session.open()
+        if chosen is None:
+            native(None)
+            return
+        with _lightning_io.without_code():
+            native(chosen, weights_only=True)
+        session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.6
+
+    def _save(self, session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
+        write = functools.partial(native, filepath, weights_only, *rest)
+        path = Path(os.path.abspath(filepath))
+        if session.takes(path, weights_only):
+            session.save(path, write)
+        else:
+            write()
+
+    def _remove(self, session: FitSession, native: Any, filepath: Any) -> None:
+        session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
+
+    def _replace(self, owner: Any, name: str, method: Any) -> None:
+        """Let ``method`` stand before a method of one object; it gets the former as its first argument."""
+        former = getattr(owner, name)
+        self._replaced.append((owner, name, vars(owner).get(name)))
+        # A function, not a partial: a copy of the module, of which averages are made, shares it.
+        setattr(owner, name, lambda *args, **kwargs: method(former, *args, **kwargs))
+
+    def _save_after_module(self, trainer: Any, pl_module: Any) -> None:
+        """Let checkpoints be saved after the module's own ``on_train_batch_end``, where it has one.
+
+        Lightning calls it after the callbacks, so what it does in the step of a checkpoint would be lost.
+        """
+        if type(pl_module).on_train_batch_end is pl.LightningModule.on_train_batch_end:
+            return
+        behind = [each for each in trainer.callbacks if isinstance(each, pl.callbacks.Checkpoint | _AfterSaves)]
+        saves = [each.on_train_batch_end for each in behind]
+
+        def on_train_batch_end(native: Any, *args: Any) -> None:
+            native(*args)
+            for save in saves:
+                save(trainer, pl_module, *args)
+
+        for each in behind:
+            self._replace(each, "on_train_batch_end", lambda native, *args: None)
+        self._replace(pl_module, "on_train_batch_end", on_train_batch_end)
+
+    # ---- Moments
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take the signals over as early as there is an event for it."""
+        if self.session is not None:
+            self.session.take_signals()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to train."""
+        if self.session is not None:
+            self.session.begin_training()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Leave before the first step if a stop was asked for; from here on a save would fall into a step."""
+        if self.session is not None:
+            self.session.begin_step()
+            self.session.moment = None
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Note that what is saved now stands after a batch."""
+        if self.session is not None:
+            self.session.moment = BATCH
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that what is saved now stands after a validation."""
+        if self.session is not None and not trainer.sanity_checking:
+            self.session.moment = VALIDATION
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Note that what is saved now stands after an epoch."""
+        if self.session is not None:
+            self.session.moment = EPOCH
+
+    # ---- Ending
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Record why the run failed, and take everything back."""
+        if self.session is not None and isinstance(exception, Exception):
+            self.session.record_failure(exception, trainer.global_step)
+        self._leave()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Take everything back."""
+        self._leave()
+
+    def _leave(self) -> None:
+        while self._replaced:
+            owner, name, former = self._replaced.pop()
+            vars(owner).pop(name, None)
+            if former is not None:
+                setattr(owner, name, former)
+        session, self.session = self.session, None
+        if session is not None:
+            session.loops.unwatch_loaders()
+            session.run.close()
+
+
+class _AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
+    """Stands behind every ModelCheckpoint: a stop comes after what is due is saved."""
+
+    def __init__(self, callback: ResumeCallback) -> None:
+        self.callback = callback
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Ask whether to save, and whether to stop."""
+        if self.callback.session is not None:
+            self.callback.session.end_batch()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Ask whether to stop."""
+        if self.callback.session is not None and not trainer.sanity_checking:
+            self.callback.session.end_validation()

@@ -1,0 +1,295 @@
+"""A small training job with Lightning, in every variation that the tests need. Started by ``launch.Server``.
+
+Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints to ``out`` and its trace to
+``trace.<rank>``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+
+WIDTH = 8
+
+# ---- Data
+
+
+def item(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+    if CONFIG["augment"]:
+        x = x + torch.rand(WIDTH) + random.random() + float(np.random.random())
+    return x, x.sum().view(1)
+
+
+class Mapped(Dataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.generator = torch.Generator().manual_seed(5) if CONFIG["own_generator"] else None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = item(index)
+        return (x + torch.rand(1, generator=self.generator), y) if self.generator is not None else (x, y)
+
+
+class Stream(IterableDataset):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Any:
+        worker = torch.utils.data.get_worker_info()
+        start, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        for index in range(start, self.size, step):
+            yield item(index)
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return self.size
+
+
+def loader(kind: str) -> Any:
+    size = CONFIG["samples"]
+    data = {"map": Mapped, "stream": Stream, "sized-stream": SizedStream}[kind](size)
+    made = StatefulDataLoader if CONFIG["stateful"] else DataLoader
+    shuffle = {"shuffle": True} if kind == "map" else {}
+    workers = CONFIG["workers"]
+    persistent = {"persistent_workers": True} if CONFIG["persistent"] else {}
+    return made(data, batch_size=4, num_workers=workers, **shuffle, **persistent)
+
+
+# ---- Model
+
+
+class Model(pl.LightningModule):
+    def __init__(self, **hyperparameters: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        torch.manual_seed(CONFIG["seed"])
+        body = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, CONFIG["width"]),
+            torch.nn.BatchNorm1d(CONFIG["width"]),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+            torch.nn.Linear(CONFIG["width"], CONFIG["width"]),
+            torch.nn.Dropout(0.2),
+        )
+        self.body = torch.compile(body, backend="eager") if CONFIG["compiled"] else body
+        self.head = torch.nn.Linear(CONFIG["width"], 1)
+        self.automatic_optimization = not CONFIG["manual"]
+        self.average: Ema | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        time.sleep(CONFIG["slow"])
+        x, y = batch
+        step = self.global_step
+        loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
+        optimizers = self.optimizers()
+        rate = (optimizers[0] if isinstance(optimizers, list) else optimizers).param_groups[0]["lr"]
+        at = {"step": step, "micro": batch_idx, "epoch": self.current_epoch}
+        trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex())
+        if CONFIG["manual"]:
+            self.step_by_hand(loss, batch_idx)
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return None if CONFIG["manual"] else loss
+
+    def step_by_hand(self, loss: torch.Tensor, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        self.manual_backward(loss)
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        event("validation_step", self.global_step)
+        noise = torch.rand(1) * 0.01
+        loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
+        self.log("val_loss", loss + noise)
+        trace(validated=self.global_step, value=(loss + noise).item().hex())
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.average is not None and not self.trainer.fit_loop._should_accumulate():
+            self.average.update()
+
+    def configure_optimizers(self) -> Any:
+        def schedule(optimizer: Any) -> Any:
+            warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 6) * 0.99**step)
+            return {"scheduler": warm, "interval": "step"}
+
+        if CONFIG["manual"]:
+            pair = [
+                torch.optim.AdamW(self.body.parameters(), lr=5e-3),
+                torch.optim.SGD(self.head.parameters(), lr=1e-3, momentum=0.9),
+            ]
+            return pair, [schedule(pair[0]), schedule(pair[1])]
+        optimizer = torch.optim.AdamW(self.parameters(), lr=5e-3, weight_decay=0.1)
+        if CONFIG["plateau"]:
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, **CONFIG["plateau"]}}
+        return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
+
+
+class Striking(pl.Callback):
+    """Tells the job's shared part where the trainer is, at one kind of event; after every ModelCheckpoint."""
+
+    def __init__(self, name: str) -> None:
+        setattr(self, name, lambda trainer, *rest: event(name, trainer.global_step))
+
+
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "width": 16,
+    "samples": 100,
+    "data": "map",
+    "stateful": False,
+    "workers": 0,
+    "persistent": False,
+    "augment": False,
+    "own_generator": False,
+    "register_generator": False,
+    "manual": False,
+    "compiled": False,
+    "plateau": None,
+    "average": None,
+    "module_average": False,
+    "patience": None,
+    "validate": False,
+    "hyperparameters": {},
+    "odd_hyperparameters": False,
+    "checkpoints": [{}],
+    "logger": False,
+    "io": True,
+    "async_io": False,
+    "ckpt_path": "last",
+    "strategy": "auto",
+    "callback": {},
+    "callback_off": False,
+    "trainer": {},
+}
+
+
+def main() -> None:
+    configure("out", DEFAULTS)
+    warnings.simplefilter("ignore")
+    seed = CONFIG["seed"]
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    hyperparameters: dict[str, Any] = dict(CONFIG["hyperparameters"])
+    if CONFIG["odd_hyperparameters"]:
+        more = {"path": Path("a"), "space": argparse.Namespace(a=1), "number": np.float64(0.5)}
+        hyperparameters |= more
+    model = Model(**hyperparameters)
+    model.average = Ema(model) if CONFIG["module_average"] else None
+    train = loader(CONFIG["data"])
+    trainer = pl.Trainer(
+        **{
+            "max_epochs": 3,
+            "accumulate_grad_batches": 1 if CONFIG["manual"] else 2,
+            "accelerator": "cpu",
+            "devices": int(os.environ.get("WORLD_SIZE", "1")),
+            "strategy": strategy(),
+            "logger": CSVLogger("logs", flush_logs_every_n_steps=1) if CONFIG["logger"] else False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "callbacks": callbacks(model, train),
+            "plugins": plugins(),
+            "log_every_n_steps": 4,
+            "num_sanity_val_steps": 2,
+            **CONFIG["trainer"],
+        }
+    )
+    validation = {"val_dataloaders": DataLoader(Mapped(12), batch_size=4)} if CONFIG["validate"] else {}
+    trainer.fit(model, train, ckpt_path=CONFIG["ckpt_path"], **validation)
+    finish(trainer, model)
+
+
+def strategy() -> Any:
+    if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
+        return "ddp"
+    return CONFIG["strategy"]
+
+
+def plugins() -> list[Any]:
+    if CONFIG["async_io"]:
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO
+
+        return [AsyncCheckpointIO()]
+    if CONFIG["bare"] or not CONFIG["io"]:
+        return []
+    from resume_adapters.lightning import ResumeCheckpointIO
+
+    return [ResumeCheckpointIO()]
+
+
+def callbacks(model: Model, train: Any) -> list[Any]:
+    found: list[Any] = []
+    if CONFIG["average"]:
+        kind = {"ema": EMAWeightAveraging, "mean": WeightAveraging}[CONFIG["average"]]
+        found.append(kind(decay=0.9) if kind is EMAWeightAveraging else kind())
+    if CONFIG["patience"]:
+        found.append(EarlyStopping("val_loss", patience=CONFIG["patience"], min_delta=0.05))
+    for options in CONFIG["checkpoints"]:
+        place = {} if CONFIG["logger"] == "placeless" else {"dirpath": "out"}
+        defaults = {**place, "every_n_train_steps": 5, "save_top_k": -1}
+        found.append(ModelCheckpoint(**{**defaults, **options}))
+    if not CONFIG["bare"] and not CONFIG["callback_off"]:
+        found.append(resume_callback(model, train))
+    # ModelCheckpoints go to the end of the list, so this does only by being one.
+    found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send") if CONFIG[name]]
+    return found
+
+
+class _Last(Striking, pl.callbacks.Checkpoint):
+    pass
+
+
+def resume_callback(model: Model, train: Any) -> Any:
+    from resume_adapters.lightning import ResumeCallback
+
+    parts = {"average": model.average} if model.average else {}
+    if CONFIG["register_generator"]:
+        parts["generator"] = train.dataset.generator
+    return ResumeCallback(resume=CONFIG["resume"], keep=policy(), **CONFIG["callback"], **parts)
+
+
+def finish(trainer: Any, model: Model) -> None:
+    saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    trace(
+        final=True,
+        weights=digest(*model.state_dict().values()),
+        global_step=trainer.global_step,
+        epoch=trainer.current_epoch,
+        logged={name: float(value).hex() for name, value in trainer.callback_metrics.items()},
+        best=[[os.path.basename(each.best_model_path), str(each.best_model_score)] for each in saving],
+        files=sorted(path.name for path in Path("out").glob("*.ckpt")),
+        average=[digest(*model.average.shadow), model.average.updates] if model.average else None,
+        draws=draws(),
+    )
+
+
+if __name__ == "__main__":
+    main()

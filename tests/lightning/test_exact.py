@@ -1,0 +1,73 @@
+"""Laws 1 and 2 for Lightning: whatever the data, the precision and the callbacks, a kill changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+MIDDLE = {"event": "on_train_batch_end", "step": 18}
+EARLY = {"event": "on_train_batch_end", "step": 8}
+
+EACH_EPOCH = {"every_n_train_steps": None, "every_n_epochs": 1}
+LAST_BATCH = {"every_n_train_steps": 13}
+VALIDATE = {"validate": True, "trainer": {"val_check_interval": 7}}
+BEST = {"monitor": "val_loss", "save_top_k": 2, "every_n_train_steps": None}
+
+CASES: dict[str, dict[str, Any]] = {
+    "map": {"io": False},
+    "map-workers": {"workers": 2},
+    "augmented": {"augment": True},
+    "augmented-workers": {"augment": True, "workers": 2},
+    "augmented-persistent": {"augment": True, "workers": 2, "persistent": True},
+    "epochs": {"augment": True, "checkpoints": [EACH_EPOCH]},
+    "epochs-workers": {"augment": True, "workers": 2, "checkpoints": [EACH_EPOCH]},
+    "epochs-persistent": {"augment": True, "workers": 2, "persistent": True, "checkpoints": [EACH_EPOCH]},
+    "last-batch": {"augment": True, "checkpoints": [LAST_BATCH]},
+    "no-accumulation": {"trainer": {"accumulate_grad_batches": 1}, "checkpoints": [{"every_n_train_steps": 6}]},
+    "stateful": {"stateful": True, "augment": True},
+    "stateful-workers": {"stateful": True, "augment": True, "workers": 2},
+    "stateful-last-batch": {"stateful": True, "checkpoints": [LAST_BATCH]},
+    "stateful-epochs": {"stateful": True, "checkpoints": [EACH_EPOCH]},
+    "stream": {"data": "stream", "augment": True},
+    "stream-workers": {"data": "stream", "augment": True, "workers": 2},
+    "stream-last-batch": {"data": "stream", "augment": True, "checkpoints": [LAST_BATCH]},
+    "stream-epochs": {"data": "stream", "augment": True, "checkpoints": [EACH_EPOCH]},
+    "stream-stateful": {"data": "stream", "stateful": True, "augment": True},
+    "sized-stream": {"data": "sized-stream", "augment": True},
+    "sized-stream-stateful": {"data": "sized-stream", "stateful": True, "augment": True},
+    "validation": {"augment": True, **VALIDATE},
+    "validation-saves": {**VALIDATE, "checkpoints": [BEST]},
+    "validation-in-a-window": {"validate": True, "trainer": {"val_check_interval": 5}, "checkpoints": [BEST]},
+    "validation-of-saved-batch": {"validate": True, "trainer": {"val_check_interval": 10}},
+    "validation-each-epoch": {"validate": True, "checkpoints": [{}, EACH_EPOCH]},
+    "several": {**VALIDATE, "checkpoints": [{"save_last": True}, BEST, {**EACH_EPOCH, "filename": "e{epoch}"}]},
+    "save-last": {"checkpoints": [{"save_last": True, "save_top_k": 1}]},
+    "save-last-link": {"checkpoints": [{"save_last": "link", "save_top_k": 1}]},
+    "early-stopping": {**VALIDATE, "patience": 4, "trainer": {"val_check_interval": 7, "max_epochs": 20}},
+    "plateau": {"validate": True, "plateau": {"monitor": "val_loss", "interval": "epoch"}, "checkpoints": [EACH_EPOCH]},
+    "plateau-steps": {**VALIDATE, "plateau": {"monitor": "val_loss", "strict": False, "interval": "step"}},
+    "plateau-train": {"plateau": {"monitor": "train_loss_epoch", "interval": "epoch"}},
+    "ema": {"average": "ema"},
+    "ema-validation": {"average": "ema", **VALIDATE, "checkpoints": [BEST]},
+    "averaging": {"average": "mean"},
+    "own-average": {"module_average": True},
+    "manual": {"manual": True, "checkpoints": [{"every_n_train_steps": 10}]},
+    "bf16-mixed": {"trainer": {"precision": "bf16-mixed"}},
+    "bf16-true": {"trainer": {"precision": "bf16-true"}},
+    "max-steps": {"trainer": {"max_steps": 33, "max_epochs": -1}},
+    "limited": {"augment": True, "trainer": {"limit_train_batches": 17}},
+    "hyperparameters": {"odd_hyperparameters": True, "hyperparameters": {"a": 1}},
+    "registered-generator": {"own_generator": True, "register_generator": True},
+    "logger": {"logger": True},
+    "no-path": {"ckpt_path": None},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = CASES[case]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])

@@ -1,0 +1,382 @@
+"""The other laws for Lightning, each with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+from faults import DAMAGES, cut, flip
+
+KILL = {"event": "on_train_batch_end", "step": 18}
+ENDS_SAVED = {"every_n_train_steps": 13}
+"""Saves the last step too, so that nothing has to be added at the end."""
+
+
+# ---- Law 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"augment": True, "workers": 2, "validate": True, "checkpoints": [{**ENDS_SAVED, "save_last": True}]},
+        {"stateful": True, "augment": True, "checkpoints": [ENDS_SAVED], "average": "ema"},
+        {"data": "stream", "checkpoints": [{**ENDS_SAVED, "save_top_k": 1}], "logger": True},
+    ],
+    ids=["map", "stateful", "stream"],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_uninterrupted_run_is_the_bare_one(
+    config: dict[str, Any], ranks: int, bench: contract.Bench, tmp_path: Path
+) -> None:
+    """Law 0: same losses, same weights, same log, same native files."""
+    if ranks == 2 and config["checkpoints"][0].get("save_top_k"):
+        pytest.skip("a stream is not divided among ranks")
+    if ranks == 2:
+        config = {**config, "samples": 200}
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out", placeless(tmp_path))
+
+
+def placeless(directory: Path) -> Any:
+    """Take out of a checkpoint what depends on where it lies: ModelCheckpoint saves its paths."""
+
+    def take_out(name: str, content: bytes) -> bytes:
+        import io
+
+        import torch
+
+        loaded = torch.load(io.BytesIO(content), weights_only=True)
+        text = json.dumps(loaded, default=lambda each: each.tolist() if hasattr(each, "tolist") else str(each))
+        return text.replace(str(directory / "ours"), "").replace(str(directory / "bare"), "").encode()
+
+    return take_out
+
+
+# ---- Law 1, elsewhere than at the end of a step in the middle
+
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "first step": ({}, {"event": "on_train_batch_end", "step": 1}),
+    "between the save of a batch and its validation": (
+        {"validate": True, "trainer": {"val_check_interval": 10}},
+        {"event": "validation_step", "step": 5},
+    ),
+    "at the end of an epoch": ({}, {"event": "on_train_epoch_end", "step": 26}),
+    "at the start of an epoch": ({"checkpoints": [ENDS_SAVED]}, {"event": "on_train_epoch_start", "step": 26}),
+    "in the first batch of an epoch": ({"checkpoints": [ENDS_SAVED]}, {"event": "on_train_batch_start", "step": 13}),
+    "in the last epoch": ({}, {"event": "on_train_batch_end", "step": 38}),
+    "at the end": ({}, {"event": "on_train_end", "step": 39}),
+    "at a step that stops in mid-epoch": (
+        {"trainer": {"max_steps": 20, "max_epochs": -1}},
+        {"event": "on_train_epoch_end", "step": 20},
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    variation, kill = MOMENTS[moment]
+    config = {"augment": True, **variation}
+    expected = reference(config)
+    outcome = bench.run(tmp_path, {**config, "kill": kill})
+    assert outcome.killed, outcome.output
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
+
+
+# ---- Law 3
+
+SAVES = {
+    "samples": 20,
+    "trainer": {"max_steps": 6, "max_epochs": -1},
+    "checkpoints": [{"every_n_train_steps": 2, "save_top_k": 1, "save_last": True}],
+}
+
+
+@pytest.fixture(scope="session")
+def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_killed_before_any_operation_on_the_run_directory(
+    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 3: before each open, rename, mkdir and unlink of saving, committing and removing, by SIGKILL."""
+    assert operations > 60, "the job must do the operations that this test is about"
+    anchors = contract.killed_before_operations(
+        bench,
+        tmp_path,
+        SAVES,
+        reference(SAVES),
+        range(part + 1, operations + 1, 4),
+        leaving=[{6}, {4, 6}, {2, 6}, {2, 4, 6}],
+        of_the_end=["logged", "files"],
+    )
+    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
+
+
+# ---- Law 4
+
+
+@pytest.fixture(scope="session")
+def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("three")
+    assert bench.run(directory, {"augment": True, "kill": KILL}).killed
+    assert set(contract.committed(directory / "out").values()) == {5, 10, 15}
+    return directory
+
+
+NEWEST, BEFORE = "epoch=1-step=15.ckpt", "epoch=0-step=10.ckpt"
+FILES = (
+    NEWEST,
+    f"{NEWEST}.resume/manifest.json",
+    f"{NEWEST}.resume/rank-00000.json",
+    f"{NEWEST}.resume/rank-00000.safetensors",
+    f"{NEWEST}.resume/architecture.json",
+)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
+    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 4. One of the files is resumed from to the end; the others are checked to be found and named."""
+    config = {"augment": True}
+    for number, name in enumerate(FILES):
+        to_the_end = name == NEWEST
+        stop = {} if to_the_end else {"kill": {"event": "on_train_start", "step": 10}}
+        outcome = contract.damaged_is_passed_over(
+            bench,
+            tmp_path / str(number),
+            three_checkpoints,
+            {**config, **stop},
+            DAMAGES[kind],
+            name,
+            newest=NEWEST,
+            before=BEFORE,
+        )
+        if to_the_end:
+            outcome.require_success()
+            trace = contract.read_trace(tmp_path / str(number))
+            contract.require_same_steps(trace, reference(config), start=10)
+            contract.require_same_end(trace, reference(config))
+
+
+@pytest.mark.parametrize("last", ["cut", "emptied", "flipped", "removed", "dangling", "stale", "newer-name"])
+def test_what_is_called_last_is_not_trusted(last: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Bare Lightning crashes on a torn ``last.ckpt``, loads a flipped one, starts from zero without it."""
+    config = {"checkpoints": [{"save_last": "link" if last == "dangling" else True}]}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    out = tmp_path / "out"
+    if last in DAMAGES:
+        DAMAGES[last](out / "last.ckpt")
+    elif last == "dangling":
+        (out / "last.ckpt").unlink()
+        (out / "last.ckpt").symlink_to("gone.ckpt")
+    elif last == "stale":
+        future = time.time() + 10_000
+        os.utime(out / "epoch=0-step=5.ckpt", (future, future))
+        shutil.copy(out / "epoch=0-step=5.ckpt", out / "last-v1.ckpt")
+    else:
+        shutil.copy(out / "epoch=0-step=5.ckpt", out / "lastly_saved.ckpt")
+    bench.run(tmp_path, config).require_success()
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_steps(trace, reference(config), start=15)
+    contract.require_same_end(trace, reference(config), ["files"])
+
+
+def test_all_damaged_is_an_error_that_lists_them(
+    three_checkpoints: Path, bench: contract.Bench, tmp_path: Path
+) -> None:
+    shutil.copytree(three_checkpoints, tmp_path / "run", symlinks=True)
+    out = tmp_path / "run" / "out"
+    names = list(contract.committed(out))
+    for name in names:
+        flip(out / name)
+    outcome = bench.run(tmp_path / "run", {"augment": True})
+    assert outcome.statuses == (1,)
+    for name in names:
+        assert f"{name}: {name} has the digest" in outcome.output
+        assert (out / name).is_file(), "nothing may be lost"
+    assert 'resume="scratch!"' in outcome.output
+
+
+# ---- Law 5
+
+
+@pytest.mark.parametrize("kill", [None, KILL])
+def test_the_best_and_the_newest_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {
+        "validate": True,
+        "trainer": {"val_check_interval": 7},
+        "checkpoints": [{"monitor": "val_loss", "save_top_k": 1, "every_n_train_steps": None, "save_last": True}],
+    }
+    if kill is not None:
+        assert bench.run(tmp_path, {**config, "kill": kill}).killed
+    bench.run(tmp_path, config).require_success()
+    trace = contract.read_trace(tmp_path)
+    contract.require_same_end(trace, reference(config))
+    assert trace.final[0] is not None
+    assert trace.final[0]["best"][0][0] in contract.committed(tmp_path / "out")
+
+
+# ---- Law 6
+
+
+@pytest.mark.parametrize(("before", "after"), [(True, False), (False, True)])
+def test_a_compiled_part_and_a_plain_one_restore_alike(
+    before: bool, after: bool, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    contract.interrupted_equals_uninterrupted(
+        bench, tmp_path, {}, reference({}), [KILL], relaunch=[{"compiled": before}, {"compiled": after}]
+    )
+
+
+def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"kill": KILL})
+    outcome = bench.run(tmp_path, {"width": 24})
+    assert outcome.statuses == (1,)
+    assert "was saved from another model" in outcome.output and "body.0.weight" in outcome.output
+
+
+# ---- Law 8
+
+
+@pytest.mark.parametrize("event", ["on_train_batch_end", "on_train_batch_start", "validation_step"])
+def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Bare Lightning saves within an accumulation window, and exits as if it had finished."""
+    config = {"augment": True, "validate": True, "trainer": {"val_check_interval": 7}}
+    step = {"validation_step": 16}.get(event, 17)
+    send = {"event": event, "step": step, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config), send)
+
+
+# ---- Law 9
+
+
+def test_a_generator_that_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"own_generator": True, "kill": KILL})
+    assert "MISSING: dataset.generator is a generator of its own" in outcome.output
+
+
+# ---- Law 10
+
+
+@pytest.mark.parametrize("directory", ["out"])
+def test_bare_lightning_loads_what_was_saved(directory: str, bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"checkpoints": [{"save_last": True}], "kill": KILL})
+    bench.run(tmp_path, {"checkpoints": [{"save_last": True}], "bare": True}).require_success()
+    assert contract.read_trace(tmp_path).first_step == 15
+
+
+# ---- Each alone
+
+
+def test_the_io_alone_commits_and_finds_damage(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"callback_off": True, "checkpoints": [{"save_last": True, "save_top_k": 1}]}
+    outcome = bench.run(tmp_path, {**config, "kill": KILL})
+    assert "add ResumeCallback()" in outcome.output
+    assert contract.committed(tmp_path / "out") == {"epoch=1-step=15.ckpt": 15, "last.ckpt": 15}
+    flip(tmp_path / "out" / "last.ckpt")
+    outcome = bench.run(tmp_path, config)
+    assert outcome.statuses == (1,) and "last.ckpt is damaged" in outcome.output
+    outcome = bench.run(tmp_path, {**config, "callback_off": False}).require_success()
+    assert "was saved without ResumeCallback" in outcome.output
+
+
+# ---- Ends, beginnings and refusals
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"average": "ema", "trainer": {"max_steps": 20, "max_epochs": -1}}, {"average": "mean"}],
+    ids=["plain", "ema", "mean"],
+)
+def test_a_finished_run_launched_again_does_nothing(
+    config: dict[str, Any], bench: contract.Bench, tmp_path: Path
+) -> None:
+    """Bare Lightning ends an averaged run with the weights that are not averaged."""
+    same = ["weights", "global_step", "epoch", "draws", "files"]
+    contract.finished_does_nothing_again(bench, tmp_path, config, same)
+
+
+def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, {"bare": True, "kill": KILL}).killed
+    cut(tmp_path / "out" / "epoch=1-step=15.ckpt")
+    outcome = bench.run(tmp_path, {}).require_success()
+    assert "epoch=1-step=15.ckpt is damaged" in outcome.output
+    assert "epoch=0-step=10.ckpt was made without this package" in outcome.output
+    assert contract.read_trace(tmp_path).first_step == 10
+
+
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+    config = {"ckpt_path": str(tmp_path / "old" / "out" / "epoch=0-step=10.ckpt")}
+    assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
+    contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)
+    bench.run(tmp_path / "new", config).require_success()
+    contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=15)
+
+
+def test_without_a_directory_the_next_launch_finds_the_run(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Under a logger each launch is a new version, and bare Lightning starts from zero in each."""
+    config = {"logger": "placeless"}
+    place = tmp_path / "logs" / "lightning_logs" / "version_0" / "checkpoints"
+    bench.run(tmp_path, {**config, "kill": KILL})
+    assert set(contract.committed(place).values()) >= {10}
+    bench.run(tmp_path, config).require_success()
+    trace = contract.read_trace(tmp_path)
+    assert trace.first_step in (10, 15)
+    contract.require_same_steps(trace, reference(config), start=trace.first_step)
+    assert 39 in contract.committed(place).values()
+
+
+def test_a_run_directory_that_was_moved_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {"checkpoints": [{"save_top_k": 1, "save_last": True}]}
+    bench.run(tmp_path / "a", {**config, "kill": KILL})
+    (tmp_path / "a").rename(tmp_path / "b")
+    contract.resumed_equals_uninterrupted(bench, tmp_path / "b", config, reference(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"async_io": True}, "AsyncCheckpointIO"),
+        ({"checkpoints": [{"save_weights_only": True}]}, "no ModelCheckpoint saves the whole state"),
+        ({"trainer": {"reload_dataloaders_every_n_epochs": 1}}, "reload_dataloaders_every_n_epochs"),
+        ({"resume": "sratch"}, "is not there"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(config: Any, named: str, bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, config)
+    assert outcome.statuses == (1,)
+    assert named in outcome.output and "UnsupportedSetting" in outcome.output
+    assert not any(contract.read_trace(tmp_path).steps)
+
+
+def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench, tmp_path: Path) -> None:
+    """A file size limit stands in for a full disk: what was committed stays, and the next launch goes on."""
+    bench.run(tmp_path, {"kill": {"event": "on_train_batch_end", "step": 8}})
+    outcome = bench.run(tmp_path, {"file_limit": 15_000})
+    assert outcome.statuses == (1,)
+    assert "SaveFailed" in outcome.output and "the checkpoints committed before it are intact" in outcome.output
+    assert set(contract.committed(tmp_path / "out").values()) == {5}
+    bench.run(tmp_path, {}).require_success()
+
+
+def test_a_full_disk_on_one_of_two_ranks_leaves_nobody_waiting(bench: contract.Bench, tmp_path: Path) -> None:
+    running = bench.start(tmp_path, {"file_limit": 15_000}, ranks=2)
+    outcome = running.wait(60)
+    assert outcome.statuses[0] == 1 and -signal.SIGKILL not in outcome.statuses

@@ -1,0 +1,52 @@
+"""The laws on two and three gloo ranks. Three, because DDP's order of additions hides on two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+EARLY = {"event": "on_train_batch_end", "step": 4, "rank": 1}
+MIDDLE = {"event": "on_train_batch_end", "step": 12, "rank": 0}
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "map": (2, {"augment": True}),
+    "workers": (2, {"augment": True, "workers": 1}),
+    "stateful-workers": (2, {"stateful": True, "augment": True, "workers": 1}),
+    "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
+    "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}}),
+    "ema": (2, {"average": "ema"}),
+    "three-ranks": (3, {"width": 64}),
+    "three-ranks-unused": (3, {"width": 64, "strategy": "ddp_find_unused_parameters_true"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    ranks, config = CASES[case]
+    contract.interrupted_equals_uninterrupted(
+        bench, tmp_path, config, reference(config, ranks), [EARLY, {**EARLY, "step": 8}, MIDDLE], ranks=ranks
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path, {"kill": {"event": "on_train_batch_end", "step": 8}}, ranks=2)
+    assert set(contract.committed(tmp_path / "out").values()) == {5}
+    outcome = bench.run(tmp_path, {}, ranks=ranks)
+    assert set(outcome.statuses) != {0}
+    assert "was saved with number of ranks 2, this launch has" in outcome.output
+    assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
+    assert set(contract.committed(tmp_path / "out").values()) == {5}
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_stop_that_reaches_one_rank_stops_all(
+    rank: int | None, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 8 on two ranks. Bare Lightning hangs when only rank 1 hears the signal."""
+    send = {"event": "on_train_batch_end", "step": 7, "rank": rank, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, {}, reference({}, 2), send, ranks=2)

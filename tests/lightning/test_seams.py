@@ -1,0 +1,75 @@
+"""Each private seam of the installed version: a clear failure here when a release moves one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+
+METHODS: dict[tuple[Any, str], list[str]] = {
+    (_CheckpointConnector, "resume_start"): ["self", "checkpoint_path", "weights_only"],
+    (pl.Trainer, "save_checkpoint"): ["self", "filepath", "weights_only", "storage_options"],
+    (_FitLoop, "_load_combined_loader_states"): ["self"],
+    (_FitLoop, "on_run_end"): ["self"],
+    (_TrainingEpochLoop, "advance"): ["self", "data_fetcher"],
+    (_TrainingEpochLoop, "reset"): ["self"],
+    (_TrainingEpochLoop, "update_lr_schedulers"): ["self", "interval", "update_plateau_schedulers"],
+    (ModelCheckpoint, "_ModelCheckpoint__resolve_ckpt_dir"): ["self", "trainer"],
+}
+
+
+@pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda each: getattr(each, "__name__", each))
+def test_the_method_is_as_it_is_replaced(owner: Any, name: str) -> None:
+    parameters = list(inspect.signature(getattr(owner, name)).parameters)
+    assert parameters == METHODS[owner, name], f"{owner.__name__}.{name} takes other arguments in {pl.__version__}"
+
+
+ATTRIBUTES = {
+    _FitLoop: ["_combined_loader", "_data_fetcher", "_restart_stage", "epoch_progress", "epoch_loop"],
+    _TrainingEpochLoop: ["_batches_that_stepped", "_skip_next_val", "_results", "val_loop", "batch_progress"],
+    _EvaluationLoop: ["_combined_loader", "_has_run"],
+    _LoggerConnector: ["_callback_metrics", "_logged_metrics", "_progress_bar_metrics"],
+    ModelCheckpoint: [
+        *("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "_last_time_checked"),
+    ],
+    FSDPStrategy: ["_state_dict_type"],
+    ModelParallelStrategy: ["_save_distributed_checkpoint"],
+}
+
+
+@pytest.mark.parametrize("owner", ATTRIBUTES, ids=lambda each: each.__name__)
+def test_the_object_has_what_is_read_and_written(owner: Any) -> None:
+    source = inspect.getsource(owner.__init__)
+    missing = [name for name in ATTRIBUTES[owner] if f"self.{name}" not in source]
+    assert not missing, f"{owner.__name__} of {pl.__version__} has no {missing}"
+
+
+def test_the_fit_loop_runs_as_it_is_repeated() -> None:
+    """``Loops.run_from`` does what ``run`` does, from the middle on."""
+    order = ["setup_data", "reset", "on_run_start", "on_advance_start", "advance", "on_advance_end"]
+    source = inspect.getsource(_FitLoop.run)
+    found = [source.index(f"self.{name}(") for name in [*order, "on_iteration_done", "on_run_end"]]
+    assert found == sorted(found), f"FitLoop.run of {pl.__version__} does its work in another order"
+    assert RestartStage.RESTARTED_MID_EPOCH == "restarted_mid_epoch" and RestartStage.NONE == "none"
+
+
+def test_a_loader_is_known_before_a_pass_over_it_begins() -> None:
+    source = inspect.getsource(_FitLoop.setup_data)
+    assert source.index("self._load_combined_loader_states()") < source.index("iter(self._data_fetcher)")
+
+
+def test_a_logged_value_can_be_made_again() -> None:
+    meta = _Metadata(fx="training_step", name="a", reduce_fx="mean")
+    meta.sync = _Sync(_should=False, rank_zero_only=False, _op="mean")
+    metric = _ResultMetric(meta, True)
+    assert {"value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset"} <= set(dir(metric))
