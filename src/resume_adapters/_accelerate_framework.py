@@ -85,7 +85,7 @@ class AccelerateFramework(Framework):
         self._first_slices: dict[int, Any] = {}
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
-        self.accumulation = int(accelerator.gradient_accumulation_steps)
+        self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
         self.fixed = self._strategy.fixed
 
     # ---- Steps
@@ -198,12 +198,14 @@ class AccelerateFramework(Framework):
 
     def load(self, session: Session) -> None:
         """Load models, optimizers and schedulers, and prove them."""
+        if session.own is not None:
+            self._saved_accumulation = session.own["topology"]["gradient_accumulation_steps"]
         self._strategy.load(session)
 
     def restore(self, saved: Tree) -> None:
         """Put the counts back."""
         self._strategy.restore(saved["strategy"])
-        self.accelerator.step = saved["step"]
+        self.accelerator.step = saved["step"] * self.accumulation // self._saved_accumulation
         self.accelerator.project_configuration.iteration = saved["iteration"]
         self._first_slices = {index: kept["first"] for index, kept in enumerate(saved["loaders"])}
         for loader, kept in zip(self.loaders, saved["loaders"], strict=False):

@@ -11,6 +11,7 @@ from typing import Any
 from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fsdp_model, load_fsdp_optimizer
 
 from resume_adapters import _accelerate_files as files
+from resume_adapters._accelerate_schedules import replay
 from resume_adapters.core import keys, state, tree, weights
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
@@ -113,8 +114,13 @@ class Replicated:
 
     def _load_pickled(self, session: Session, kind: str, things: Iterable[Any]) -> None:
         assert session.checkpoint is not None
+        manifest, here = session.checkpoint.manifest, self.accelerator.num_processes
+        before = manifest.world_size if manifest else here
         for index, thing in enumerate(things):
             saved = files.pickled(session.checkpoint.path, kind, index)
+            if kind == "scheduler" and before != here:
+                replay(thing, saved, before, here)
+                continue
             thing.load_state_dict(saved)
             if session.verify:
                 state.prove(f"{kind} {index}" if index else kind, saved, thing.state_dict())

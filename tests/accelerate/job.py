@@ -90,6 +90,12 @@ def data_loader(size: int, *, shuffle: bool = True) -> torch.utils.data.DataLoad
     workers = {"num_workers": CONFIG["workers"], "persistent_workers": CONFIG["persistent"]}
     if CONFIG["stream"] and shuffle:
         return torch.utils.data.DataLoader(Stream(size), batch_size=4, **workers)
+    if CONFIG["elastic"] and shuffle:
+        from resume_adapters.data import ElasticSampler, SeededPerSample
+
+        sampler = ElasticSampler(size, seed=1)
+        seeded = SeededPerSample(Mapped(size), sampler)
+        return torch.utils.data.DataLoader(seeded, batch_size=CONFIG["batch"], sampler=sampler, **workers)
     dropping = CONFIG["drop_last"]
     return torch.utils.data.DataLoader(
         Mapped(size), batch_size=CONFIG["batch"], shuffle=shuffle, drop_last=dropping, **workers
@@ -104,7 +110,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(FEATURES, width)
         self.norm = torch.nn.BatchNorm1d(width) if CONFIG["batch_norm"] else torch.nn.Identity()
-        self.dropout = torch.nn.Dropout(0.2)
+        self.dropout = torch.nn.Dropout(CONFIG["dropout"])
         self.middle = torch.nn.Linear(width, width)
         self.last = torch.nn.Linear(width, 1)
 
@@ -187,6 +193,9 @@ DEFAULTS: dict[str, Any] = {
     "by_hand": False,
     "stream": False,
     "augment": False,
+    "elastic": False,
+    "total": None,
+    "dropout": 0.2,
     "own_generator": False,
     "register_generator": False,
     "drop_last": False,
@@ -271,8 +280,10 @@ class Job:
         self.plain = network()
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
-        total = 60 * accelerator.num_processes
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
+        total = CONFIG["total"] or 60 * accelerator.num_processes
+        schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
+        if CONFIG["elastic"]:  # a rate that depends on the fraction of the run alone
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1 + (1 - step / total) ** 2)
         if CONFIG["rank_seeds"]:
             set_seed(CONFIG["seed"], device_specific=True)
         self.given = data_loader(CONFIG["samples"])
@@ -329,7 +340,7 @@ class Job:
     def step(self, batch: dict[str, torch.Tensor], micro: int) -> None:
         time.sleep(CONFIG["slow"])
         accelerator, run = self.accelerator, self.run
-        step = run.global_step
+        step, rate = run.global_step, self.scheduler.get_last_lr()[0]
         if CONFIG["by_hand"]:
             loss, synced = self.by_hand(batch, micro)
         else:
@@ -351,8 +362,8 @@ class Job:
                 self.ema.update()
             for index, counter in enumerate(self.counters):
                 counter.count += index + 1
-        rate = self.scheduler.get_last_lr()[0]
-        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex())
+        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["elastic"] else {}
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
         run.step(loss=loss)
         if synced:

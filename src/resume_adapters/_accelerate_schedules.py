@@ -1,0 +1,52 @@
+"""Learning rate schedules on another number of processes than they were saved on.
+
+A prepared schedule steps once for each process at every optimizer step, and scripts make it that much longer. Its state
+therefore counts in steps of the topology that saved it, and means another learning rate on any other one.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from resume_adapters.errors import StateMismatch
+
+_TOLERANCE = 1e-3
+"""Relative difference of learning rates that comes of counting, such as a last step that a schedule leaves out."""
+
+
+def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None:
+    """Step a fresh schedule to where a saved one was, and check that the learning rate is what it was.
+
+    Args:
+        scheduler: a prepared ``AcceleratedScheduler`` that has not stepped, whose optimizer is loaded.
+        saved: the state that was saved.
+        before: number of processes that saved it.
+        now: number of processes here.
+
+    Raises:
+        StateMismatch: the schedule does not go by counting steps, or was made for another number of steps.
+    """
+    if scheduler.split_batches or not scheduler.step_with_optimizer:
+        scheduler.load_state_dict(saved)
+        return
+    inner = scheduler.scheduler
+    steps, rest = divmod(saved["last_epoch"] * now, before)
+    if rest or not hasattr(inner, "base_lrs"):
+        raise StateMismatch(
+            f"a {type(inner).__name__} that was saved by {before} processes cannot be taken up by {now}: it does not "
+            "go by counting steps. Launch with as many processes as before"
+        )
+    for group, rate in zip(inner.optimizer.param_groups, inner.base_lrs, strict=True):
+        group["lr"] = rate
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # the optimizer's steps were before
+        for _ in range(steps):
+            inner.step()
+    rates = inner.get_last_lr()
+    if not all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(rates, saved["_last_lr"], strict=True)):
+        raise StateMismatch(
+            f"the learning rate was {saved['_last_lr']} when the checkpoint was saved by {before} processes, and would "
+            f"be {rates} now: make the schedule as long as the run's optimizer steps times the number of processes"
+        )

@@ -1,0 +1,41 @@
+"""Law 7 for Accelerate: another number of ranks or workers, another split into batches, the same samples and rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 4, "accumulate": 2}
+
+
+def on(ranks: int, kill: int | None = None, **config: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch on some ranks, which is killed after a step."""
+    strike = {"event": "step_end", "step": kill, "rank": 0} if kill else None
+    return ranks, {**MAP, **config, "kill": strike}
+
+
+LAUNCHES = {
+    "2 to 1": [on(2, 8, accumulate=1), on(1)],
+    "1 to 2 to 1, in other batches": [on(1, 8), on(2, 13, batch=2, workers=1), on(1, batch=8, accumulate=1)],
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_every_step_has_the_samples_that_it_would_have_had(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    contract.same_samples_on_any_topology(bench, tmp_path, reference(MAP), LAUNCHES[case], tolerance=1e-4)
+
+
+def test_a_schedule_of_the_wrong_length_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    """A script that does not make its schedule longer for more processes would go on with another learning rate."""
+    ranks, config = on(1, 8)
+    assert bench.run(tmp_path, config, ranks=ranks).killed
+    outcome = bench.run(tmp_path, {**on(2, accumulate=1)[1], "total": 60}, ranks=2)
+    assert set(outcome.statuses) != {0}
+    assert "make the schedule as long as the run's optimizer steps times the number of processes" in outcome.output
+    assert not any(contract.read_trace(tmp_path, 2).steps)
