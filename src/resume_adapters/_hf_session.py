@@ -136,6 +136,8 @@ class TrainerSession(Restoration):
 
     def save(self, native: Callable[[], None]) -> None:
         """Save a checkpoint of the current step around the trainer's own save."""
+        if self.moved and not self.under_way:
+            return  # an evaluation was done again, and where the data go on in this topology shows with the first batch
         live = self.trainer.state
         best = f"checkpoint-{live.best_global_step}" if live.best_global_step else None
         self.save_checkpoint(

@@ -208,6 +208,14 @@ class Averaging(TrainerCallback):
         self.ema.update()
 
 
+class Halting(TrainerCallback):
+    """Asks for a stop that a human must look at, after a step."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step + 1 == CONFIG["halt"]:
+            self.resume.halt("look at this")
+
+
 class Counting(TrainerCallback):
     """A callback with state, by the usual two methods."""
 
@@ -255,6 +263,7 @@ DEFAULTS: dict[str, Any] = {
     "scaler": False,
     "counting": False,
     "patience": None,
+    "halt": None,
     "scores": None,
     "late": False,
     "resume_from": None,
@@ -325,6 +334,9 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
+    if CONFIG["halt"]:
+        found.append(Halting())
+        found[-1].resume = found[-2]
     return found
 
 

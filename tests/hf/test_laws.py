@@ -363,6 +363,67 @@ def test_a_stop_stops_all_ranks_together(whom: str, bench: contract.Bench, refer
     contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), *sends, ranks=2)
 
 
+BY_SCORE = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": False}
+WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+GIVEN_UP: dict[str, tuple[dict[str, Any], int]] = {
+    "that ends the training in mid-epoch": (
+        {"patience": 3, "scores": {"16": 1.0}, "args": {"eval_strategy": "steps", "eval_steps": 4, "save_steps": 4}},
+        28,
+    ),
+    "that ends the training between epochs": (
+        {"patience": 1, "scores": {"13": 1.0}, "args": {"eval_strategy": "epoch", "save_strategy": "epoch"}},
+        26,
+    ),
+    "of a new best between two epochs": (
+        {"scores": {"26": 1.0}, "args": {"eval_strategy": "epoch", "save_strategy": "epoch"}},
+        26,
+    ),
+    "after the last step": (
+        {"scores": {"13": 1.0}, "args": {"eval_strategy": "epoch", "save_strategy": "epoch"}},
+        39,
+    ),
+    "with workers that stay": (
+        {"augment": False, "args": {"eval_strategy": "steps", "eval_steps": 6, "save_steps": 6, **WORKERS}},
+        12,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN_UP)
+def test_an_evaluation_given_up_for_a_stop_is_done_again(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config, step = GIVEN_UP[case]
+    chosen = BY_SCORE if "scores" in config else {}
+    config = {"augment": True, **config, "args": {**config["args"], **chosen, "per_device_eval_batch_size": 2}}
+    send = {"event": "on_prediction_step", "step": step, "within": 0}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config), send)
+
+
+# ---- When it saves
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch", "no"])
+def test_a_cadence_of_its_own_replaces_the_trainers(
+    strategy: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {"augment": True, "callback": {"save_every": 7}, "args": {"save_strategy": strategy}}
+    assert bench.run(tmp_path, {**config, "kill": KILL}).killed
+    assert set(contract.committed(tmp_path / "out").values()) == {7, 14}
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference({"augment": True}))
+    assert set(contract.committed(tmp_path / "out").values()) == {7, 14, 21, 28, 35, 39}
+
+
+def test_a_halted_run_is_refused_until_it_is_let_go_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, {**PLAIN, "halt": 17}).statuses == (3,)
+    assert 17 in contract.committed(tmp_path / "out").values()
+    outcome = bench.run(tmp_path, PLAIN)
+    assert outcome.statuses == (1,)
+    assert "was halted at step 17: look at this" in outcome.output
+    subprocess.run([sys.executable, "-m", "resume_adapters.cli", "resume", tmp_path / "out"], check=True)
+    assert contract.resumed_equals_uninterrupted(bench, tmp_path, PLAIN, reference(PLAIN)) == 17
+
+
 # ---- Law 9
 
 
