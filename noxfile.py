@@ -22,9 +22,10 @@ def install(session: nox.Session, *what: str) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test; none may be skipped because a framework is missing."""
-    install(session, "-e", ".[test-hf,test-accelerate]")
+    install(session, "-e", ".[test-all]")
     arguments = session.posargs or ["-n", "2", "--dist", "loadgroup"]
-    session.run("python", "-m", "pytest", *arguments, env={"RESUME_ADAPTERS_REQUIRE": "hf,accelerate"})
+    required = {"RESUME_ADAPTERS_REQUIRE": "hf,lightning,accelerate,deepspeed"}
+    session.run("python", "-m", "pytest", *arguments, env=required)
 
 
 @nox.session
