@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import digests, figure, memory, resolving, saves, steps
+from benchmarks import digests, figure, loops, memory, resolving, saves, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -25,6 +25,8 @@ _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 BENCHMARKS = {
     "steps": (steps.measure, 2000, 200),
     "saves": (saves.measure, 4, 1),
+    "loop-steps": (loops.measure_steps, 2000, 200),
+    "loop-saves": (loops.measure_saves, 4, 1),
     "digests": (digests.measure, 15, 3),
     "resolving": (resolving.measure, 15, 3),
     "memory": (memory.measure, 3, 1),

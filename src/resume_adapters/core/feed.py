@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,6 +52,14 @@ class Feed:
     def __iter__(self) -> Iterator[Any]:
         self._restoring = None
         return iter(self.outer)
+
+    @functools.cached_property
+    def length(self) -> int | None:
+        """Batches in a pass; ``None`` for a stream without a length."""
+        try:
+            return len(self.outer)
+        except TypeError:
+            return None
 
     def follow(self) -> bool:
         """Count a batch of a loader that the script iterates over itself; return whether another pass has begun."""

@@ -10,6 +10,7 @@ framework wraps around it, lets the framework write and load its own files, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -324,9 +325,10 @@ class ResumableLoop:
             raise UnsupportedSetting(
                 f'mode={mode!r} says neither that smaller nor that greater is better: "min", "max"'
             )
-        former = self._best.get(name)
+        worst = math.inf if mode == "min" else -math.inf
+        former = self._best.get(name, worst)
         self._noted[name] = metric
-        if former is not None and (metric >= former if mode == "min" else metric <= former):
+        if not (metric < former if mode == "min" else metric > former):  # so a NaN is never the best
             return False
         self._best[name], self._is_new_best = metric, True
         self.save("best")
@@ -383,12 +385,8 @@ class ResumableLoop:
         }
 
     def _fraction(self) -> float:
-        for feed in self._running():
-            try:
-                return self.epoch + feed.consumed / max(1, len(feed.outer))
-            except TypeError:  # a stream has no length
-                break
-        return float(self.epoch)
+        feed = next(iter(self._running()), None)
+        return self.epoch + feed.consumed / feed.length if feed is not None and feed.length else float(self.epoch)
 
     def _running(self) -> list[Feed]:
         return self._open if self._followed is None else [self._followed]

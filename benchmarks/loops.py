@@ -1,0 +1,159 @@
+"""What a hand-written Accelerate loop pays: time added to a step, and a 500 MB save against a bare ``save_state``.
+
+``python -m benchmarks.loops DIRECTORY [--with-package]`` is one job that saves; its last line is a JSON record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import figure
+from benchmarks.figure import Figure
+from benchmarks.job import SAVES, WIDTH
+
+GOAL_MICROSECONDS = 30
+GOAL_RATIO = 1.15
+_WARM_UP = 50
+
+
+def measure_steps(steps: int) -> list[Figure]:
+    """Return the processor time added per step: two loops in one thread take turns, a step each."""
+    with tempfile.TemporaryDirectory() as directory:
+        loops = [_steps(Path(directory), with_package=each) for each in (False, True)]
+        pairs = [[next(loop) * 1e6 for loop in loops] for _ in range(_WARM_UP + steps)][_WARM_UP:]
+        for loop in loops:
+            loop.close()
+    return [
+        figure.of(
+            "Accelerate loop: processor time added per step",
+            [more - less for less, more in pairs],
+            "us",
+            GOAL_MICROSECONDS,
+            detail=f"{steps} pairs of steps; a bare one takes {figure.median([less for less, _ in pairs]):.0f} us",
+        )
+    ]
+
+
+def measure_saves(rounds: int) -> list[Figure]:
+    """Return how long the training is blocked, and until the checkpoint is safe, as ratios to a bare ``save_state``."""
+    records: dict[bool, dict[str, list[float]]] = {each: {"blocked": [], "safe": []} for each in (False, True)}
+    for _ in range(rounds):
+        for with_package in (False, True):
+            with tempfile.TemporaryDirectory() as directory:
+                for name, values in _run(Path(directory), with_package).items():
+                    records[with_package][name] += values
+    whats = {"blocked": "training blocked, against bare", "safe": "until committed, against bare with fsync"}
+    return [
+        figure.of(
+            f"Accelerate loop, 500 MB save: {what}",
+            [seconds / figure.median(records[False][name]) for seconds in records[True][name]],
+            "x",
+            GOAL_RATIO,
+            detail=f"bare takes {figure.median(records[False][name]):.2f} s",
+        )
+        for name, what in whats.items()
+    ]
+
+
+def _run(directory: Path, with_package: bool) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "benchmarks.loops", str(directory), *["--with-package"] * with_package]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+    record: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return record
+
+
+class _Loop:
+    """A loop of steps of a stack of linear layers, with or without the package."""
+
+    def __init__(self, directory: Path, width: int, layers: int, save_every: int, with_package: bool) -> None:
+        import torch
+        from accelerate import Accelerator
+
+        from benchmarks.training import Rows, Stack
+        from resume_adapters.accelerate import register_for_resume
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.accelerator = Accelerator(cpu=True)
+        model = Stack(width, layers)
+        optimizer = torch.optim.AdamW(model.parameters())
+        rows = torch.utils.data.DataLoader(Rows(width), batch_size=1)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, rows)
+        self.run: Any = (
+            register_for_resume(self.accelerator, run_dir=directory, save_every=save_every) if with_package else None
+        )
+
+    def __iter__(self) -> Iterator[None]:
+        """Train, yielding after each step."""
+        for _ in range(1) if self.run is None else self.run.epochs(1):
+            for batch in self.loader if self.run is None else self.run.batches(self.loader):
+                with self.accelerator.accumulate(self.model):
+                    loss = self.model(batch["inputs"])["loss"]
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+                if self.run is not None:
+                    self.run.step(loss=loss)
+                yield
+
+
+def _steps(directory: Path, with_package: bool) -> Iterator[float]:
+    steps = iter(_Loop(directory, width=16, layers=1, save_every=10**9, with_package=with_package))
+    next(steps)
+    while True:
+        begun = time.thread_time()
+        next(steps)
+        yield time.thread_time() - begun
+
+
+def saves(directory: Path, with_package: bool) -> dict[str, list[float]]:
+    """Save after every step; return seconds blocked and seconds until the checkpoint is safe, for each save."""
+    from benchmarks import training
+
+    loop = _Loop(directory, WIDTH["save"], layers=4, save_every=1, with_package=with_package)
+    record: dict[str, list[float]] = {"blocked": [], "safe": []}
+    steps = iter(loop)
+    next(steps)
+    for number in range(1, SAVES + 2):
+        checkpoint = directory / f"checkpoint_{number}"
+        begun = time.perf_counter()
+        if with_package:
+            loop.run._end_of_body()  # what asking for the next batch begins with
+        else:
+            loop.accelerator.save_state(str(checkpoint))
+        record["blocked"].append(time.perf_counter() - begun)
+        if with_package:
+            loop.run._run.flush()
+        else:
+            training.sync_tree(checkpoint)
+        record["safe"].append(time.perf_counter() - begun)
+        shutil.rmtree(checkpoint)
+        os.sync()
+        next(steps)
+    return {name: values[1:] for name, values in record.items()}
+
+
+def main() -> None:
+    """Run the job that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--with-package", action="store_true")
+    given = parser.parse_args()
+    print(json.dumps(saves(given.directory, given.with_package)), flush=True)
+    os._exit(0)  # in the middle of an epoch: there is nothing to finish
+
+
+if __name__ == "__main__":
+    main()
