@@ -100,6 +100,8 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         pending.write(lambda: _write(checkpoint, target))
         pending.commit([(Path(target.name), target)], describe)
         _STORAGE.remove_file(place.pending_marker(target))
+        if place.names(place.superseded(target)):
+            discard(_STORAGE, place.superseded(target))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint without running code, after comparing it with its manifest where it has one.

@@ -65,6 +65,8 @@ class Loops:
             "logged": dict(connector._logged_metrics),
             "progress_bar": dict(connector._progress_bar_metrics),
             "epoch": sums.logged(self.epoch._results),
+            "first": connector._first_loop_iter,
+            "hook": connector._current_fx,
             "torchmetrics": sums.metrics(self.trainer.lightning_module),
         }
 
@@ -154,6 +156,7 @@ class Loops:
         connector._progress_bar_metrics.update(saved["progress_bar"])
         if moment in IN_EPOCH:
             sums.log_again(self.epoch._results, saved["epoch"], self.trainer)
+            connector._first_loop_iter, connector._current_fx = saved["first"], saved["hook"]
         sums.set_metrics(self.trainer.lightning_module, saved["torchmetrics"])
 
     def set_gradients(self, saved: Tree) -> None:

@@ -180,7 +180,8 @@ class FitSession(Session):
         del self.trainer.fit_loop.run
         if self.finished:
             report.logger.info("This run finished at step %d: nothing to do.", self.trainer.global_step)
-        self.loops.run_from(END if self.finished else self.own["moment"], self._put_back, self._restore_random_state)
+        # Of a finished run too: what followed its last checkpoint may have changed weights, as averaging does.
+        self.loops.run_from(self.own["moment"], self._put_back, self._restore_random_state)
 
     def watch_loaders(self, loaders: list[Any]) -> None:
         """Watch the training loaders, and set them where they were.
@@ -199,7 +200,7 @@ class FitSession(Session):
                 "or start another run directory"
             )
         for watch, position in zip(self.watches, positions, strict=True):
-            if self.finished or position["ended"]:
+            if position["ended"]:
                 watch.hold()  # Lightning begins a pass before it knows whether it needs one
             else:
                 if other := watch.differences(position):
@@ -399,9 +400,8 @@ class FitSession(Session):
     def end_training(self, native: Callable[[], None]) -> None:
         """Save the last step where it is not saved, end as the trainer does, and remember that the run is finished."""
         self.moment = END
-        if not self.finished:
-            self.reason = "finished"
-            self._save_if_needed()
+        self.reason = "finished"
+        self._save_if_needed()
         native()
         self.run.flush()
         self.run.record("finished", step=self.trainer.global_step, epoch=self._epoch(), horizon=self._horizon())

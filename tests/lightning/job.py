@@ -187,6 +187,7 @@ DEFAULTS: dict[str, Any] = {
     "strategy": "auto",
     "callback": {},
     "callback_off": False,
+    "trace_files": True,
     "trainer": {},
 }
 
@@ -285,7 +286,7 @@ def finish(trainer: Any, model: Model) -> None:
         epoch=trainer.current_epoch,
         logged={name: float(value).hex() for name, value in trainer.callback_metrics.items()},
         best=[[os.path.basename(each.best_model_path), str(each.best_model_score)] for each in saving],
-        files=sorted(path.name for path in Path("out").glob("*.ckpt")),
+        files=sorted(path.name for path in Path("out").glob("*.ckpt")) if CONFIG["trace_files"] else None,
         average=[digest(*model.average.shadow), model.average.updates] if model.average else None,
         draws=draws(),
     )

@@ -99,6 +99,7 @@ SAVES = {
     "samples": 20,
     "trainer": {"max_steps": 6, "max_epochs": -1},
     "checkpoints": [{"every_n_train_steps": 2, "save_top_k": 1, "save_last": True}],
+    "trace_files": False,  # a kill between a commit and the removal that follows it leaves one more
 }
 
 
@@ -120,7 +121,7 @@ def test_killed_before_any_operation_on_the_run_directory(
         reference(SAVES),
         range(part + 1, operations + 1, 4),
         leaving=[{6}, {4, 6}, {2, 6}, {2, 4, 6}],
-        of_the_end=["logged", "files"],
+        of_the_end=["logged"],
     )
     assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
 

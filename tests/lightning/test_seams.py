@@ -38,7 +38,13 @@ ATTRIBUTES = {
     _FitLoop: ["_combined_loader", "_data_fetcher", "_restart_stage", "epoch_progress", "epoch_loop"],
     _TrainingEpochLoop: ["_batches_that_stepped", "_skip_next_val", "_results", "val_loop", "batch_progress"],
     _EvaluationLoop: ["_combined_loader", "_has_run"],
-    _LoggerConnector: ["_callback_metrics", "_logged_metrics", "_progress_bar_metrics"],
+    _LoggerConnector: [
+        "_callback_metrics",
+        "_logged_metrics",
+        "_progress_bar_metrics",
+        "_first_loop_iter",
+        "_current_fx",
+    ],
     ModelCheckpoint: [
         *("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "_last_time_checked"),
     ],
