@@ -200,9 +200,10 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     assert 10 < found["rate"] < 100
     assert found["eta"] == pytest.approx(found["updated"] + (1000 - found["step"]) / found["rate"], abs=1)
     assert found["ends"] == pytest.approx(began + 7200, abs=2)
-    job.run.record("finished", step=step, epoch=1.0, horizon=step)
+    job.run.record("finished", step=step, epoch=1.0, result={"loss": 0.5})
     time.sleep(1.2)
-    assert status(tmp_path)["state"] == "finished", "the heartbeat knows that it is over"
+    found = status(tmp_path)
+    assert (found["state"], found["result"]) == ("finished", {"loss": 0.5}), "the heartbeat knows that it is over"
 
 
 def test_a_disk_that_fails_does_not_end_the_heartbeat(make: Callable[..., Miniature], tmp_path: Path) -> None:
