@@ -223,6 +223,7 @@ DEFAULTS: dict[str, Any] = {
     "save_every": 5,
     "fsdp": None,
     "zero": None,
+    "asks_at": None,
     "left_at": None,
     "load": None,
     "wrapped": True,
@@ -366,6 +367,8 @@ class Job:
         trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
         run.step(loss=loss)
+        if step == CONFIG["asks_at"] and not synced:
+            run.save()
         if synced:
             event("step_end", run.global_step)
 

@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain-set-epoch": {"set_epoch": True},
     "seedable": SEEDABLE,
     "seedable-augmented-set-epoch": {**SEEDABLE, "augment": True, "set_epoch": True},
+    "seedable-last-batch": {**SEEDABLE, "save_every": 7},
     "seedable-workers": {**SEEDABLE, **WORKERS, "augment": True},
     "stateful": {**STATEFUL, "augment": True},
     "stateful-seedable-set-epoch": {

@@ -72,6 +72,14 @@ def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any
     contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
 
 
+def test_a_save_waits_for_the_end_of_the_window(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Asked for when one of two batches of step 12 had been accumulated, it is of step 12, and nothing is lost."""
+    config = {"asks_at": 11}
+    assert bench.run(tmp_path, {**config, "kill": {"event": "step_end", "step": 13}}).killed
+    assert max(contract.committed(tmp_path / RUN).values()) == 12
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
+
+
 # ---- Law 3
 
 SAVES = {"max_steps": 6, "save_every": 2, "limit": 1, "registered": [0, 1]}
