@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -76,10 +77,13 @@ def _watch(run_dir: Path, document: documents.Document, json: bool) -> documents
     """Show the status each second until it is not ``running`` any more, and return the last."""
     from rich.live import Live
 
-    with Live(console=console(), auto_refresh=False, transient=False) as live:
+    out = console()
+    with Live(console=out, auto_refresh=False) if out.is_terminal and not json else nullcontext() as live:
         while True:
             if json:
                 documents.write_line(document)
+            elif live is None:
+                render.status(out, document)
             else:
                 live.update(render.status_table(document), refresh=True)
             if document["state"] != "running":
