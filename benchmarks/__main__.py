@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import digests, figure, loops, memory, resolving, saves, steps
+from benchmarks import digests, engines, figure, loops, memory, resolving, saves, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -30,6 +30,7 @@ BENCHMARKS = {
     "digests": (digests.measure, 15, 3),
     "resolving": (resolving.measure, 15, 3),
     "memory": (memory.measure, 3, 1),
+    "deepspeed": (engines.measure, 1000, 200),
 }
 """By name: what measures it, how many repeats, and how many when in a hurry."""
 

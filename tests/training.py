@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from launch import free_port
+
 RANK = int(os.environ.get("RANK", "0"))
 
 CONFIG: dict[str, Any] = {}
@@ -150,6 +152,17 @@ def kill_at_operation(within: str, number: int) -> None:
 
 
 # ---- What jobs train with
+
+
+def deepspeed_on_cpu() -> None:
+    """Let DeepSpeed train on the CPU, uncompiled: with gloo alone, in fp16 too, and on one rank without a launcher."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda self: True
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    if "RANK" not in os.environ:
+        os.environ.update(alone | {"MASTER_PORT": str(free_port())})
 
 
 class Ema:

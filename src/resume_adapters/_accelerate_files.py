@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import load
-from safetensors import SafetensorError, safe_open
 
 from resume_adapters.core import rng
+from resume_adapters.core import weights as weights_module
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
@@ -106,7 +105,7 @@ class Foreign:
             )
         for name in [*state, *ranks]:
             if (path / name).is_file():
-                _require_whole(path / name)
+                weights_module.require_whole(path / name)
         return _step(path)
 
 
@@ -118,16 +117,3 @@ def _step(checkpoint: Path) -> int:
             return int(max(counted))
     named = _NUMBER.search(checkpoint.name)
     return int(named[0]) if named else 0
-
-
-def _require_whole(file: Path) -> None:
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt"):
-                return
-        with zipfile.ZipFile(file) as archive:
-            torn = archive.testzip()
-        if torn is not None:
-            raise CheckpointDamaged(f"{file.name} is torn at {torn}", path=file)
-    except (SafetensorError, zipfile.BadZipFile) as error:
-        raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error

@@ -11,10 +11,11 @@ from typing import Any
 from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fsdp_model, load_fsdp_optimizer
 
 from resume_adapters import _accelerate_files as files
+from resume_adapters import _zero_names as zero
 from resume_adapters._accelerate_schedules import replay
 from resume_adapters.core import keys, state, tree, weights
 from resume_adapters.core.session import Session
-from resume_adapters.core.state import Stateful
+from resume_adapters.core.state import Buffers, Stateful
 from resume_adapters.errors import NotRestored, UnsupportedSetting
 
 Tree = dict[str, Any]
@@ -215,8 +216,6 @@ class Partitioned(Replicated):
 
     def owner(self, file: Path) -> int:
         """Return the rank that wrote a file."""
-        from resume_adapters import _zero_files as zero
-
         return zero.owner(file) or files.owner(file)
 
     def load(self, session: Session) -> None:
@@ -226,24 +225,6 @@ class Partitioned(Replicated):
         self._engine.load(session, path, "pytorch_model")
         self._left_by_hooks([], path)
         self._load_pickled(session, "scheduler", self.schedulers)
-
-
-class Buffers:
-    """The buffers of models that are not kept alike on all ranks, as one part."""
-
-    def __init__(self, models: Iterable[Any]) -> None:
-        self._named = {
-            f"{index}.{name}": buffer for index, model in enumerate(models) for name, buffer in model.named_buffers()
-        }
-
-    def state_dict(self) -> Tree:
-        """Return the buffers by model and name."""
-        return dict(self._named)
-
-    def load_state_dict(self, saved: Tree) -> None:
-        """Copy what :meth:`state_dict` returned into the buffers."""
-        for name, buffer in self._named.items():
-            buffer.copy_(saved[name])
 
 
 def strategy(accelerator: Any) -> Replicated:

@@ -9,7 +9,7 @@ from typing import Any
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import DataLoader
 
-from resume_adapters import _zero_files as files
+from resume_adapters import _zero_names as names
 from resume_adapters._zero_engine import EngineState
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -91,7 +91,7 @@ class DeepSpeedFramework(Framework):
 
     def checkpoint_name(self, step: int) -> str:
         """Return the tag that DeepSpeed would choose."""
-        return f"global_step{step}"
+        return names.tag(step)
 
     def save(self, directory: Path) -> None:
         """Let ``save_checkpoint`` write."""
@@ -100,7 +100,7 @@ class DeepSpeedFramework(Framework):
 
     def owner(self, file: Path) -> int:
         """Return the rank that wrote a file."""
-        return files.owner(file)
+        return names.owner(file)
 
     def state(self) -> Tree:
         """Return what DeepSpeed does not save."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from transformers.trainer_callback import ExportableState, TrainerControl
 
+from resume_adapters import _zero_names as zero
 from resume_adapters.core import state
+from resume_adapters.core import weights as weights_module
+from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.errors import CheckpointDamaged
 
@@ -25,7 +26,7 @@ _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 def owner(file: Path) -> int:
     """Return the rank that wrote a file of the trainer, by its path in the checkpoint."""
     found = _RNG.fullmatch(file.name)
-    return int(found[1]) if found and found[1] else 0
+    return int(found[1]) if found and found[1] else zero.owner(file)
 
 
 def weights(checkpoint: Path) -> list[Path]:
@@ -40,8 +41,13 @@ def weights(checkpoint: Path) -> list[Path]:
     return []
 
 
-def foreign_step(path: Path, world_size: int) -> int | None:
+def foreign_step(path: Path, world_size: int, engine: Foreign | None = None) -> int | None:
     """Return the step of a checkpoint that the bare trainer wrote; ``None`` for anything else.
+
+    Args:
+        path: the directory.
+        world_size: ranks of this launch.
+        engine: recognises what DeepSpeed wrote into it, where that trains.
 
     Raises:
         CheckpointDamaged: it is not whole, or was saved by another number of ranks.
@@ -58,11 +64,11 @@ def foreign_step(path: Path, world_size: int) -> int | None:
             raise CheckpointDamaged(
                 f"it has the random state of {len(generators)} ranks, this launch has {world_size}", path=path
             )
-        found = weights(path) or [path / name for name in _WHOLE if (path / name).is_file()]
-        if not found:
-            raise CheckpointDamaged("it has no weights", path=path)
-        for file in [*found, path / "optimizer.pt", path / "scheduler.pt", *generators]:
-            _require_whole(file)
+        found = _state_files(path) if engine is None else []
+        if engine is not None and engine(path / zero.tag(step)) != step:
+            raise CheckpointDamaged(f"it has no {zero.tag(step)}, which is what DeepSpeed writes", path=path)
+        for file in [*found, *generators]:
+            weights_module.require_whole(file)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, CheckpointDamaged):
             raise
@@ -70,17 +76,11 @@ def foreign_step(path: Path, world_size: int) -> int | None:
     return int(step)
 
 
-def _require_whole(file: Path) -> None:
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt"):
-                return
-        with zipfile.ZipFile(file) as archive:
-            torn = archive.testzip()
-        if torn is not None:
-            raise CheckpointDamaged(f"{file.name} is torn at {torn}", path=file)
-    except (SafetensorError, zipfile.BadZipFile) as error:
-        raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
+def _state_files(path: Path) -> list[Path]:
+    found = weights(path) or [path / name for name in _WHOLE if (path / name).is_file()]
+    if not found:
+        raise CheckpointDamaged("it has no weights", path=path)
+    return [*found, path / "optimizer.pt", path / "scheduler.pt"]
 
 
 def prove(trainer: Any, checkpoint: Path) -> None:

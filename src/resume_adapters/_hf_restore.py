@@ -13,7 +13,9 @@ import torch
 import transformers
 from accelerate.data_loader import DataLoaderDispatcher
 
+from resume_adapters import _hf_deepspeed as zero
 from resume_adapters import _hf_files as files
+from resume_adapters import _zero_names as names
 from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.loader import LoaderWatch
@@ -23,6 +25,7 @@ from resume_adapters.core.session import Session
 from resume_adapters.errors import UnsupportedSetting
 
 if TYPE_CHECKING:
+    from resume_adapters._zero_engine import EngineState
     from resume_adapters.hf import ResumeCallback
 
 
@@ -46,7 +49,6 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
             getattr(args, "enable_jit_checkpoint", False)
         ),
-        "DeepSpeed shards the state behind the trainer": trainer.is_deepspeed_enabled,
         "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
     }
     for reason, found in refused.items():
@@ -71,7 +73,9 @@ class Restoration(Session):
             keep=callback.keep or (KeepLast(limit) if limit else None),
             stop=callback.stop,
             cadence=cadence,
-            foreign=functools.partial(files.foreign_step, world_size=args.world_size),
+            foreign=functools.partial(
+                files.foreign_step, world_size=args.world_size, engine=zero.foreign(trainer, args.world_size)
+            ),
         )
         topology = {
             "per_device_train_batch_size": args.per_device_train_batch_size,
@@ -83,8 +87,10 @@ class Restoration(Session):
             verify=callback.verify,
             topology=topology,
             accumulation=args.gradient_accumulation_steps,
+            fixed=zero.fixed(trainer),
         )
         self.trainer = trainer
+        self.engine: EngineState | None = None
         self.loader_watch: LoaderWatch | None = None
         self.share = 1
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
@@ -115,11 +121,22 @@ class Restoration(Session):
         else:  # adapters: only peft knows under which names they are saved
             native()
 
+    def adopt_engine(self, engine: Any) -> None:
+        """Take over the engine through which DeepSpeed trains, and load what it saved in the checkpoint."""
+        self.engine = zero.adopt(engine, self.run.directory)
+        if self.checkpoint is not None:
+            self.require_architecture(self.engine)
+            self.engine.load(self, self.checkpoint.path, names.tag(self.checkpoint.step))
+
     def load_best(self, native: Callable[[], None]) -> None:
         """Load the best weights at the end, whatever wrapped the model when they were saved."""
         best = Path(self.trainer.state.best_model_checkpoint)
         weight_files = files.weights(best)
-        if weight_files:
+        if self.engine is not None:
+            self.run.require_valid(best)
+            with self.engine.data_only():
+                native()
+        elif weight_files:
             self.run.require_valid(best)
             weights.load(self.trainer.model, weights.read_files(weight_files), best)
         else:
@@ -184,7 +201,7 @@ class Restoration(Session):
         self.started = time.monotonic()
         if self.checkpoint is not None:
             control.should_training_stop = self.over
-            self.restore_parts(self._stateful_callbacks())
+            self.restore_parts(self._further_parts())
             if self.verify:
                 files.prove(trainer, self.checkpoint.path)
         if self.own is not None:
@@ -203,9 +220,12 @@ class Restoration(Session):
         trainer._globalstep_last_logged = counters["last_logged"]
         trainer._initial_global_step = self.initial_step = counters["initial_step"]
         self.seconds = counters["seconds"]
+        if self.engine is not None:
+            self.engine.restore(self.own["engine"])
 
-    def _stateful_callbacks(self) -> dict[str, state.Stateful]:
-        return files.stateful_callbacks(self.trainer)
+    def _further_parts(self) -> dict[str, state.Stateful]:
+        of_engine = {} if self.engine is None else self.engine.parts()
+        return {**files.stateful_callbacks(self.trainer), **of_engine}
 
     def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
         """Start the persistent workers of an evaluation loader again, if they were running, and draw no number."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +35,8 @@ class TrainerSession(Restoration):
     def step_ended(self, control: Any) -> None:
         """Count the micro-batch, and ask whether to save or to stop."""
         self.consumed += 1
+        if self.engine is not None:
+            self.engine.has_stepped()
         live = self.trainer.state
         decision = self.end_step(live.global_step, live.epoch, live.max_steps)
         self.saving = decision.save
@@ -143,15 +147,19 @@ class TrainerSession(Restoration):
         self.save_checkpoint(
             f"checkpoint-{live.global_step}",
             live.global_step,
-            model=self.trainer.model,
-            native=native,
+            model=self.engine or self.trainer.model,
+            native=functools.partial(self._save_natively, native),
             own=self._own,
-            parts=self._stateful_callbacks(),
+            parts=self._further_parts(),
             owner=files.owner,
             entries=self._entries,
             facts=self._facts,
             best=best,
         )
+
+    def _save_natively(self, native: Callable[[], None]) -> None:
+        with contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+            native()
 
     def _own(self) -> dict[str, Any]:
         trainer, watch = self.trainer, self.loader_watch
@@ -170,6 +178,7 @@ class TrainerSession(Restoration):
             "between_epochs": self.between_epochs,
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,
+            "engine": None if self.engine is None else self.engine.own(),
             "evaluation": {"save": trainer.control.should_save} if self.evaluation_due else None,
             "evaluation_workers": self.workers_before if self.evaluation_due else files.evaluation_workers(trainer),
             "counters": {

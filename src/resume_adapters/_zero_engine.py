@@ -16,10 +16,11 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from resume_adapters import _zero_files as files
+from resume_adapters import _zero_names as names
 from resume_adapters._zero_powers import BetaPowers
 from resume_adapters.core import state
 from resume_adapters.core.session import Session
-from resume_adapters.core.state import Stateful
+from resume_adapters.core.state import Buffers, Stateful
 from resume_adapters.errors import NotRestored, UnsupportedSetting
 
 Tree = dict[str, Any]
@@ -89,26 +90,6 @@ class LossScale:
             self._engine.torch_autocast_z0_gradscaler.load_state_dict(saved["autocast"])
 
 
-class Buffers:
-    """A module's buffers, which each rank has for itself and DeepSpeed saves of rank zero alone.
-
-    Args:
-        module: the module.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._buffers = {name: buffer for name, buffer in module.named_buffers() if buffer is not None}
-
-    def state_dict(self) -> Tree:
-        """Return the buffers."""
-        return dict(self._buffers)
-
-    def load_state_dict(self, saved: Tree) -> None:
-        """Put them back."""
-        for name, buffer in self._buffers.items():
-            buffer.copy_(saved[name])
-
-
 class EngineState:
     """The state of a DeepSpeed engine.
 
@@ -123,11 +104,10 @@ class EngineState:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.stage = int(engine.zero_optimization_stage())
-        self.fixed = {"ZeRO stage": self.stage}
-        if self.stage:  # each rank has its piece of the optimizer's state
-            self.fixed["number of ranks"] = int(engine.dp_world_size)
+        self.fixed = names.fixed(self.stage, int(engine.dp_world_size))
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
+        self._checked: set[str] = set()
 
     def has_stepped(self) -> bool:
         """Return whether the engine has counted a step since this was last asked; one that overflowed counts."""
@@ -156,7 +136,7 @@ class EngineState:
         """
         engine = self.engine
         native, copy_scripts = engine.checkpoint_engine, engine._copy_recovery_script  # seam: deepspeed 0.19
-        ours = files.DataCheckpointEngine(engine._config)  # seam: deepspeed 0.19
+        ours = files.DataCheckpointEngine(engine._config, self._checked)  # seam: deepspeed 0.19
         engine.checkpoint_engine = ours
         engine._copy_recovery_script = lambda path: ours.attempt(lambda: copy_scripts(path))  # seam: deepspeed 0.19
         try:
@@ -169,7 +149,7 @@ class EngineState:
     def own(self) -> Tree:
         """Return what DeepSpeed does not save and belongs to this rank alone."""
         return {
-            "micro_steps": self.engine.micro_steps,
+            "windows": self.engine.micro_steps // self.engine.gradient_accumulation_steps(),
             "powers": self._powers.state_dict(),
             "random": get_cuda_rng_tracker().get_states(),
         }
@@ -178,7 +158,7 @@ class EngineState:
         """Return the loss scale, and buffers where rank zero's would be given to all."""
         found: dict[str, Stateful] = {"scaler": LossScale(self.engine)}
         if self.stage < 3 and self.engine.world_size > 1 and any(True for _ in self.engine.module.buffers()):
-            found["buffers"] = Buffers(self.engine.module)
+            found["buffers"] = Buffers([self.engine.module])
         return found
 
     # ---- Loading
@@ -220,9 +200,9 @@ class EngineState:
                 continue
             live = engine.module_state_dict()
             # At stage 3 the weights are in the optimizer's partitions; whether modules hold them changes all the time.
-            names = content["buffer_names"] if self.stage == 3 else content["module"]
-            saved = {key: content["module"][key] for key in names}
-            state.prove("model", saved, {key: live[key] for key in names})
+            keys = content["buffer_names"] if self.stage == 3 else content["module"]
+            saved = {key: content["module"][key] for key in keys}
+            state.prove("model", saved, {key: live[key] for key in keys})
             if content["optimizer"] is not None:
                 state.prove("optimizer", content["optimizer"], engine.optimizer.state_dict())
             if engine.lr_scheduler is not None:
@@ -230,7 +210,7 @@ class EngineState:
 
     def restore(self, own: Tree) -> None:
         """Put back what :meth:`own` returned."""
-        self.engine.micro_steps = own["micro_steps"]
+        self.engine.micro_steps = own["windows"] * self.engine.gradient_accumulation_steps()
         self._powers.replay(own["powers"])
         if own["random"]:
             get_cuda_rng_tracker().set_states(own["random"])

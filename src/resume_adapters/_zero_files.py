@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
+from resume_adapters._zero_names import MODEL, SHARD
+from resume_adapters.core import weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
 
 DATA_CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
@@ -26,15 +27,6 @@ DATA_CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 """The classes of DeepSpeed that its checkpoints hold. Their instances are made of numbers; unpickling one runs no more
 than assigning them."""
 
-_SHARD = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_(model|optim)_states\.pt")
-_MODEL = "mp_rank_00_model_states.pt"
-
-
-def owner(file: Path) -> int:
-    """Return the rank that wrote a file of DeepSpeed, by its path in the checkpoint."""
-    shard = _SHARD.fullmatch(file.name)
-    return int(shard[1]) if shard else 0
-
 
 class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # DeepSpeed has no types
     """Writes what DeepSpeed's own engine writes, and reads it as data: no file is unpickled freely.
@@ -44,26 +36,30 @@ class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # Deep
 
     Args:
         config: DeepSpeed's configuration, of the engine that this one stands in for.
+        checked: names of files that need no check any more: what is in them was found to be data at an earlier save.
 
     Attributes:
         read: what was loaded, by the name of its file.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, checked: set[str]) -> None:
         super().__init__(config)
+        self._checked = checked
         self.read: dict[str, Any] = {}
         self._failures: list[Exception] = []
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write a file, and make sure that it can be read again without running code."""
+        """Write a file; the first of its name, make sure that it can be read again without running code."""
         self.attempt(lambda: self._save(state_dict, path))
 
     def _save(self, state_dict: Any, path: str) -> None:
         super().save(state_dict, path)
-        foreign = _unreadable(Path(path))
+        name = Path(path).name
+        foreign = _unreadable(Path(path)) if name not in self._checked else []
+        self._checked.add(name)
         if foreign:
             raise NotSerialisable(
-                f"{Path(path).name} holds objects of {', '.join(foreign)}, and loading them could run code: keep "
+                f"{name} holds objects of {', '.join(foreign)}, and loading them could run code: keep "
                 "functions and classes of your own out of what the model, the optimizer, the scheduler and the "
                 "configuration save"
             )
@@ -136,31 +132,21 @@ class Foreign:
             CheckpointDamaged: it is not whole, or was saved by another number of ranks or with another stage of ZeRO.
         """
         names = {file.name for file in path.iterdir()} if path.is_dir() else set()
-        shards = [(found[2], int(found[1])) for name in names if (found := _SHARD.fullmatch(name))]
-        if not shards and _MODEL not in names:
+        shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]
+        if not shards and MODEL not in names:
             return None
         ranks = set(range(self.world_size))
         sharded = {kind: {rank for each, rank in shards if each == kind} for kind in ("model", "optim")}
-        model = sharded["model"] == ranks if self.stage == 3 else _MODEL in names
+        model = sharded["model"] == ranks if self.stage == 3 else MODEL in names
         if not model or (self.stage > 0 and sharded["optim"] != ranks):
             raise CheckpointDamaged(
-                f"it has {'a' if _MODEL in names else 'no'} {_MODEL}, model states of the ranks "
+                f"it has {'a' if MODEL in names else 'no'} {MODEL}, model states of the ranks "
                 f"{sorted(sharded['model'])} and optimizer states of the ranks {sorted(sharded['optim'])}; this launch "
                 f"has {self.world_size} ranks with ZeRO stage {self.stage}",
                 path=path,
             )
-        whole = [path / name for name in names if name == _MODEL or _SHARD.fullmatch(name)]
+        whole = [path / name for name in names if name == MODEL or SHARD.fullmatch(name)]
         for file in whole:
-            _require_whole(file)
-        states = path / (_MODEL if _MODEL in names else f"zero_pp_rank_0_{_MODEL}")
+            weights.require_whole(file)
+        states = path / (MODEL if MODEL in names else f"zero_pp_rank_0_{MODEL}")
         return int(read(states, mmap=True)["global_steps"])
-
-
-def _require_whole(file: Path) -> None:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            torn = archive.testzip()
-    except zipfile.BadZipFile as error:
-        raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
-    if torn is not None:
-        raise CheckpointDamaged(f"{file.name} is torn at {torn}", path=file)

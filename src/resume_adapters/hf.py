@@ -83,7 +83,7 @@ class ResumeCallback(TrainerCallback):
         self.save_every = save_every
         self.mtbf = mtbf
         self.verify = verify
-        self.parts = named_parts(parts, RESERVED)
+        self.parts = named_parts(parts, (*RESERVED, "buffers", "scaler"))
         self.session: TrainerSession | None = None
 
     def halt(self, reason: str) -> None:
@@ -162,6 +162,16 @@ class _Resuming:
 
     def _load_best_model(self) -> None:  # seam: transformers 5.23
         self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]
+
+    def _prepare_for_training(self, max_steps: int, loader: Any, checkpoint: str | None) -> Any:
+        native = super()._prepare_for_training  # type: ignore[misc]  # seam: transformers 5.23
+        trainer: Any = self
+        if not trainer.is_deepspeed_enabled:
+            return native(max_steps, loader, checkpoint)
+        prepared = native(max_steps, loader, None)
+        self._resume_session.adopt_engine(trainer.deepspeed)
+        trainer._load_optimizer_and_scheduler(checkpoint)  # seam: transformers 5.23: only a schedule of the trainer's
+        return prepared
 
     def _init_training_state(self, *args: Any) -> tuple[int, int]:  # seam: transformers 5.23
         max_steps, _, epochs, _, _ = args

@@ -107,10 +107,10 @@ def test_an_existing_file_is_not_replaced(command, tmp_path):
 
 
 def test_shards_are_refused_with_what_to_do(command, tmp_path):
-    save(tmp_path / "run", lambda path: (path / "zero_pp_rank_0_mp_rank_00_model_states.pt").touch())
+    save(tmp_path / "run", lambda path: (path / "__0_0.distcp").touch())
     done = command("export", tmp_path / "run", "-o", tmp_path / "out")
     assert done.code == 2
-    assert "zero_to_fp32.py" in done.err
+    assert "accelerate merge-weights" in done.err
 
 
 def test_no_code_is_run_from_a_pickle(command, tmp_path):

@@ -6,9 +6,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
-import os
 import random
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from training import CONFIG, RANK, Ema, configure, digest, draws, event, policy, trace
+from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
 FEATURES = 8
 OUT = "out"
@@ -289,21 +287,9 @@ def optimizer_tensors(state: Any) -> list[torch.Tensor]:
     return []
 
 
-def prepare_environment() -> None:
-    """Train on the CPU without compiling: gloo in place of the shared-memory operator, fp16 as on an accelerator."""
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    type(deepspeed.accelerator.get_accelerator()).is_fp16_supported = lambda self: True
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
 def main() -> None:
     configure(OUT, DEFAULTS)
-    prepare_environment()
+    deepspeed_on_cpu()
     job = Job()
     if CONFIG["native"]:
         found, _ = job.engine.load_checkpoint(OUT)

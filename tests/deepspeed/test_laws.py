@@ -6,14 +6,18 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import contract
 from faults import DAMAGES
+from training import digest
 
 KILL = {"event": "step_end", "step": 18}
 PLAIN: dict[str, Any] = {"stage": 2, "augment": True}
@@ -243,6 +247,22 @@ def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench
     assert "rank 1 could not write global_step5" in outcome.output and "It is not committed" in outcome.output
     assert contract.committed(tmp_path / "out") == {}
     assert not (tmp_path / "out" / "latest").exists()
+
+
+# ---- Export
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
+    """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
+    bench.run(tmp_path, {**TWO, "stage": stage, "max_steps": 3}, ranks=2).require_success()
+    command = [sys.executable, "-m", "resume_adapters.cli", "export", "out", "-o", "whole.safetensors", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["checkpoint"] == "global_step3"
+    weights = load_file(tmp_path / "whole.safetensors")
+    names = [f"{layer}.{name}" for layer in ("first", "middle", "last") for name in ("weight", "bias")]
+    final = contract.read_trace(tmp_path, 2).final[0]
+    assert final is not None and digest(*(weights[name] for name in names)) == final["weights"]
 
 
 # ---- Finished runs, and what is refused

@@ -21,7 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+from training import CONFIG, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
 TOKENS, LENGTH = 64, 12
 
@@ -268,12 +268,27 @@ DEFAULTS: dict[str, Any] = {
     "late": False,
     "resume_from": None,
     "callback": {},
+    "zero": None,
     "args": {},
 }
 
 
+def engine_config() -> dict[str, Any]:
+    """Return a configuration of DeepSpeed, which is to train behind the trainer."""
+    deepspeed_on_cpu()
+    return {
+        "zero_optimization": {"stage": CONFIG["zero"]},
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_allow_untested_optimizer": True,
+    }
+
+
 def main() -> None:
     configure("out", DEFAULTS)
+    if CONFIG["zero"] is not None:
+        CONFIG["args"]["deepspeed"] = engine_config()
     arguments = TrainingArguments(
         **{
             "output_dir": "out",

@@ -28,6 +28,8 @@ METHODS: dict[str, list[str]] = {
         "trial",
     ],
     "_load_rng_state": ["self", "checkpoint"],
+    "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
     "_load_best_model": ["self"],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from resume_adapters import _zero_names as zero
 from resume_adapters.cli import documents, rundir
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
 from resume_adapters.cli.render import size
@@ -29,9 +30,8 @@ _SINGLE = (
     "pytorch_model.bin",
     "adapter_model.safetensors",
     "adapter_model.bin",
-    "mp_rank_00_model_states.pt",
 )
-_SHARDED = ("zero_pp_rank_*_model_states.pt", "*.distcp")
+_SHARDED = "*.distcp"
 _WITHIN: tuple[str, ...] = ("state_dict", "module")
 """Under which key Lightning and DeepSpeed keep the weights in a file that holds more."""
 
@@ -51,7 +51,8 @@ def export(
     """Write the weights of a checkpoint to one safetensors file, by their names without wrappers.
 
     The files that are read are compared with the manifest's digests first. Nothing of the run directory is changed, and
-    no framework is needed: torch alone. Weights that are sharded over processes are not put together.
+    no framework is needed: torch alone. Pieces that DeepSpeed's ZeRO wrote are put together by DeepSpeed, in single
+    precision; other weights that are sharded over processes are not.
     """
     run = rundir.read(run_dir)
     row = _choose(run, checkpoint, best)
@@ -110,13 +111,28 @@ def weight_files(checkpoint: Path) -> list[Path]:
     for name in _SINGLE:
         if (checkpoint / name).is_file():
             return [checkpoint / name]
-    sharded = next((path for kind in _SHARDED for path in checkpoint.rglob(kind)), None)
+    pieces = _pieces(checkpoint)
+    if pieces:
+        return pieces
+    if (checkpoint / zero.MODEL).is_file():
+        return [checkpoint / zero.MODEL]
+    sharded = next(checkpoint.rglob(_SHARDED), None)
     if sharded is not None:
         raise UnsupportedSetting(
             f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): put them together with the "
-            "framework's own tool first (DeepSpeed: zero_to_fp32.py; Accelerate: accelerate merge-weights)"
+            "framework's own tool first (accelerate merge-weights)"
         )
-    raise UnsupportedSetting(f"{checkpoint.name} holds no weights in a file that is known: {', '.join(_SINGLE)}")
+    known = ", ".join((*_SINGLE, zero.MODEL))
+    raise UnsupportedSetting(f"{checkpoint.name} holds no weights in a file that is known: {known}")
+
+
+def _pieces(checkpoint: Path) -> list[Path]:
+    """Return the files in which DeepSpeed's ZeRO keeps the weights in single precision; none where it does not."""
+    shards = sorted(path for path in checkpoint.rglob("*_states.pt") if zero.SHARD.fullmatch(path.name))
+    if not shards:
+        return []
+    together = shards[0].with_name(zero.MODEL)
+    return [*shards, together] if together.is_file() else shards
 
 
 def _check(row: Listed, files: list[Path]) -> None:
@@ -143,6 +159,10 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
+    if zero.SHARD.fullmatch(files[0].name):
+        from resume_adapters._zero_export import whole_weights
+
+        return whole_weights(files[0].parent)
     found: dict[str, Any] = {}
     for file in files:
         if file.suffix == ".json":

@@ -52,6 +52,28 @@ class Value:
         self.value = state
 
 
+class Buffers:
+    """The buffers of modules, as a part: each rank has its own, and not every framework saves them all.
+
+    Args:
+        modules: the modules, in an order that stays.
+    """
+
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self._named = {
+            f"{index}.{name}": buffer for index, module in enumerate(modules) for name, buffer in module.named_buffers()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the buffers by module and name."""
+        return dict(self._named)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Copy what :meth:`state_dict` returned into the buffers."""
+        for name, buffer in self._named.items():
+            buffer.copy_(saved[name])
+
+
 def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str, Stateful]:
     """Check the extra parts that a user names, and make plain generators Stateful.
 

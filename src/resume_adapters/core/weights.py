@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from resume_adapters.core import keys, tree
-from resume_adapters.errors import NotRestored, StateMismatch
+from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,26 @@ def read_files(files: Iterable[Path]) -> dict[str, torch.Tensor]:
         else:
             weights.update(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
     return weights
+
+
+def require_whole(file: Path) -> None:
+    """Check that a file of torch's or of safetensors' format is not torn; whether it is the right one is not asked.
+
+    Raises:
+        CheckpointDamaged: it is.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                return
+        with zipfile.ZipFile(file) as archive:
+            torn = archive.testzip()
+    except (SafetensorError, zipfile.BadZipFile) as error:
+        raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
+    if torn is not None:
+        raise CheckpointDamaged(f"{file.name} is torn at {torn}", path=file)
 
 
 def load(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:

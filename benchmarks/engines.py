@@ -1,0 +1,145 @@
+"""What the hooks add to a step and to a save of a DeepSpeed engine; both kinds take turns in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import figure
+from benchmarks.figure import Figure
+from benchmarks.saves import GOAL_RATIO
+from benchmarks.steps import GOAL_MICROSECONDS
+
+_WARM_UP = 20
+_WIDTH, _LAYERS = 1024, 30
+"""Of the model that is saved: 31 million parameters, 16 bytes each with ZeRO 1: 500 MB."""
+
+
+def measure(repeats: int) -> list[Figure]:
+    """Measure in a process of its own, which is a rank of one for DeepSpeed."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.engines", str(repeats)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    record = json.loads(done.stdout.splitlines()[-1])
+    bare, hooked = record["steps"]
+    blocked, safe, hooked_blocked, hooked_safe = record["saves"]
+    return [
+        figure.of(
+            "DeepSpeed: processor time added per step",
+            [(more - less) * 1e6 for less, more in zip(bare, hooked, strict=True)],
+            "us",
+            GOAL_MICROSECONDS,
+            detail=f"{len(bare)} pairs of steps; a bare one takes {figure.median(bare) * 1e6:.0f} us",
+        ),
+        figure.of(
+            "DeepSpeed, 500 MB save: training blocked, against a bare save",
+            [seconds / figure.median(blocked) for seconds in hooked_blocked],
+            "x",
+            GOAL_RATIO,
+            detail=f"a bare save takes {figure.median(blocked):.2f} s",
+        ),
+        figure.of(
+            "DeepSpeed, 500 MB save: until committed, against a bare save with fsync",
+            [seconds / figure.median(safe) for seconds in hooked_safe],
+            "x",
+            GOAL_RATIO,
+            detail=f"a bare save with fsync takes {figure.median(safe):.2f} s",
+        ),
+    ]
+
+
+def _engine(width: int, layers: int, stage: int) -> Any:
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": stage}, "steps_per_print": None}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def _steps(directory: Path | None) -> Generator[float, None, None]:
+    """Yield the processor time of each step, with hooks where there is a run directory."""
+    from resume_adapters.deepspeed import ResumeHooks
+
+    engine = _engine(16, 1, stage=1)
+    loader = torch.utils.data.DataLoader(torch.randn(100_000, 16), batch_size=4)
+    run = None if directory is None else ResumeHooks(engine, directory, save_every=10**9)
+    batches = iter(loader) if run is None else run.batches(loader)
+    with contextlib.nullcontext() if run is None else run:
+        while True:
+            began = time.thread_time()
+            loss = engine(next(batches)).square().mean()
+            engine.backward(loss)
+            engine.step()
+            if run is not None:
+                run.step(loss=loss)
+            yield time.thread_time() - began
+
+
+def _saves(directory: Path, rounds: int) -> list[list[float]]:
+    """Return how long saves take: bare, bare with fsync, and with hooks until training goes on, and until committed."""
+    from resume_adapters import KeepLast
+    from resume_adapters.deepspeed import ResumeHooks
+
+    engine = _engine(_WIDTH, _LAYERS, stage=1)
+    run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1))
+    batches = run.batches(torch.utils.data.DataLoader(torch.randn(1000, _WIDTH), batch_size=4))
+    batch = next(batches)
+    times: list[list[float]] = [[], [], [], []]
+    for number in range(rounds + 1):
+        engine.backward(engine(batch).square().mean())
+        engine.step()
+        run.step()
+        began = time.perf_counter()
+        engine.save_checkpoint(str(directory / "bare"), tag="tag")
+        bare = time.perf_counter() - began
+        for file in (directory / "bare" / "tag").iterdir():
+            _sync(file)
+        synced = time.perf_counter() - began
+        began = time.perf_counter()
+        batch = next(batches)  # the body of the step before ends here, with a save
+        blocked = time.perf_counter() - began
+        while not (directory / "hooked" / f"global_step{number + 1}" / "resume" / "manifest.json").exists():
+            time.sleep(0.001)
+        committed = time.perf_counter() - began
+        if number:  # the first of each makes its buffers
+            for kind, seconds in zip(times, (bare, synced, blocked, committed), strict=True):
+                kind.append(seconds)
+    run.finish()
+    return times
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _main(repeats: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with tempfile.TemporaryDirectory() as directory:
+        with contextlib.closing(_steps(Path(directory))) as hooked:
+            taking_turns = list(zip(range(repeats + _WARM_UP), _steps(None), hooked, strict=False))
+        steps = [list(each) for each in list(zip(*taking_turns[_WARM_UP:], strict=True))[1:]]
+    with tempfile.TemporaryDirectory() as directory:
+        saves = _saves(Path(directory), max(1, repeats // 200))
+    print("\n" + json.dumps({"steps": steps, "saves": saves}))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
