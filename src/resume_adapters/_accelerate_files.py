@@ -14,13 +14,12 @@ from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp")
-_ZERO = re.compile(r"(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_\d+_(?:optim|model)_states\.pt")
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
 def owner(file: Path) -> int:
     """Return the rank that wrote a file of Accelerate, by its path in the checkpoint."""
-    for pattern in (_RANDOM_STATES, _SHARD, _ZERO):
+    for pattern in (_RANDOM_STATES, _SHARD):
         found = pattern.fullmatch(file.name)
         if found:
             return int(found[1])

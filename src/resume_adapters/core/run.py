@@ -175,6 +175,8 @@ class ResumableRun:
         began = time.monotonic()
         self.flush()
         path = self.directory / name
+        if self.resumed is not None and self.resumed.path == path:
+            self.ranks.barrier()  # another rank may still be reading what this save moves aside
         pending = PendingCheckpoint(self.storage, self.ranks, path, step, self._fence, is_file=is_file)
         pending.open(functools.partial(directory.set_aside, self.storage))
 
