@@ -71,7 +71,7 @@ def typing(session: nox.Session) -> None:
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure the cost of the callback, side by side with a bare trainer."""
-    install(session, "-e", ".[hf,cli]")
+    install(session, "-e", ".[hf,deepspeed,cli]")
     session.run("python", "-m", "benchmarks", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
