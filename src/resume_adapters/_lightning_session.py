@@ -213,8 +213,8 @@ class FitSession(Session):
         own, trainer = self.own, self.trainer
         # ModelCheckpoint never removes this one; here retention knows when it may go.
         trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.6
-        if self.verify:
-            self._prove()
+        if self.verify and not trainer.strategy.restore_checkpoint_after_setup:
+            self._prove()  # of weights that are spread over the ranks, no rank holds what was saved
         self.align_buckets(trainer.model)
         self.loops.set_metrics(own["metrics"], own["moment"])
         self.loops.set_progress(own["progress"], own["moment"])

@@ -99,7 +99,8 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand in the way of the few methods through which a fit loads, saves and removes checkpoints."""
-        if stage != "fit" or trainer.fast_dev_run:
+        first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
+        if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
         _lightning_session.require_supported(trainer)
         _lightning_session.settle_directories(trainer, str(self.resume))

@@ -15,7 +15,7 @@ MIDDLE = {"event": "on_train_batch_end", "step": 12, "rank": 0}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "map": (2, {"augment": True}),
     "workers": (2, {"augment": True, "workers": 1}),
-    "stateful-workers": (2, {"stateful": True, "augment": True, "workers": 1}),
+    "stateful-workers": (2, {"stateful": True, "workers": 1}),
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
     "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}}),
     "ema": (2, {"average": "ema"}),
