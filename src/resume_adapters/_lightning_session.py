@@ -190,6 +190,12 @@ class FitSession(Session):
             StateMismatch: there were more of them, or fewer, when the checkpoint was saved.
             UnsupportedSetting: one of them is no torch DataLoader, or ``training_step`` fetches by itself.
         """
+        several = self.run.ranks.world_size > 1
+        if several and any(each.num_workers and isinstance(each, state.Stateful) for each in loaders):
+            raise UnsupportedSetting(
+                "a StatefulDataLoader with workers on several processes does not come back exactly: use a plain "
+                "DataLoader, which does, or num_workers=0"
+            )
         self.watches = [self.watch(each) for each in loaders]
         if self.own is None:
             return
