@@ -191,10 +191,10 @@ class FitSession(Session):
             UnsupportedSetting: one of them is no torch DataLoader, or ``training_step`` fetches by itself.
         """
         several = self.run.ranks.world_size > 1
-        if several and any(each.num_workers and isinstance(each, state.Stateful) for each in loaders):
+        if several and any(isinstance(each, state.Stateful) for each in loaders):
             raise UnsupportedSetting(
-                "a StatefulDataLoader with workers on several processes does not come back exactly: use a plain "
-                "DataLoader, which does, or num_workers=0"
+                "a StatefulDataLoader on several processes does not come back exactly: use a plain DataLoader, which "
+                "does"
             )
         self.watches = [self.watch(each) for each in loaders]
         if self.own is None:

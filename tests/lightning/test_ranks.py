@@ -15,7 +15,6 @@ MIDDLE = {"event": "on_train_batch_end", "step": 12, "rank": 0}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "map": (2, {"augment": True}),
     "workers": (2, {"augment": True, "workers": 1}),
-    "stateful": (2, {"stateful": True, "augment": True}),
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
     "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}}),
     "ema": (2, {"average": "ema"}),
@@ -43,8 +42,8 @@ def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, t
     assert set(contract.committed(tmp_path / "out").values()) == {5}
 
 
-def test_stateful_loaders_with_workers_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {"stateful": True, "workers": 1}, ranks=2)
+def test_stateful_loaders_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"stateful": True}, ranks=2)
     assert set(outcome.statuses) != {0}
     assert "use a plain DataLoader" in outcome.output
 
