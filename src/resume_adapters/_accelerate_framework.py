@@ -249,6 +249,15 @@ class AccelerateFramework(Framework):
                 PartEntry("scheduler", "framework", f"{len(self._strategy.schedulers)} prepared, by save_state")
             )
         found += [PartEntry(name, "core", type(part).__name__) for name, part in self.parts().items()]
+        if self._strategy.has_lost_buckets():
+            found.append(
+                PartEntry(
+                    "buckets",
+                    "missing",
+                    "no DDP module was found around the models (gc.freeze() hides it): on three or more processes the "
+                    "first step after a resume may differ in the last bit",
+                )
+            )
         return found
 
 

@@ -88,6 +88,11 @@ class Replicated:
             self._modules = _ddp_around(self.models) if self.accelerator.num_processes > 1 else []
         return self._modules
 
+    def has_lost_buckets(self) -> bool:
+        """Return whether DDP must be around a model, and was not found."""
+        trained = any(each.requires_grad for model in self.models for each in model.parameters())
+        return self.accelerator.num_processes > 1 and trained and not self.modules()
+
     # ---- Files
 
     def writing(self) -> contextlib.AbstractContextManager[Any]:
@@ -139,6 +144,10 @@ class Sharded(Replicated):
     def parts(self) -> dict[str, Stateful]:
         """Return the buffers, which each process has for itself."""
         return {"buffers": Buffers(self.models)}
+
+    def has_lost_buckets(self) -> bool:
+        """Return False: FSDP2 has none."""
+        return False
 
     def own(self) -> Tree:
         """Return the digest of this rank's shards."""
@@ -197,6 +206,10 @@ class Partitioned(Replicated):
     def tensors(self) -> Tree:
         """Return the model's tensors, without content."""
         return self._engine.state_dict()
+
+    def has_lost_buckets(self) -> bool:
+        """Return False: DeepSpeed has buckets of its own, in a fixed order."""
+        return False
 
     def parts(self) -> dict[str, Stateful]:
         """Return what DeepSpeed does not save."""

@@ -6,6 +6,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import random
@@ -223,6 +224,7 @@ DEFAULTS: dict[str, Any] = {
     "save_every": 5,
     "fsdp": None,
     "zero": None,
+    "frozen": False,
     "asks_at": None,
     "left_at": None,
     "load": None,
@@ -420,6 +422,8 @@ class Job:
 def main() -> None:
     configure("project/checkpoints", DEFAULTS)
     job = Job()
+    if CONFIG["frozen"]:
+        gc.freeze()
     if CONFIG["load"]:
         job.accelerator.load_state(CONFIG["load"])
     if CONFIG["with"]:

@@ -204,6 +204,13 @@ def test_what_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> 
         assert f"resume-adapters: {part} " in outcome.output, part
 
 
+def test_ddp_that_cannot_be_found_is_said(bench: contract.Bench, tmp_path: Path) -> None:
+    for frozen in (False, True):
+        config = {"frozen": frozen, "max_steps": 2}
+        outcome = bench.run(tmp_path / str(frozen), config, ranks=2).require_success()
+        assert ("MISSING: no DDP module was found" in outcome.output) == frozen
+
+
 def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
     assert bench.run(tmp_path, {"own_generator": True, "kill": KILL}).killed
     outcome = bench.run(tmp_path, {"own_generator": True})
