@@ -221,7 +221,7 @@ class LoaderWatch:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether :meth:`move` can take up a position of another topology."""
+        """Whether :meth:`adopt` can take up a position of another topology."""
         return self._elastic is not None
 
     def differences(self, position: Tree) -> list[str]:
@@ -234,7 +234,7 @@ class LoaderWatch:
             if position[name] != here[name]
         ]
 
-    def move(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
+    def adopt(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
         """Continue from a position of another topology with the next pass over the loader.
 
         Args:
@@ -245,7 +245,7 @@ class LoaderWatch:
         Raises:
             StateMismatch: the loader has another dataset than when it was saved.
         """
-        assert self._elastic is not None, "only an elastic loader moves"
+        assert self._elastic is not None, "only an elastic loader can"
         saved = [each["elastic"] for each in everyone]
         empty: Tree = {"ahead": 0, "spawn": None, "sampler": None, "before": [], "pool": {}, "proof": None}
         here = {"consumed": consumed, "start": consumed, "elastic": self._elastic.moved(saved)}

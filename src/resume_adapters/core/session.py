@@ -169,7 +169,7 @@ class Session:
             step = position["step"]
             position = {**position, "step": {**step, "process": rng.forked(step["process"], self.run.ranks.rank)}}
         consumed = saved["consumed"] * saved["together"] // together
-        watched.move(position, [of_rank(own)["position"] for own in everyone], int(consumed * share))
+        watched.adopt(position, [of_rank(own)["position"] for own in everyone], int(consumed * share))
         return int(consumed)
 
     def everyone(self) -> list[Any]:
