@@ -83,6 +83,7 @@ class AccelerateFramework(Framework):
         self.loaders: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
         self._first_slices: dict[int, Any] = {}
+        self._dispatched: dict[int, tuple[FirstSlice, Feed]] = {}
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
         self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
@@ -106,14 +107,22 @@ class AccelerateFramework(Framework):
         together = _samples(outer, self.accelerator.num_processes)
         if not isinstance(outer, DataLoaderDispatcher):
             return Feed(outer, watch, together)
-        if not outer._drop_last:  # seam: accelerate 1.15
-            first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
-            kept = self._first_slices.get(_index(self.loaders, outer))
-            if kept is not None:
-                first.restore(send_to_device(kept, self.accelerator.device))
         # Rank zero fetches a batch for every rank; the others fetch none.
         fetching = self.accelerator.num_processes if self.accelerator.is_main_process else 0
-        return Feed(outer, watch, together, 1 if outer.split_batches else fetching)
+        feed = Feed(outer, watch, together, 1 if outer.split_batches else fetching)
+        if not outer._drop_last:  # seam: accelerate 1.15
+            index = _index(self.loaders, outer)
+            first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
+            first.restore(send_to_device(self._first_slices.get(index), self.accelerator.device))
+            self._dispatched[index] = (first, feed)
+        return feed
+
+    def _first_slice(self, index: int) -> Any:
+        """Return what fills up the last batch of a dispatching loader's running pass; ``None`` between two passes."""
+        if index not in self._dispatched:
+            return self._first_slices.get(index)
+        first, feed = self._dispatched[index]
+        return None if feed.number is None else first.kept
 
     def skip_pass(self, outer: Any) -> None:
         """Count the pass, as Accelerate's loaders do at its end."""
@@ -187,9 +196,9 @@ class AccelerateFramework(Framework):
                     "iteration": getattr(each, "iteration", None),
                     "generators": Moment(_base(each)).generators(),
                     "running": _has_running_workers(_base(each)),
-                    "first": getattr(getattr(each, "slice_fn", None), "kept", None),
+                    "first": self._first_slice(index),
                 }
-                for each in self.loaders
+                for index, each in enumerate(self.loaders)
             ],
             "strategy": self._strategy.own(),
         }

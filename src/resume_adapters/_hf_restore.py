@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.utils import send_to_device
 
 from resume_adapters import _hf_deepspeed as zero
 from resume_adapters import _hf_files as files
 from resume_adapters import _zero_names as names
 from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
+from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
@@ -93,6 +95,7 @@ class Restoration(Session):
         self.engine: EngineState | None = None
         self.loader_watch: LoaderWatch | None = None
         self.share = 1
+        self.first_slice: FirstSlice | None = None
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
         self.over = self.finished = self.saving = False
         self.evaluation_due = self.may_give_up = False
@@ -168,6 +171,8 @@ class Restoration(Session):
         next_epoch = own["between_epochs"] and position["ended"]
         self.epoch = own["epoch"] if next_epoch else own["epoch"] - 1
         self.consumed = 0 if next_epoch else consumed
+        if self.first_slice is not None:
+            self.first_slice.restore(send_to_device(own["first_slice"], self.trainer.args.device))
         return self.epoch + 1, self.consumed
 
     @property
@@ -190,9 +195,13 @@ class Restoration(Session):
     def watch_loader(self, train_loader: Any) -> Any:
         """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
         self.loader_watch = self.watch(getattr(train_loader, "base_dataloader", train_loader))
-        if isinstance(train_loader, DataLoaderDispatcher) and not train_loader.split_batches:
+        if not isinstance(train_loader, DataLoaderDispatcher):
+            return train_loader
+        if not train_loader.split_batches:
             # Rank zero fetches a batch for every rank; the others fetch none.
             self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
+        if not train_loader._drop_last:  # seam: accelerate 1.15
+            self.first_slice = train_loader.slice_fn = FirstSlice(train_loader.slice_fn, self.loader_watch)
         return train_loader
 
     def begin_training(self, control: Any) -> None:

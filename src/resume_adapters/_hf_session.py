@@ -175,6 +175,7 @@ class TrainerSession(Restoration):
                 watch.position_between() if whole else watch.position(used), self.consumed, self.together
             ),
             "epoch": self.epoch,
+            "first_slice": self.first_slice.kept if self.first_slice and not self.between_epochs else None,
             "between_epochs": self.between_epochs,
             "stopping": stopping,
             "max_steps": trainer.state.max_steps,

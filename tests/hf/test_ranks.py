@@ -18,6 +18,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "augmented-workers": (2, {"augment": True, "args": {**ARGS, "dataloader_num_workers": 1}}),
     "plain-sampler": (2, {"augment": True, "args": {**ARGS, "accelerator_config": {"use_seedable_sampler": False}}}),
     "dispatched-stream": (2, {"data": "stream", "augment": True, "args": {**ARGS, "max_steps": 30}}),
+    "dispatched-stream-filled-up": (2, {"data": "stream", "samples": 99, "args": {**ARGS, "max_steps": 30}}),
     "three-ranks": (3, {"args": ARGS, "width": 64}),
     "three-ranks-rebuilt-buckets": (
         3,
