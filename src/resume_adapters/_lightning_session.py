@@ -190,12 +190,6 @@ class FitSession(Session):
             StateMismatch: there were more of them, or fewer, when the checkpoint was saved.
             UnsupportedSetting: one of them is no torch DataLoader, or ``training_step`` fetches by itself.
         """
-        several = self.run.ranks.world_size > 1
-        if several and any(isinstance(each, state.Stateful) for each in loaders):
-            raise UnsupportedSetting(
-                "a StatefulDataLoader on several processes does not come back exactly: use a plain DataLoader, which "
-                "does"
-            )
         self.watches = [self.watch(each) for each in loaders]
         if self.own is None:
             return

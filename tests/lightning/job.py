@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
@@ -70,6 +70,9 @@ def loader(kind: str) -> Any:
     data = {"map": Mapped, "stream": Stream, "sized-stream": SizedStream}[kind](size)
     made = StatefulDataLoader if CONFIG["stateful"] else DataLoader
     shuffle = {"shuffle": True} if kind == "map" else {}
+    if CONFIG["weighted"]:
+        own = torch.Generator().manual_seed(7)
+        shuffle = {"sampler": WeightedRandomSampler(range(1, size + 1), size, generator=own)}
     workers = CONFIG["workers"]
     persistent = {"persistent_workers": True} if CONFIG["persistent"] else {}
     return made(data, batch_size=4, num_workers=workers, **shuffle, **persistent)
@@ -165,6 +168,7 @@ DEFAULTS: dict[str, Any] = {
     "samples": 100,
     "data": "map",
     "stateful": False,
+    "weighted": False,
     "workers": 0,
     "persistent": False,
     "augment": False,

@@ -27,10 +27,10 @@ ENDS_SAVED = {"every_n_train_steps": 13}
     "config",
     [
         {"augment": True, "workers": 2, "validate": True, "checkpoints": [{**ENDS_SAVED, "save_last": True}]},
-        {"augment": True, "checkpoints": [ENDS_SAVED], "average": "ema"},
+        {"stateful": True, "augment": True, "checkpoints": [ENDS_SAVED], "average": "ema"},
         {"data": "stream", "checkpoints": [{**ENDS_SAVED, "save_top_k": 1}], "logger": True},
     ],
-    ids=["map", "ema", "stream"],
+    ids=["map", "stateful", "stream"],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_uninterrupted_run_is_the_bare_one(

@@ -15,6 +15,9 @@ MIDDLE = {"event": "on_train_batch_end", "step": 12, "rank": 0}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "map": (2, {"augment": True}),
     "workers": (2, {"augment": True, "workers": 1}),
+    "stateful": (2, {"stateful": True, "augment": True}),
+    "stateful-workers": (2, {"stateful": True, "augment": True, "workers": 1}),
+    "sampler-with-a-generator": (2, {"weighted": True}),
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
     "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}}),
     "ema": (2, {"average": "ema"}),
@@ -40,12 +43,6 @@ def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, t
     assert "was saved with number of ranks 2, this launch has" in outcome.output
     assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
     assert set(contract.committed(tmp_path / "out").values()) == {5}
-
-
-def test_stateful_loaders_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {"stateful": True}, ranks=2)
-    assert set(outcome.statuses) != {0}
-    assert "use a plain DataLoader" in outcome.output
 
 
 @pytest.mark.parametrize("rank", [0, 1, None])

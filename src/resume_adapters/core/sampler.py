@@ -121,21 +121,30 @@ class _Indices:
         return getattr(self._inner, name)
 
 
+_HELD = ("sampler", "batch_sampler")
+_WRAPPED = (*_HELD, "dataset._sampler")
+"""Where a loader and a sampler keep another; the last is where Lightning has one that it divides among ranks."""
+
+_DEPTH = 4
+"""How many samplers within samplers are looked into; one that holds itself is not looked into for ever."""
+
+
 def _generators(loader: Any) -> dict[str, Any]:
     """Return the ``torch.Generator`` objects that belong to a loader and its samplers, by where they were found."""
     found: dict[str, Any] = {}
-    places: list[tuple[str, Any]] = [("loader", loader), ("sampler", getattr(loader, "sampler", None))]
-    batch_sampler, depth = getattr(loader, "batch_sampler", None), 0
-    while batch_sampler is not None and depth < 4:
-        places += [
-            (f"batch_sampler{depth}", batch_sampler),
-            (f"sampler{depth}", getattr(batch_sampler, "sampler", None)),
-        ]
-        batch_sampler, depth = getattr(batch_sampler, "batch_sampler", None), depth + 1
-    seen: set[int] = set()
-    for name, place in places:
-        generator = getattr(place, "generator", None)
-        if generator is not None and hasattr(generator, "get_state") and id(generator) not in seen:
-            seen.add(id(generator))
-            found[name] = generator
+    for place, holder in [("loader", loader), *_samplers(loader, _HELD, "", _DEPTH)]:
+        generator = getattr(holder, "generator", None)
+        if hasattr(generator, "get_state") and not any(generator is other for other in found.values()):
+            found[place] = generator
     return found
+
+
+def _samplers(holder: Any, attributes: tuple[str, ...], place: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the samplers in a loader or a sampler, and those within them, each with where it was found."""
+    for attribute in attributes if depth else ():
+        inner = holder
+        for name in attribute.split("."):
+            inner = getattr(inner, name, None)
+        if inner is not None:
+            yield f"{place}{attribute}", inner
+            yield from _samplers(inner, _WRAPPED, f"{place}{attribute}/", depth - 1)
