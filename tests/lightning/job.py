@@ -19,6 +19,9 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -98,6 +101,11 @@ class Model(pl.LightningModule):
         self.head = torch.nn.Linear(CONFIG["width"], 1)
         self.automatic_optimization = not CONFIG["manual"]
         self.average: Ema | None = None
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            for part in (self.body, self.head):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x))
@@ -189,6 +197,7 @@ DEFAULTS: dict[str, Any] = {
     "async_io": False,
     "ckpt_path": "last",
     "strategy": "auto",
+    "sharded": True,
     "callback": {},
     "callback_off": False,
     "trace_files": True,
@@ -235,6 +244,9 @@ def main() -> None:
 def strategy() -> Any:
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
         return "ddp"
+    if CONFIG["strategy"] == "fsdp2":
+        ranks = int(os.environ["WORLD_SIZE"])
+        return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=CONFIG["sharded"])
     return CONFIG["strategy"]
 
 
@@ -285,7 +297,10 @@ def finish(trainer: Any, model: Model) -> None:
     saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     trace(
         final=True,
-        weights=digest(*model.state_dict().values()),
+        weights=digest(*(whole(each) for each in model.state_dict().values())),
+        moments=digest(*(whole(each) for each in moments(trainer))),
+        strategy=type(trainer.strategy).__name__,
+        share=share(model),
         global_step=trainer.global_step,
         epoch=trainer.current_epoch,
         logged={name: float(value).hex() for name, value in trainer.callback_metrics.items()},
@@ -294,6 +309,23 @@ def finish(trainer: Any, model: Model) -> None:
         average=[digest(*model.average.shadow), model.average.updates] if model.average else None,
         draws=draws(),
     )
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, put together from its shards where it has any."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def share(model: Model) -> float:
+    """Return how much of the weights this rank holds."""
+    held = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
+    return sum(each.numel() for each in held) / sum(each.numel() for each in model.parameters())
+
+
+def moments(trainer: Any) -> list[torch.Tensor]:
+    """Return what the optimizers remember of each parameter."""
+    states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
+    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,59 @@
+"""The laws where the state is spread over the ranks: FSDP2 through ModelParallelStrategy, really run on gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+from faults import flip
+
+FIRST = {"event": "on_train_batch_end", "step": 8, "rank": 1}
+SECOND = {"event": "on_train_batch_end", "step": 12, "rank": 0}
+
+SHARDED: dict[str, Any] = {"strategy": "fsdp2"}
+CASES: dict[str, dict[str, Any]] = {
+    "sharded": {**SHARDED, "augment": True},
+    "sharded-limited": {**SHARDED, "checkpoints": [{"save_top_k": 1, "save_last": True}]},
+    "full": {**SHARDED, "sharded": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Laws 1 and 2. Weights and the optimizer's moments are put together from all ranks, and compared bit for bit."""
+    config = CASES[case]
+    expected = reference(config, 2)
+    assert sum(final["share"] for final in expected.final) == 1, "every rank must hold a part of the weights"
+    assert expected.final[0]["moments"] != expected.final[0]["weights"]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [FIRST, SECOND], ranks=2)
+    assert (tmp_path / "out" / "resume-step=21.ckpt").is_dir() == (case != "full")
+
+
+def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 4, with the share of the rank that does not commit."""
+    assert bench.run(tmp_path / "killed", {**SHARDED, "kill": SECOND}, ranks=2).killed
+    newest = "epoch=1-step=10.ckpt"
+    shard = next((tmp_path / "killed" / "out" / newest).glob("__1_*.distcp"))
+    contract.damaged_is_passed_over(
+        bench,
+        tmp_path / "damaged",
+        tmp_path / "killed",
+        SHARDED,
+        flip,
+        f"{newest}/{shard.name}",
+        newest=newest,
+        before="epoch=0-step=5.ckpt",
+        ranks=2,
+    ).require_success()
+    trace = contract.read_trace(tmp_path / "damaged", 2)
+    contract.require_same_steps(trace, reference(SHARDED, 2), start=5)
+    contract.require_same_end(trace, reference(SHARDED, 2))
+
+
+def test_a_stop_that_reaches_one_rank_saves_every_share(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 8."""
+    send = {"event": "on_train_batch_end", "step": 7, "rank": 1, "send": "SIGTERM"}
+    contract.stopped_then_resumed(bench, tmp_path, SHARDED, reference(SHARDED, 2), send, ranks=2)
