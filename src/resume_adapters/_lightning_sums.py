@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 from resume_adapters._lightning_framework import pl
+from resume_adapters.errors import CheckpointDamaged
 
 Tree = dict[str, Any]
 
@@ -21,6 +22,9 @@ _DESCRIBING: tuple[str, ...] = (
     "add_dataloader_idx",
 )
 _DESCRIBING += ("dataloader_idx", "metric_attribute")
+_REDUCING = ("min", "max", "mean", "sum")
+"""Functions by which Lightning sums up an epoch; no other is looked up by a name that was read from a checkpoint."""
+
 _SUMMED = ("value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset")
 
 
@@ -42,14 +46,26 @@ def _describe(metric: Any) -> Tree:
 
 
 def log_again(results: Any, saved: list[Tree], trainer: Any) -> None:
-    """Make an epoch's results what they were."""
+    """Make an epoch's results what they were.
+
+    Raises:
+        CheckpointDamaged: what was saved is not what :func:`logged` returns.
+    """
     # seam: lightning 2.6, the classes of logged values: nothing public can make one.
     kinds = importlib.import_module(f"{pl.__name__}.trainer.connectors.logger_connector.result")
     import torch
 
     for each in saved:
         name, is_builtin = each["reduce"]
-        meta = kinds._Metadata(**each["meta"], reduce_fx=getattr(builtins if is_builtin else torch, name))
+        attributes = each["summed"].keys() - set(_SUMMED)
+        if name not in _REDUCING or attributes:
+            raise CheckpointDamaged(
+                f"the logged value {each['key']!r} of the checkpoint is reduced by {name!r} and sets "
+                f"{sorted(attributes)}; expected one of {', '.join(_REDUCING)}, and nothing else to be set. This "
+                "package does not write that: resume from a checkpoint that you trust"
+            )
+        reduce = getattr(builtins if is_builtin and name != "mean" else torch, name)
+        meta = kinds._Metadata(**each["meta"], reduce_fx=reduce)
         meta.sync = kinds._Sync(fn=trainer.strategy.reduce, **each["sync"])
         metric = kinds._ResultMetric(meta, each["is_tensor"])
         if not each["is_tensor"]:
@@ -71,8 +87,8 @@ def set_metrics(module: Any, saved: Tree) -> None:
     """Put back what :func:`metrics` returned."""
     for name, metric in _metrics(module):
         if name in saved:
-            for attribute, value in saved[name]["state"].items():
-                setattr(metric, attribute, value)
+            for attribute in metric.metric_state.keys() & saved[name]["state"].keys():
+                setattr(metric, attribute, saved[name]["state"][attribute])
             metric._update_count = saved[name]["updates"]
             metric._computed = None
 
