@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +196,7 @@ def _become(request: dict[str, Any]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # the server has looked it up already
     os.chdir(request["directory"])
     sys.argv = [request["script"], *request["arguments"]]
     sys.path.insert(0, str(Path(request["script"]).parent))

@@ -7,8 +7,11 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import random
+import signal
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -20,12 +23,13 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+from training import CONFIG, RANK, Ema, configure, digest, draws, event, policy, trace
 
 WIDTH = 8
 
@@ -68,8 +72,14 @@ class SizedStream(Stream):
         return self.size
 
 
-def loader(kind: str) -> Any:
-    size = CONFIG["samples"]
+def training_data() -> Any:
+    if not CONFIG["combined"]:
+        return loader(CONFIG["data"], CONFIG["samples"])
+    pair = {"long": loader(CONFIG["data"], CONFIG["samples"]), "short": loader("map", 36)}
+    return CombinedLoader(pair, CONFIG["combined"])
+
+
+def loader(kind: str, size: int) -> Any:
     data = {"map": Mapped, "stream": Stream, "sized-stream": SizedStream}[kind](size)
     made = StatefulDataLoader if CONFIG["stateful"] else DataLoader
     shuffle = {"shuffle": True} if kind == "map" else {}
@@ -79,6 +89,12 @@ def loader(kind: str) -> Any:
     workers = CONFIG["workers"]
     persistent = {"persistent_workers": True} if CONFIG["persistent"] else {}
     return made(data, batch_size=4, num_workers=workers, **shuffle, **persistent)
+
+
+def together(batch: Any) -> list[torch.Tensor]:
+    """Return the samples of all loaders as one batch; one that is at its end may give none."""
+    parts = [each for each in batch.values() if each is not None]
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 # ---- Model
@@ -112,7 +128,7 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         time.sleep(CONFIG["slow"])
-        x, y = batch
+        x, y = together(batch) if CONFIG["combined"] else batch
         step = self.global_step
         loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
         optimizers = self.optimizers()
@@ -163,6 +179,14 @@ class Model(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
 
 
+class Fetching(Model):
+    """Takes its batches from the loader by itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Any:
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
 class Striking(pl.Callback):
     """Tells the job's shared part where the trainer is, at one kind of event; after every ModelCheckpoint."""
 
@@ -177,12 +201,14 @@ DEFAULTS: dict[str, Any] = {
     "data": "map",
     "stateful": False,
     "weighted": False,
+    "combined": None,
     "workers": 0,
     "persistent": False,
     "augment": False,
     "own_generator": False,
     "register_generator": False,
     "manual": False,
+    "fetching": False,
     "compiled": False,
     "plateau": None,
     "average": None,
@@ -196,6 +222,8 @@ DEFAULTS: dict[str, Any] = {
     "io": True,
     "async_io": False,
     "ckpt_path": "last",
+    "kill_at_opening": None,
+    "own_disk": False,
     "strategy": "auto",
     "sharded": True,
     "callback": {},
@@ -207,6 +235,10 @@ DEFAULTS: dict[str, Any] = {
 
 def main() -> None:
     configure("out", DEFAULTS)
+    if CONFIG["own_disk"]:
+        take_own_disk("out")
+    if CONFIG["kill_at_opening"]:
+        kill_at_opening(CONFIG["kill_at_opening"])
     warnings.simplefilter("ignore")
     seed = CONFIG["seed"]
     random.seed(seed)
@@ -216,9 +248,9 @@ def main() -> None:
     if CONFIG["odd_hyperparameters"]:
         more = {"path": Path("a"), "space": argparse.Namespace(a=1), "number": np.float64(0.5)}
         hyperparameters |= more
-    model = Model(**hyperparameters)
+    model = (Fetching if CONFIG["fetching"] else Model)(**hyperparameters)
     model.average = Ema(model) if CONFIG["module_average"] else None
-    train = loader(CONFIG["data"])
+    train = training_data()
     trainer = pl.Trainer(
         **{
             "max_epochs": 3,
@@ -239,6 +271,28 @@ def main() -> None:
     validation = {"val_dataloaders": DataLoader(Mapped(12), batch_size=4)} if CONFIG["validate"] else {}
     trainer.fit(model, train, ckpt_path=CONFIG["ckpt_path"], **validation)
     finish(trainer, model)
+
+
+def take_own_disk(place: str) -> None:
+    """Let a path be another directory on each rank, as on a disk that each node has for itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    Path(place).mkdir(exist_ok=True)
+    Path(f"disk.{RANK}").mkdir(exist_ok=True)
+    recursive, private, bind, new_namespace = 0x4000, 0x40000, 0x1000, 0x20000
+    assert libc.unshare(new_namespace) == 0, os.strerror(ctypes.get_errno())
+    assert libc.mount(None, b"/", None, recursive | private, None) == 0, os.strerror(ctypes.get_errno())
+    source, target = os.fsencode(os.path.abspath(f"disk.{RANK}")), os.fsencode(os.path.abspath(place))
+    assert libc.mount(source, target, None, bind, None) == 0, os.strerror(ctypes.get_errno())
+
+
+def kill_at_opening(name: str) -> None:
+    """Kill this process when it is about to write the first byte of a file in the run directory."""
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and f"/out/{name}" in str(arguments[0]) and "w" in str(arguments[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
 
 
 def strategy() -> Any:

@@ -181,7 +181,6 @@ class ResumableRun:
         pending.open(functools.partial(directory.set_aside, self.storage))
 
         def write_alone() -> dict[str, str]:
-            pending.require_visible()
             native()
             state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
             return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()})
@@ -193,6 +192,8 @@ class ResumableRun:
             files.extend(self._own_files(pending, owner))
 
         encoded, described, files = EncodedParts(), dict[str, Any](), list[tuple[Path, Path]]()
+        # Asked of all before any writes: the framework's own save may wait for a rank that has given up.
+        pending.write(pending.require_visible)
         digests = pending.write(write_alone)
         pending.write(write_together)
         self._commit(pending, files, best, described, began)

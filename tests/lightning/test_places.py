@@ -1,0 +1,123 @@
+"""Where checkpoints lie: what Slurm's handler saved beside them, a TMPDIR and a disk that are elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+KILL = {"event": "on_train_batch_end", "step": 18}
+
+# ---- hpc_ckpt_*
+
+
+@pytest.fixture(scope="session")
+def saved_by_slurm(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What bare Lightning saves at the steps 8 and 17: Slurm's handler saves such files under another name."""
+    directory = tmp_path_factory.mktemp("slurm")
+    steps = [{"every_n_train_steps": 8}, {"every_n_train_steps": 17, "filename": "{epoch}-{step}-17"}]
+    bench.run(directory, {"bare": True, "checkpoints": steps}).require_success()
+    return directory / "out"
+
+
+@pytest.mark.parametrize("named", ["last", "hpc"])
+def test_a_newer_hpc_checkpoint_is_taken(
+    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Bare Lightning ignores it with ``ckpt_path="last"``. Random state is not in it, and that is said."""
+    assert bench.run(tmp_path, {"kill": KILL}).killed
+    assert set(contract.committed(tmp_path / "out").values()) == {5, 10, 15}
+    shutil.copy(saved_by_slurm / "epoch=1-step=17-17.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
+    outcome = bench.run(tmp_path, {"ckpt_path": named}).require_success()
+    assert "hpc_ckpt_1.ckpt is of step 17, newer than the run directory: it is taken" in outcome.output
+    trace = contract.read_trace(tmp_path)
+    assert trace.first_step == 17
+    assert [line["lr"] for line in trace.steps[0]] == [
+        line["lr"] for line in reference({}).steps[0] if line["step"] >= 17
+    ]
+
+
+@pytest.mark.parametrize("named", [None, "hpc"])
+def test_an_older_hpc_checkpoint_is_not_taken(
+    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Bare Lightning prefers it with ``ckpt_path=None``."""
+    assert bench.run(tmp_path, {"kill": KILL}).killed
+    shutil.copy(saved_by_slurm / "epoch=0-step=8.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
+    assert contract.resumed_equals_uninterrupted(bench, tmp_path, {"ckpt_path": named}, reference({})) == 15
+
+
+def test_a_torn_hpc_checkpoint_is_passed_over(
+    saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    assert bench.run(tmp_path, {"kill": KILL}).killed
+    content = (saved_by_slurm / "epoch=1-step=17-17.ckpt").read_bytes()
+    (tmp_path / "hpc_ckpt_1.ckpt").write_bytes(content[: len(content) // 2])
+    assert contract.resumed_equals_uninterrupted(bench, tmp_path, {}, reference({})) == 15
+
+
+# ---- TMPDIR
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no other file system here")
+@pytest.mark.parametrize("io", [True, False], ids=["io", "callback-alone"])
+def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
+    io: bool, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 3. Lightning's own writing copies the file from there; a kill leaves it torn under its final name."""
+    name = "epoch=0-step=10.ckpt"
+    written = f".{name}.tmp" if io else name
+    temporary = Path("/dev/shm") / tmp_path.name
+    temporary.mkdir()
+    try:
+        assert bench.run(tmp_path, {"io": io, "kill_at_opening": written}, env={"TMPDIR": str(temporary)}).killed
+        assert any(temporary.iterdir()) == (not io), "only Lightning's own writing uses TMPDIR"
+    finally:
+        shutil.rmtree(temporary)
+    content = (tmp_path / "out" / "epoch=0-step=5.ckpt").read_bytes()
+    (tmp_path / "out" / written).write_bytes(content[: len(content) // 2])
+    config = {"io": io}
+    assert contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config)) == 5
+
+
+# ---- Disks that the ranks do not share
+
+
+def own_disks() -> bool:
+    """Return whether this machine lets a process have mounts of its own."""
+    return shutil.which("unshare") is not None and subprocess.run(["unshare", "-m", "true"]).returncode == 0
+
+
+needs_own_disks = pytest.mark.skipif(not own_disks(), reason="mount namespaces need more rights than there are here")
+
+
+@needs_own_disks
+def test_ranks_that_share_no_directory_all_fail_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
+    """Bare Lightning trains on, and hangs at the next launch."""
+    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(60)
+    assert outcome.statuses == (1, 1), outcome.output[-6000:]
+    assert "rank 1 does not see epoch=0-step=5.ckpt" in outcome.output
+    assert contract.committed(tmp_path / "disk.0") == contract.committed(tmp_path / "disk.1") == {}
+
+
+@needs_own_disks
+def test_ranks_that_see_different_checkpoints_agree_on_one(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """The newest that all of them have. Bare Lightning resumes each rank from its own, and hangs."""
+    assert bench.run(tmp_path, {"kill": {**KILL, "step": 12}}, ranks=2).killed
+    for rank in range(2):
+        shutil.copytree(tmp_path / "out", tmp_path / f"disk.{rank}", symlinks=True)
+    newest = tmp_path / "disk.1" / "epoch=1-step=10.ckpt"
+    newest.unlink()
+    shutil.rmtree(f"{newest}.resume")
+    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(60)
+    assert "rank 1: is not there" in outcome.output
+    trace = contract.read_trace(tmp_path, 2)
+    assert trace.first_step == 5
+    contract.require_same_steps(trace, reference({}, 2), start=5)
