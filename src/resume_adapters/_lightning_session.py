@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import time
@@ -53,6 +54,9 @@ def require_supported(trainer: Any) -> None:
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
         "DeepSpeed shards the state behind the trainer": type(strategy).__name__ == "DeepSpeedStrategy",
+        "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
+            "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
+        ),
     }
     for reason, found in refused.items():
         if found:
@@ -188,7 +192,7 @@ class FitSession(Session):
 
         Raises:
             StateMismatch: there were more of them, or fewer, when the checkpoint was saved.
-            UnsupportedSetting: one of them is no torch DataLoader, or ``training_step`` fetches by itself.
+            UnsupportedSetting: one of them is no torch DataLoader.
         """
         self.watches = [self.watch(each) for each in loaders]
         if self.own is None:
@@ -341,7 +345,10 @@ class FitSession(Session):
             "moment": self.moment,
             "epoch": trainer.fit_loop.epoch_progress.current.processed,
             "positions": [
-                each.position_between() if between else each.position(each.fetched - loops.ahead)
+                # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
+                each.position_between()
+                if between
+                else each.position(each.fetched - (0 if each.exhausted else loops.ahead))
                 for each in self.watches
             ],
             "progress": loops.progress(),

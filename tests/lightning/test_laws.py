@@ -369,6 +369,7 @@ def test_a_run_directory_that_was_moved_goes_on(bench: contract.Bench, reference
         ({"checkpoints": [{"save_weights_only": True}]}, "no ModelCheckpoint saves the whole state"),
         ({"trainer": {"reload_dataloaders_every_n_epochs": 1}}, "reload_dataloaders_every_n_epochs"),
         ({"resume": "sratch"}, "is not there"),
+        ({"fetching": True}, "training_step(dataloader_iter) fetches its batches by itself"),
     ],
 )
 def test_what_cannot_be_exact_is_refused(config: Any, named: str, bench: contract.Bench, tmp_path: Path) -> None:
