@@ -70,8 +70,8 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Measure the cost of the callback, side by side with a bare trainer."""
-    install(session, "-e", ".[hf,deepspeed,cli]")
+    """Measure what each adapter costs, side by side with its bare framework."""
+    install(session, "-e", ".[hf,lightning,accelerate,deepspeed,cli]")
     session.run("python", "-m", "benchmarks", *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 

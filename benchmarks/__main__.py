@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import digests, engines, figure, loops, memory, resolving, saves, steps
+from benchmarks import digests, engines, figure, fits, loops, memory, resolving, saves, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -27,6 +27,8 @@ BENCHMARKS = {
     "saves": (saves.measure, 4, 1),
     "loop-steps": (loops.measure_steps, 2000, 200),
     "loop-saves": (loops.measure_saves, 4, 1),
+    "fit-steps": (fits.measure_steps, 2000, 200),
+    "fit-saves": (fits.measure_saves, 4, 1),
     "digests": (digests.measure, 15, 3),
     "resolving": (resolving.measure, 15, 3),
     "memory": (memory.measure, 3, 1),
