@@ -6,6 +6,7 @@ A job is started by ``launch.Server`` as ``job.py CONFIG.json`` in a directory o
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import resource
 import signal
 import sys
 import threading
-import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +88,10 @@ def draws() -> list[float]:
 
 
 def settle() -> None:
-    """Wait for the commits that are under way, so that what a kill leaves does not depend on the machine's load."""
-    for _ in range(3000):
-        run_directory = Path(CONFIG["run_directory"])
-        begun = [file for places in ("*/resume/*", "?*.resume/*") for file in run_directory.glob(places)]
-        if all((file.parent / "manifest.json").exists() for file in begun):
-            return
-        time.sleep(0.01)
+    """Wait for the commits and prunes that are under way, so that what a kill leaves does not depend on the load."""
+    for each in gc.get_objects():
+        if type(each).__name__ == "ResumableRun":
+            wait(list(each._committing))
 
 
 def event(name: str, step: int) -> None:

@@ -35,8 +35,8 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
     steps, rest = divmod(saved["last_epoch"] * now, before)
     if rest or not hasattr(inner, "base_lrs"):
         raise StateMismatch(
-            f"a {type(inner).__name__} that was saved by {before} processes cannot be taken up by {now}: it does not "
-            "go by counting steps. Launch with as many processes as before"
+            f"the {type(inner).__name__} was saved with number of ranks {before}, this launch has {now}, and it does "
+            f"not go by counting steps: launch with {before}"
         )
     for group, rate in zip(inner.optimizer.param_groups, inner.base_lrs, strict=True):
         group["lr"] = rate
@@ -47,6 +47,7 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
     rates = inner.get_last_lr()
     if not all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(rates, saved["_last_lr"], strict=True)):
         raise StateMismatch(
-            f"the learning rate was {saved['_last_lr']} when the checkpoint was saved by {before} processes, and would "
-            f"be {rates} now: make the schedule as long as the run's optimizer steps times the number of processes"
+            f"the schedule was saved with number of ranks {before}, this launch has {now}, and the learning rate would "
+            f"be {rates} instead of {saved['_last_lr']}: launch with {before}, or make the schedule as long as the "
+            "run's optimizer steps times the number of processes"
         )
