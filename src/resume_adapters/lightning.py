@@ -49,8 +49,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
     """Makes ``trainer.fit()`` resume, by itself, from the latest valid checkpoint of the first ModelCheckpoint.
 
     ``ckpt_path`` may be ``None`` or ``"last"``: both mean the newest valid one, and so does ``"hpc"`` where Lightning
-    finds such a checkpoint. A path starts a run that has
-    no checkpoint of its own.
+    finds such a checkpoint. A path starts a run that has no checkpoint of its own.
 
     Args:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
