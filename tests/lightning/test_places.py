@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
     """Law 3. Lightning's own writing copies the file from there; a kill leaves it torn under its final name."""
     name = "epoch=0-step=10.ckpt"
     written = f".{name}.tmp" if io else name
-    temporary = Path("/dev/shm") / tmp_path.name
-    temporary.mkdir()
+    temporary = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         assert bench.run(tmp_path, {"io": io, "kill_at_opening": written}, env={"TMPDIR": str(temporary)}).killed
         assert any(temporary.iterdir()) == (not io), "only Lightning's own writing uses TMPDIR"
