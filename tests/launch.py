@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib.util
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -31,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 
 TIMEOUT = 240.0
 """Seconds after which a job counts as hanging."""
+
+_PORTS = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,10 @@ class Running:
                     if status is None:
                         os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - timeout + 30 else signal.SIGKILL)
             if time.monotonic() > deadline:
+                self.signal(signal.SIGQUIT)
+                time.sleep(1.0)
                 self.signal(signal.SIGKILL)
-                raise AssertionError(f"the job hangs after {timeout:.0f} s\n{self._text()[-6000:]}")
+                raise AssertionError(f"the job hangs after {timeout:.0f} s: {statuses}\n{self._text()[-9000:]}")
             time.sleep(0.01)
         return Outcome(tuple(status for status in statuses if status is not None), self._text())
 
@@ -147,11 +153,16 @@ class Running:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of this machine that nothing listens on, and that the kernel gives to nobody who asks for any.
+
+    A job binds it seconds later. Until then the connections of other jobs take such ports, and a rank that meets the
+    store of another job waits there for ever.
+    """
+    while True:
+        port = _PORTS.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 # ---- The server's side
@@ -195,6 +206,7 @@ def _become(request: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGQUIT)  # whoever hangs says where
     os.environ.update(request["env"])
     tempfile.tempdir = None  # the server has looked it up already
     os.chdir(request["directory"])
