@@ -158,7 +158,9 @@ class RunDirectory(RuleBasedStateMachine):
         }
 
     def _is_there(self, step: int) -> bool:
-        return any(own(self.directory / f"{name(step)}{suffix}").exists() for suffix in ("", ".superseded"))
+        """Whether a damaged checkpoint is there still; one that is pending again was being removed."""
+        added = [own(self.directory / f"{name(step)}{suffix}") for suffix in ("", ".superseded")]
+        return any(each.exists() and not (each / "pending").exists() for each in added)
 
     def _on_disk(self) -> dict[int, str]:
         """Read past the package: the text of each committed checkpoint; the newer where a step has two."""
