@@ -21,8 +21,8 @@ from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.sampler import Moment
 from resume_adapters.core.session import Session
+from resume_adapters.core.settings import refuse
 from resume_adapters.core.state import Stateful
-from resume_adapters.errors import UnsupportedSetting
 
 Tree = dict[str, Any]
 
@@ -42,9 +42,7 @@ def require_supported(accelerator: Any) -> None:
             several and not accelerator.even_batches
         ),
     }
-    for reason, found in refused.items():
-        if found:
-            raise UnsupportedSetting(f"{reason}, so this run cannot be resumed exactly: change it")
+    refuse(refused)
 
 
 class Registered:

@@ -24,7 +24,7 @@ from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.core.settings import refuse
 
 if TYPE_CHECKING:
     from resume_adapters._zero_engine import EngineState
@@ -53,11 +53,7 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         ),
         "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
     }
-    for reason, found in refused.items():
-        if found:
-            raise UnsupportedSetting(
-                f"{reason}, so this run cannot be resumed exactly: change it, or leave the callback out"
-            )
+    refuse(refused, "change it, or leave the callback out")
 
 
 class Restoration(Session):

@@ -20,8 +20,9 @@ from resume_adapters import _zero_names as names
 from resume_adapters._zero_powers import BetaPowers
 from resume_adapters.core import state
 from resume_adapters.core.session import Session
+from resume_adapters.core.settings import refuse
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.errors import NotRestored, UnsupportedSetting
+from resume_adapters.errors import NotRestored
 
 Tree = dict[str, Any]
 
@@ -52,9 +53,7 @@ def require_supported(engine: Any, run_dir: str) -> None:
         "curriculum learning chooses the data by state of its own": engine.curriculum_learning_enabled(),
         f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
     }
-    for reason, found in refused.items():
-        if found:
-            raise UnsupportedSetting(f"{reason}, so this run cannot be resumed exactly: change it")
+    refuse(refused)
 
 
 class LossScale:

@@ -40,7 +40,7 @@ except ImportError as error:
 
 from resume_adapters import _accelerate_files as files
 from resume_adapters._accelerate_framework import AccelerateFramework, require_supported
-from resume_adapters.core.cadence import Cadence, SaveEvery
+from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import KeepLast, Policy
 from resume_adapters.core.run import ResumableRun
@@ -95,7 +95,7 @@ def register_for_resume(
         resume=resume,
         keep=keep or (KeepLast(config.total_limit) if config.total_limit else None),
         stop=stop,
-        cadence=None if save_every is None else Cadence(save_every, mtbf),
+        cadence=chosen(save_every, mtbf),
         foreign=files.Foreign(accelerator.num_processes),
     )
     return ResumableLoop(

@@ -39,7 +39,7 @@ except ImportError as error:
 from resume_adapters import _zero_files as files
 from resume_adapters._deepspeed_loop import DeepSpeedFramework
 from resume_adapters._zero_engine import require_supported
-from resume_adapters.core.cadence import Cadence, SaveEvery
+from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.run import ResumableRun
@@ -90,7 +90,7 @@ class ResumeHooks(ResumableLoop):
             resume=resume,
             keep=keep,
             stop=stop,
-            cadence=None if save_every is None else Cadence(save_every, mtbf),
+            cadence=chosen(save_every, mtbf),
             foreign=files.Foreign(engine.world_size, int(engine.zero_optimization_stage())),
             latest="file",
         )

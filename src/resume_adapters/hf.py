@@ -193,7 +193,7 @@ class _Resuming:
         return self._resume_session.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
-        native = super()._run_epoch  # type: ignore[misc]
+        native = super()._run_epoch  # type: ignore[misc]  # seam: transformers 5.23
         if not self._resume_session.evaluate_again():
             native(*args, **kwargs)
 

@@ -29,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from resume_adapters import _lightning_io, _lightning_session
+from resume_adapters import _lightning_io, _lightning_restore
 from resume_adapters._lightning_framework import pl
 from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
 from resume_adapters._lightning_session import FitSession
@@ -102,8 +102,8 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
         if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
-        _lightning_session.require_supported(trainer)
-        _lightning_session.settle_directories(trainer, str(self.resume))
+        _lightning_restore.require_supported(trainer)
+        _lightning_restore.settle_directories(trainer, str(self.resume))
         if not any(isinstance(each, _AfterSaves) for each in trainer.callbacks):
             trainer.callbacks.append(_AfterSaves(self))
         self._save_after_module(trainer, pl_module)
@@ -116,7 +116,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
                 "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
                 "rank whose disk is full may leave the others waiting."
             )
-        connector = trainer._checkpoint_connector
+        connector = trainer._checkpoint_connector  # seam: lightning 2.6
         self._replace(connector, "resume_start", functools.partial(self._resume_start, trainer))  # seam: lightning 2.6
 
     def _resume_start(self, trainer: Any, native: Any, path: Any = None, weights_only: Any = None) -> None:
