@@ -69,6 +69,13 @@ def typing(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site, and refuse a link that leads nowhere."""
+    install(session, "-e", ".[docs]")
+    session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure what each adapter costs, side by side with its bare framework."""
     install(session, "-e", ".[hf,lightning,accelerate,deepspeed,cli]")

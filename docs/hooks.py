@@ -1,0 +1,13 @@
+"""What the site's build adds: docstrings name objects as Sphinx does, and the pages are Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Take the roles away from before their names."""
+    return _ROLE.sub("", html).replace("<code>~resume_adapters.", "<code>resume_adapters.").replace("::</p>", ":</p>")
