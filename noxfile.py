@@ -71,7 +71,7 @@ def typing(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site, and refuse a link that leads nowhere."""
-    install(session, "-e", ".[docs]")
+    install(session, "-e", ".[docs]", "ruff")  # ruff formats the signatures
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
 
