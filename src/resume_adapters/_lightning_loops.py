@@ -10,7 +10,9 @@ checks each of it against the installed version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 from resume_adapters import _lightning_sums as sums
@@ -21,6 +23,9 @@ BATCH, VALIDATION, EPOCH, END = "batch", "validation", "epoch", "end"
 """The moments at which a checkpoint is saved: after a batch, a validation, an epoch, and the training."""
 
 IN_EPOCH = (BATCH, VALIDATION)
+
+_BATCHES = "epoch_loop.batch_progress"
+"""The one counter that counts batches of the training; the others count steps, epochs, and batches of validations."""
 
 
 class Loops:
@@ -57,6 +62,32 @@ class Loops:
         counters = {name: counter.state_dict() for name, counter in _counters(self.fit, "")}
         return {"counters": counters, "batches_that_stepped": self.epoch._batches_that_stepped}
 
+    def batches_done(self, saved: Tree) -> int:
+        """Return the batches of the running epoch that :meth:`progress` says are done."""
+        return int(saved["counters"][_BATCHES]["current"]["processed"])
+
+    def in_batches(self, saved: Tree, size: Fraction, at_end: bool) -> Tree:
+        """Return what :meth:`progress` returned, counted in batches of another size.
+
+        Args:
+            saved: what it returned.
+            size: batches of this launch for each of those.
+            at_end: the loaders are at their end, so all batches of the epoch are done.
+        """
+        counted = saved["counters"][_BATCHES]
+        done, length = self.batches_done(saved), self.trainer.num_training_batches
+        here = length if at_end and length < math.inf else int(done * size)
+        before = int((counted["total"]["processed"] - done) * size)
+        moved = {
+            # Of the batch that was saved in, not every count is up.
+            "current": {name: here - (done - count) for name, count in counted["current"].items()},
+            "total": {
+                name: before + here - (counted["total"]["processed"] - count)
+                for name, count in counted["total"].items()
+            },
+        }
+        return {**saved, "counters": {**saved["counters"], _BATCHES: {**counted, **moved}}}
+
     def metrics(self) -> Tree:
         """Return the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
         connector = self.trainer._logger_connector
@@ -68,6 +99,20 @@ class Loops:
             "first": connector._first_loop_iter,
             "hook": connector._current_fx,
             "torchmetrics": sums.metrics(self.trainer.lightning_module),
+        }
+
+    def share_of_metrics(self, everyone: Sequence[Tree], rank: int, ranks: int) -> Tree:
+        """Return what :meth:`metrics` would have returned here, of what it returned on other ranks.
+
+        Raises:
+            StateMismatch: a torchmetrics object keeps what cannot be divided among ranks.
+        """
+        return {
+            **everyone[rank % len(everyone)],
+            "epoch": sums.share_of_logged([each["epoch"] for each in everyone], rank, ranks),
+            "torchmetrics": sums.share_of_metrics(
+                self.trainer.lightning_module, [each["torchmetrics"] for each in everyone], rank
+            ),
         }
 
     def gradients(self) -> Tree:
@@ -189,6 +234,12 @@ class Loops:
 
         loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew
         loop.reset, loop.advance = reset, advance
+
+
+def mean_of_gradients(everyone: Sequence[Tree]) -> Tree:
+    """Return what each of other ranks is to hold, so that their mean is what that of these would have been."""
+    names = {name: None for each in everyone for name in each}
+    return {name: sum(each[name] for each in everyone if name in each) / len(everyone) for name in names}
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resume_adapters import _lightning_files as files
 from resume_adapters._lightning_framework import VERSION, io, pl
-from resume_adapters._lightning_loops import Loops, set_epoch
+from resume_adapters._lightning_loops import Loops, mean_of_gradients, set_epoch
 from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen
 from resume_adapters.core.loader import LoaderWatch
@@ -105,11 +106,14 @@ class Restoration(Session):
             cadence=chosen(callback.save_every, callback.mtbf),
             foreign=files.foreign_step,
         )
-        fixed = {
-            "number of ranks": run.ranks.world_size,
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-        }
-        super().__init__(run, callback.parts, verify=callback.verify, topology={}, fixed=fixed)
+        super().__init__(
+            run,
+            callback.parts,
+            verify=callback.verify,
+            topology={"accumulate_grad_batches": trainer.accumulate_grad_batches},
+            accumulation=trainer.accumulate_grad_batches,
+            fixed=_fixed(trainer, run.ranks.world_size),
+        )
         self._proof: dict[str, Any] = {}
         self._steps: int | None = None
 
@@ -190,20 +194,27 @@ class Restoration(Session):
         self.watches = [self.watch(each) for each in loaders]
         if self.own is None:
             return
-        positions = self.own["positions"]
-        if len(positions) != len(loaders):
+        saved = self.own["loaders"]
+        if len(saved) != len(loaders):
             raise StateMismatch(
-                f"{len(positions)} training loaders were saved, this launch has {len(loaders)}: launch with as many, "
+                f"{len(saved)} training loaders were saved, this launch has {len(loaders)}: launch with as many, "
                 "or start another run directory"
             )
-        for watch, position in zip(self.watches, positions, strict=True):
-            if position["ended"]:
+        for number, watch in enumerate(self.watches):
+            if saved[number]["position"]["ended"]:
                 watch.hold()  # Lightning begins a pass before it knows whether it needs one
             else:
-                if other := watch.differences(position):
-                    raise self._mismatch(other, "other batches would silently follow")
                 set_epoch(watch.loader, self.own["epoch"])
-                watch.restore(position)
+                self._restore_loader(number)
+
+    def _restore_loader(self, number: int) -> None:
+        watch = self.watches[number]
+        saved, together = self.own["loaders"][number], self.together(watch)
+        self.restore_loader(watch, saved, together, 1, lambda own: own["loaders"][number])
+
+    def together(self, watch: LoaderWatch) -> int:
+        """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
+        return (watch.batch_size or 0) * self.run.ranks.world_size
 
     def _put_back(self) -> None:
         """Put back what the start of the loop resets, and prove what the trainer loaded."""
@@ -213,13 +224,37 @@ class Restoration(Session):
         if self.verify and not trainer.strategy.restore_checkpoint_after_setup:
             self._prove()  # of weights that are spread over the ranks, no rank holds what was saved
         self.align_buckets(trainer.model)
-        self.loops.set_metrics(own["metrics"], own["moment"])
-        self.loops.set_progress(own["progress"], own["moment"])
-        self.loops.set_gradients(own["gradients"])
+        metrics, progress, gradients = own["metrics"], own["progress"], own["gradients"]
+        if self.moved:
+            others, place = self.everyone(), (self.run.ranks.rank, self.run.ranks.world_size)
+            metrics = self.loops.share_of_metrics([each["metrics"] for each in others], *place)
+            gradients = mean_of_gradients([each["gradients"] for each in others])
+            progress = self._progress_here(progress)
+        self.loops.set_metrics(metrics, own["moment"])
+        self.loops.set_progress(progress, own["moment"])
+        self.loops.set_gradients(gradients)
         self.loops.start_evaluation_workers(own["evaluation_workers"])
         for each in saving(trainer):
             self._remind(each, own["checkpoints"].get(each.state_key, {}))
-        self.restore_parts(self.further_parts())
+        # Of other ranks' running statistics none is this rank's; those of the first are in the trainer's file.
+        self.restore_parts({} if self.has_other_ranks else self.further_parts())
+
+    def _progress_here(self, saved: Any) -> Any:
+        """Return the counters of the loops with what counts batches in batches of this launch.
+
+        Raises:
+            StateMismatch: the batches that are done are no whole number of them, or of loaders of different sizes.
+        """
+        before, here = self.own["loaders"], [self.together(watch) for watch in self.watches]
+        sizes = {Fraction(each["together"], now or 1) for each, now in zip(before, here, strict=True) if now}
+        size = sizes.pop() if sizes else Fraction(1)
+        rest = self.loops.batches_done(saved) * size % 1
+        at_end = all(each["position"]["ended"] for each in before)
+        if sizes or (rest and not at_end):
+            raise self._mismatch(
+                self.moved, "it is in the middle of a batch of this launch, or of loaders that were not divided alike"
+            )
+        return self.loops.in_batches(saved, size, at_end)
 
     def further_parts(self) -> dict[str, state.Stateful]:
         """Return what differs between ranks in what Lightning saves of the first alone."""
@@ -249,12 +284,22 @@ class Restoration(Session):
 
     def _restore_random_state(self) -> None:
         self.trainer.should_stop = self.own["should_stop"]
-        for watch, position in zip(self.watches, self.own["positions"], strict=True):
+        for number, watch in enumerate(self.watches):
+            position = self.own["loaders"][number]["position"]
             if position["ended"]:
-                watch.restore(position)
+                self._restore_loader(number)
                 watch.restore_now()
             else:
-                watch.restore_random_state(position)
+                watch.restore_random_state(self.of_this_rank(position))
+
+
+def _fixed(trainer: Any, ranks: int) -> dict[str, int]:
+    """Return what no launch may change, where weights are spread over ranks or the accumulation goes by a plan."""
+    whole = isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy)
+    planned = any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks)
+    if whole and not planned:
+        return {}
+    return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
 
 
 class _Buffers:

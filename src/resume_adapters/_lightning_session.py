@@ -13,6 +13,7 @@ from resume_adapters import _lightning_files as files
 from resume_adapters._lightning_io import ResumeCheckpointIO
 from resume_adapters._lightning_loops import END, EPOCH, IN_EPOCH, VALIDATION
 from resume_adapters._lightning_restore import MEMORY, Restoration, saving
+from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import finite
 from resume_adapters.core.place import is_committed, is_pending
 
@@ -101,13 +102,7 @@ class FitSession(Restoration):
         return {
             "moment": self.moment,
             "epoch": trainer.fit_loop.epoch_progress.current.processed,
-            "positions": [
-                # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
-                each.position_between()
-                if between
-                else each.position(each.fetched - (0 if each.exhausted else loops.ahead))
-                for each in self.watches
-            ],
+            "loaders": [self._loader_state(each, between) for each in self.watches],
             "progress": loops.progress(),
             "metrics": loops.metrics(),
             "gradients": loops.gradients(),
@@ -115,6 +110,12 @@ class FitSession(Restoration):
             "should_stop": trainer.should_stop,
             "checkpoints": {each.state_key: self._memory(each, path) for each in saving(trainer)},
         }
+
+    def _loader_state(self, watch: LoaderWatch, between: bool) -> dict[str, Any]:
+        # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
+        used = watch.fetched - (0 if watch.exhausted else self.loops.ahead)
+        position = watch.position_between() if between else watch.position(used)
+        return self.loader_state(position, used, self.together(watch))
 
     def _memory(self, callback: Any, path: Path) -> dict[str, Any]:
         """Return what a ModelCheckpoint will remember once the save that it may be doing is done."""

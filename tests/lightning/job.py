@@ -72,7 +72,22 @@ class SizedStream(Stream):
         return self.size
 
 
+def elastic(size: int) -> Any:
+    """Return a loader of ``resume_adapters.data``: map-style with augmentation by sample, or shards."""
+    from resume_adapters.data import ElasticSampler, ElasticShards, SeededPerSample
+
+    place = {"seed": 1, "rank": RANK, "world_size": int(os.environ.get("WORLD_SIZE", "1"))}
+    options = {"batch_size": CONFIG["batch"], "num_workers": CONFIG["workers"]}
+    if CONFIG["data"] == "map":
+        sampler = ElasticSampler(size, **place)
+        return DataLoader(SeededPerSample(Mapped(size), sampler), sampler=sampler, **options)
+    shards = ElasticShards(range(size // 8), lambda shard: map(item, range(8 * shard, 8 * shard + 8)), **place)
+    return DataLoader(shards, **options)
+
+
 def training_data() -> Any:
+    if CONFIG["elastic"]:
+        return elastic(CONFIG["samples"])
     if not CONFIG["combined"]:
         return loader(CONFIG["data"], CONFIG["samples"])
     pair = {"long": loader(CONFIG["data"], CONFIG["samples"]), "short": loader("map", 36)}
@@ -88,7 +103,7 @@ def loader(kind: str, size: int) -> Any:
         shuffle = {"sampler": WeightedRandomSampler(range(1, size + 1), size, generator=own)}
     workers = CONFIG["workers"]
     persistent = {"persistent_workers": True} if CONFIG["persistent"] else {}
-    return made(data, batch_size=4, num_workers=workers, **shuffle, **persistent)
+    return made(data, batch_size=CONFIG["batch"], num_workers=workers, **shuffle, **persistent)
 
 
 def together(batch: Any) -> list[torch.Tensor]:
@@ -107,11 +122,11 @@ class Model(pl.LightningModule):
         torch.manual_seed(CONFIG["seed"])
         body = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, CONFIG["width"]),
-            torch.nn.BatchNorm1d(CONFIG["width"]),
+            torch.nn.LayerNorm(CONFIG["width"]) if CONFIG["elastic"] else torch.nn.BatchNorm1d(CONFIG["width"]),
             torch.nn.ReLU(),
-            torch.nn.Dropout(0.2),
+            torch.nn.Dropout(CONFIG["dropout"]),
             torch.nn.Linear(CONFIG["width"], CONFIG["width"]),
-            torch.nn.Dropout(0.2),
+            torch.nn.Dropout(CONFIG["dropout"]),
         )
         self.body = torch.compile(body, backend="eager") if CONFIG["compiled"] else body
         self.head = torch.nn.Linear(CONFIG["width"], 1)
@@ -134,7 +149,8 @@ class Model(pl.LightningModule):
         optimizers = self.optimizers()
         rate = (optimizers[0] if isinstance(optimizers, list) else optimizers).param_groups[0]["lr"]
         at = {"step": step, "micro": batch_idx, "epoch": self.current_epoch}
-        trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex())
+        rows = {"rows": [digest(row) for row in x], "mean": loss.item()} if CONFIG["elastic"] else {}
+        trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex(), **rows)
         if CONFIG["manual"]:
             self.step_by_hand(loss, batch_idx)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
@@ -198,6 +214,9 @@ DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "width": 16,
     "samples": 100,
+    "batch": 4,
+    "elastic": False,
+    "dropout": 0.2,
     "data": "map",
     "stateful": False,
     "weighted": False,
@@ -265,6 +284,7 @@ def main() -> None:
             "plugins": plugins(),
             "log_every_n_steps": 4,
             "num_sanity_val_steps": 2,
+            "use_distributed_sampler": not CONFIG["elastic"],
             **CONFIG["trainer"],
         }
     )

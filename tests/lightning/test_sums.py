@@ -8,9 +8,11 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from torchmetrics import CatMetric, MaxMetric, SumMetric
 
 from resume_adapters import _lightning_sums as sums
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters._lightning_loops import mean_of_gradients
+from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 
 def logged(**options: Any) -> list[dict[str, Any]]:
@@ -41,3 +43,45 @@ def test_no_other_attribute_is_set() -> None:
     saved = logged()[0]
     with pytest.raises(CheckpointDamaged, match="'compute'"):
         sums.log_again({}, [{**saved, "summed": {**saved["summed"], "compute": torch.tensor(0)}}], None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("reduce", ["mean", "sum", "min", "max"])
+def test_the_shares_of_other_ranks_say_together_what_was_said(reduce: str, ranks: int) -> None:
+    """Two ranks saved: one saw 8 samples of loss 1, the other 4 of loss 4."""
+    saved = []
+    for value, size in ((1.0, 8), (4.0, 4)):
+        results = _ResultCollection(training=True)
+        options = {"on_step": False, "on_epoch": True, "reduce_fx": reduce, "batch_size": size}
+        results.log("training_step", "loss", torch.tensor(value), **options)
+        saved.append(sums.logged(results))
+    shares = [sums.share_of_logged(saved, rank, ranks)[0]["summed"] for rank in range(ranks)]
+    values = [float(each["value"]) for each in shares]
+    if reduce == "mean":
+        counts = [int(each["cumulated_batch_size"]) for each in shares]
+        assert sum(counts) == 12 and sum(values) == pytest.approx(24)
+        assert all(value / count == pytest.approx(2) for value, count in zip(values, counts, strict=True))
+    else:
+        found = {"sum": sum, "min": min, "max": max}[reduce](values)
+        assert found == pytest.approx({"sum": 5.0, "min": 1.0, "max": 4.0}[reduce])
+
+
+def test_a_metric_is_divided_or_refused() -> None:
+    saved = []
+    for value in (1.0, 5.0):
+        module = torch.nn.ModuleDict({"sum": SumMetric(), "most": MaxMetric()})
+        for metric in module.values():
+            metric.update(value)
+        saved.append(sums.metrics(module))
+    for rank, (total, most) in enumerate([(6.0, 5.0), (0.0, 5.0), (0.0, 5.0)]):
+        share = sums.share_of_metrics(module, saved, rank)
+        assert share["sum"]["state"]["sum_value"] == total and share["most"]["state"]["max_value"] == most
+    kept = torch.nn.ModuleDict({"all": CatMetric()})
+    kept["all"].update(1.0)
+    with pytest.raises(StateMismatch, match="the metric all keeps 'value', which cannot be divided"):
+        sums.share_of_metrics(kept, [sums.metrics(kept)] * 2, 0)
+
+
+def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
+    everyone = [{"a": torch.tensor(1.0), "b": torch.tensor(4.0)}, {"a": torch.tensor(3.0)}]
+    assert mean_of_gradients(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}

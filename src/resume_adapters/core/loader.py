@@ -220,6 +220,11 @@ class LoaderWatch:
         self.restored = False
 
     @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of the loader; ``None`` where it does not say."""
+        return _batch_size(self.loader)
+
+    @property
     def is_elastic(self) -> bool:
         """Whether :meth:`adopt` can take up a position of another topology."""
         return self._elastic is not None

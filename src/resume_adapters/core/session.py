@@ -164,13 +164,25 @@ class Session:
                 f"{before}",
             )
         report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
-        everyone = self.everyone()
-        if self.run.ranks.rank >= len(everyone):
-            step = position["step"]
-            position = {**position, "step": {**step, "process": rng.forked(step["process"], self.run.ranks.rank)}}
         consumed = saved["consumed"] * saved["together"] // together
-        watched.adopt(position, [of_rank(own)["position"] for own in everyone], int(consumed * share))
+        everyone = [of_rank(own)["position"] for own in self.everyone()]
+        watched.adopt(self.of_this_rank(position), everyone, int(consumed * share))
         return int(consumed)
+
+    def of_this_rank(self, position: Tree) -> Tree:
+        """Return a saved position with random state that no other rank has, where this rank had saved none."""
+        assert self.checkpoint is not None and self.checkpoint.manifest is not None
+        rank = self.run.ranks.rank
+        if rank < self.checkpoint.manifest.world_size:
+            return position
+        step = position["step"]
+        return {**position, "step": {**step, "process": rng.forked(step["process"], rank)}}
+
+    @property
+    def has_other_ranks(self) -> bool:
+        """Whether the checkpoint was saved by another number of ranks."""
+        manifest = self.checkpoint.manifest if self.checkpoint else None
+        return manifest is not None and manifest.world_size != self.run.ranks.world_size
 
     def everyone(self) -> list[Any]:
         """Return what each rank saved as its own, in rank order."""

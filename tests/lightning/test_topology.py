@@ -1,0 +1,38 @@
+"""Law 7 for Lightning: another number of ranks or workers, another split into batches, the same samples and rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48}
+
+
+def on(ranks: int, kill: int | None = None, accumulate: int = 2, **config: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch on some ranks, which is killed after a step."""
+    strike = {"event": "on_train_batch_end", "step": kill, "rank": 0} if kill else None
+    return ranks, {**MAP, "trainer": {"accumulate_grad_batches": accumulate}, **config, "kill": strike}
+
+
+LAUNCHES = {
+    "2 to 1, with 0 to 2 workers": [on(2, 16, accumulate=1), on(1, workers=2)],
+    "1 to 2 to 1, in other batches": [on(1, 8), on(2, 16, batch=2, workers=1), on(1, batch=8, accumulate=1)],
+    "at the end of an epoch": [on(2, 7, accumulate=1, checkpoints=[{"every_n_train_steps": 6}]), on(1)],
+}
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_every_step_has_the_samples_that_it_would_have_had(
+    case: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    expected = reference(on(1)[1])
+    contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-4)
+    # Of an epoch that was half done, what was logged is the mean over all its samples too.
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and expected.final[0] is not None
+    logged, as_ever = (float.fromhex(each["logged"]["train_loss_epoch"]) for each in (final, expected.final[0]))
+    assert abs(logged - as_ever) < 1e-4
