@@ -1,0 +1,115 @@
+"""What the pages tell a reader to write and to type does what they say: every block of code is run.
+
+All python blocks of a page run in one process, in their order, as a reader would type them. Of the shell blocks, the
+lines that begin with ``resume-adapters`` run against a small run directory. A block that cannot run here stands behind
+a comment ``<!-- not run: the reason -->``, which readers do not see.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.state import Value
+
+from launch import Server
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ADAPTERS = {"hf": "transformers", "lightning": "lightning", "accelerate": "accelerate", "deepspeed": "deepspeed"}
+
+_BLOCK = re.compile(r"(?P<kept><!-- not run: .+ -->\n+)?^ *```(?P<kind>\w+)\n(?P<code>.*?)^ *```$", re.M | re.S)
+
+pytestmark = pytest.mark.xdist_group("docs")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: its first line's number in the page, counted from 0, and its text."""
+
+    line: int
+    code: str
+
+
+def blocks(page: Path, kind: str) -> list[Block]:
+    text = page.read_text()
+    found = [each for each in _BLOCK.finditer(text) if each["kind"] == kind and each["kept"] is None]
+    return [Block(text[: each.start("code")].count("\n"), each["code"]) for each in found]
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = [line for block in blocks(page, "sh") for line in block.code.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("resume-adapters ")]
+
+
+def with_some(found: dict[Path, list[object]]) -> list[object]:
+    return [pytest.param(page, id=page.stem) for page, what in found.items() if what]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    served = Server("torch", "transformers.trainer", "lightning.pytorch", "torch._dynamo", "deepspeed", "rich", "typer")
+    yield served
+    served.close()
+
+
+@pytest.mark.parametrize("page", with_some({page: [*blocks(page, "python")] for page in PAGES}))
+def test_the_python_of_a_page_runs(page: Path, server: Server, tmp_path: Path) -> None:
+    script: list[str] = []
+    for block in blocks(page, "python"):
+        script += [""] * (block.line - len(script))  # so that a traceback has the line of the page
+        script += block.code.splitlines()
+    code = "\n".join(script)
+    adapters = set(re.findall(r"from resume_adapters\.(\w+)", code)) & set(ADAPTERS)
+    absent = [name for name in adapters if importlib.util.find_spec(ADAPTERS[name]) is None]
+    if absent:
+        pytest.skip(f"{', '.join(absent)} missing")
+    if "deepspeed" in adapters:
+        script[0] = "import training; training.deepspeed_on_cpu()"
+    file = tmp_path / f"{page.stem}.py"
+    file.write_text("\n".join(script))
+    server.start(file, [], tmp_path, 1, {}).wait().require_success()
+
+
+@pytest.mark.parametrize("page", with_some({page: [*commands(page)] for page in PAGES}))
+def test_the_commands_of_a_page_work(page: Path, server: Server, tmp_path: Path) -> None:
+    finished(tmp_path / "runs" / "a")
+    script = tmp_path / "command.py"
+    script.write_text("from resume_adapters.cli import main; main()")
+    for words in commands(page):
+        outcome = server.start(script, words, tmp_path, 1, {"COLUMNS": "80"}).wait()
+        assert outcome.statuses == (0,), f"resume-adapters {shlex.join(words)}: {outcome.output}"
+
+
+def finished(directory: Path) -> None:
+    """Leave a finished run of three checkpoints."""
+    run = ResumableRun(directory)
+    run.open()
+    for step in (500, 1000, 1500):
+        path = directory / f"checkpoint-{step}"
+        run.save(
+            path.name,
+            step,
+            native=lambda path=path: save_file({"weight": torch.zeros(2)}, path / "model.safetensors"),
+            own=dict,
+            parts={"ema": Value({})},
+            owner=lambda file: 0,
+            facts=lambda step=step: {"epoch": step / 500, "reason": "scheduled", "metrics": {"eval_loss": 1 / step}},
+        )
+    run.flush()
+    run.record("finished", step=1500, epoch=3.0, horizon=1500)
+    run.close()
+
+
+def test_the_pages_of_the_frameworks_have_the_same_headings() -> None:
+    found = {name: re.findall(r"^## (.+)$", (ROOT / "docs" / f"{name}.md").read_text(), re.M) for name in ADAPTERS}
+    assert all(headings == found["hf"] for headings in found.values()), found
