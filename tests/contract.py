@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launch import Outcome, Running, Server
 
 Config = dict[str, Any]
@@ -329,9 +331,11 @@ def same_samples_on_any_topology(
     Args:
         bench: how to start the job.
         directory: where.
-        reference: an uninterrupted run, which traced the rows of each batch and their mean loss.
+        reference: an uninterrupted run, which traced the rows of each batch and their mean loss, and it may be the
+            values of its final weights.
         launches: for each launch the number of ranks and the whole configuration; all but the last are killed.
-        tolerance: by how much the mean loss of a step may differ, where there is no dropout; ``None``: by anything.
+        tolerance: by how much the mean loss of a step, and each final weight, may differ, where there is no dropout;
+            ``None``: by anything.
     """
     expected = _steps(reference)
     for number, (ranks, config) in enumerate(launches):
@@ -351,6 +355,9 @@ def same_samples_on_any_topology(
             assert rows == rows_expected, f"launch {number} on {ranks} ranks has other samples at step {step}"
             assert rates == rates_expected, f"launch {number} has another learning rate at step {step}"
             assert tolerance is None or abs(loss - loss_expected) <= tolerance, f"step {step}: {loss} {loss_expected}"
+    values = [(trace.final[0] or {}).get("values") for trace in (read_trace(directory, ranks), reference)]
+    if tolerance is not None and values[1] is not None:
+        assert values[0] == pytest.approx(values[1], rel=0, abs=tolerance), "the final weights are others"
 
 
 def every_record_once_on_any_topology(

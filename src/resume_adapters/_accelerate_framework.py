@@ -201,6 +201,10 @@ class AccelerateFramework(Framework):
             "strategy": self._strategy.own(),
         }
 
+    def spread(self) -> Tree:
+        """Return what is spread over the processes."""
+        return self._strategy.spread()
+
     # ---- Loading
 
     def load(self, session: Session) -> None:

@@ -13,10 +13,10 @@ from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fs
 from resume_adapters import _accelerate_files as files
 from resume_adapters import _zero_names as zero
 from resume_adapters._accelerate_schedules import replay
-from resume_adapters.core import keys, state, tree, weights
+from resume_adapters.core import keys, state, weights
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.errors import NotRestored, UnsupportedSetting
+from resume_adapters.errors import UnsupportedSetting
 
 Tree = dict[str, Any]
 
@@ -80,7 +80,7 @@ class Replicated:
         return {}
 
     def restore(self, own: Tree) -> None:
-        """Put back, or prove, what :meth:`own` returned."""
+        """Put back what :meth:`own` returned."""
 
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models; ``prepare`` hands them to the script and keeps no reference."""
@@ -92,6 +92,10 @@ class Replicated:
         """Return whether DDP must be around a model, and was not found."""
         trained = any(each.requires_grad for model in self.models for each in model.parameters())
         return self.accelerator.num_processes > 1 and trained and not self.modules()
+
+    def spread(self) -> Tree:
+        """Return what is spread over the processes."""
+        return {}
 
     # ---- Files
 
@@ -129,17 +133,11 @@ class Replicated:
                 continue
             thing.load_state_dict(saved)
             if session.verify:
-                state.prove(f"{kind} {index}" if index else kind, saved, thing.state_dict())
+                state.prove(_named(kind, index), saved, thing.state_dict())
 
 
 class Sharded(Replicated):
-    """Every process has a shard of each tensor: FSDP2. Its files are read by Accelerate and torch alone."""
-
-    _verify = True
-
-    def __init__(self, accelerator: Any) -> None:
-        super().__init__(accelerator)
-        self.fixed["number of ranks"] = accelerator.num_processes
+    """Every process has a shard of each tensor: FSDP2. Accelerate and torch read its files, on any number of ranks."""
 
     def parts(self) -> dict[str, Stateful]:
         """Return the buffers, which each process has for itself."""
@@ -149,36 +147,23 @@ class Sharded(Replicated):
         """Return False: FSDP2 has none."""
         return False
 
-    def own(self) -> Tree:
-        """Return the digest of this rank's shards."""
-        return {"shards": self._digest()}
-
-    def _digest(self) -> str | None:
-        live = [*self.models, *self.optimizers]
-        return tree.digest_of([_local(each.state_dict()) for each in live])
-
-    def restore(self, own: Tree) -> None:
-        """Prove that this rank's shards came back.
-
-        Raises:
-            NotRestored: they did not.
-        """
-        if self._verify and own["shards"] != self._digest():
-            raise NotRestored(
-                "the shards of this process differ after loading from what was saved: the model, the optimizer or the "
-                "way in which they are sharded is another. Set it back, or pass verify=False to go on"
-            )
+    def spread(self) -> Tree:
+        """Return the models' parameters and the optimizers' state, by the name of each model and optimizer."""
+        models = {_named("model", index): dict(each.named_parameters()) for index, each in enumerate(self.models)}
+        optimizers = {_named("optimizer", index): each.state_dict() for index, each in enumerate(self.optimizers)}
+        return {**models, **optimizers}
 
     def load(self, session: Session) -> None:
-        """Let Accelerate load models and optimizers, and load the schedulers."""
+        """Let Accelerate load models and optimizers, prove them, and load the schedulers."""
         assert session.checkpoint is not None
         path, plugin = session.checkpoint.path, self.accelerator.state.fsdp_plugin
-        self._verify = session.verify
         for index, model in enumerate(self.models):
             load_fsdp_model(plugin, self.accelerator, model, str(path), index)
         for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
             load_fsdp_optimizer(plugin, self.accelerator, optimizer, model, str(path), index)
+        self._steps = 0  # torch makes the state that it fills by a step that changes nothing
         self._left_by_hooks([], path)
+        session.prove_shares()
         self._load_pickled(session, "scheduler", self.schedulers)
 
 
@@ -274,10 +259,5 @@ def _ddp_around(models: Iterable[Any]) -> list[Any]:
     return around
 
 
-def _local(value: Any) -> Any:
-    """Return a tree with this rank's shard in the place of each distributed tensor."""
-    if hasattr(value, "to_local"):
-        return value.to_local()
-    if isinstance(value, dict):
-        return {name: _local(each) for name, each in value.items()}
-    return [_local(each) for each in value] if isinstance(value, list | tuple) else value
+def _named(kind: str, index: int) -> str:
+    return f"{kind} {index}" if index else kind

@@ -239,6 +239,9 @@ def new_accelerator() -> Accelerator:
     handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
     if CONFIG["fsdp"]:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        if "RANK" not in os.environ:  # one process, that is led to it too
+            os.environ["LOCAL_RANK"] = "0"
+            torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         states: Any = PartialState
         states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
         plugin = FullyShardedDataParallelPlugin(
@@ -403,11 +406,13 @@ class Job:
 
     def finish(self) -> None:
         run, scaler = self.run, self.accelerator.scaler
-        weights = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict().values()
+        saved = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict().values()
+        weights = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in saved]
         trace(
             final=True,
             strategy=str(self.accelerator.distributed_type),
-            weights=digest(*(each.full_tensor() if hasattr(each, "full_tensor") else each for each in weights)),
+            weights=digest(*weights),
+            values=[value for each in weights for value in each.flatten().tolist()] if CONFIG["elastic"] else None,
             second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
             global_step=run.global_step,
             accelerator_step=self.accelerator.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +35,37 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
 }
 
-STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "fsdp2-sharded": ("DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT", "clip": True, "batch_norm": True}),
-    "fsdp2-full": ("DistributedType.FSDP", {"fsdp": "FULL_STATE_DICT"}),
-    "zero-2": ("DistributedType.DEEPSPEED", {"zero": 2, "augment": True}),
+FSDP, SHARDED = "DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT"}
+STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150}),
+    "fsdp2-full": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "by_hand": True}),
+    "zero-2": ("DistributedType.DEEPSPEED", 2, {"zero": 2, "augment": True}),
 }
 
 
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    strategy, config = STRATEGIES[case]
+    strategy, ranks, config = STRATEGIES[case]
     config = {"samples": 100, **config}
-    expected = reference(config, 2)
-    assert [final and final["strategy"] for final in expected.final] == [strategy] * 2, "another one has trained"
-    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [EARLY, MIDDLE], ranks=2)
+    expected = reference(config, ranks)
+    assert [final and final["strategy"] for final in expected.final] == [strategy] * ranks, "another one has trained"
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [EARLY, MIDDLE], ranks=ranks)
+
+
+SAVES = {**SHARDED, "samples": 32, "epochs": 1, "accumulate": 1, "save_every": 2, "limit": 1}
+
+
+def test_killed_before_a_shard_the_index_and_the_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3, where a checkpoint is whole only with the files of all ranks."""
+    bench.run(tmp_path / "counted", {**SAVES, "count_operations": True}, ranks=2).require_success()
+    expected = reference(SAVES, 2)
+    for rank, file in ((1, "optimizer_0/__1_0.distcp"), (0, "pytorch_model_fsdp_0/.metadata"), (0, "resume/.manifest")):
+        lines = [json.loads(line) for line in (tmp_path / "counted" / f"trace.{rank}").read_text().splitlines()]
+        numbers = [each["operation"] for each in lines if f"/checkpoint_4/{file}" in each.get("path", "")]
+        anchors = contract.killed_before_operations(
+            bench, tmp_path, {**SAVES, "on_rank": rank}, expected, numbers[:1], leaving=[{4}], ranks=2
+        )
+        assert anchors == {numbers[0]: 2}, file
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,6 +23,32 @@ LAUNCHES = {
     "1 to 2 to 1, in other batches": [on(1, 8), on(2, 13, batch=2, workers=1), on(1, batch=8, accumulate=1)],
 }
 
+SPREAD = {**MAP, "batch": 6, "epochs": 4, "save_every": 3}
+
+
+def spread(state: str, ranks: int, kill: int | None = None, **config: Any) -> tuple[int, dict[str, Any]]:
+    """Return a launch under FSDP2."""
+    return on(ranks, kill, **{**SPREAD, "fsdp": state, **config})
+
+
+FEWER = {"batch": 4, "accumulate": 1}
+SHARDED, FULL = "SHARDED_STATE_DICT", "FULL_STATE_DICT"
+SHARDS = {
+    "sharded, 1 to 2 to 3 to 1": [
+        spread(SHARDED, 1, 5),
+        spread(SHARDED, 2, 8, batch=3),
+        spread(SHARDED, 3, 11, **FEWER),
+        spread(SHARDED, 1),
+    ],
+    "full, 1 to 2 to 1": [spread(FULL, 1, 5), spread(FULL, 2, 8, batch=3), spread(FULL, 1)],
+}
+
+
+@pytest.mark.parametrize("case", SHARDS)
+def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """What follows is compared with a run of one process, which has no shards."""
+    contract.same_samples_on_any_topology(bench, tmp_path, reference(SPREAD), SHARDS[case], tolerance=1e-5)
+
 
 @pytest.mark.parametrize("case", LAUNCHES)
 def test_every_step_has_the_samples_that_it_would_have_had(

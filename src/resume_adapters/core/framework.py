@@ -100,6 +100,10 @@ class Framework(abc.ABC):
         """Return what the framework does not save and is alike on all ranks."""
         return {}
 
+    def spread(self) -> Mapping[str, Any]:
+        """Return what is spread over the ranks, such as shards of weights, by the name of the component."""
+        return {}
+
     @abc.abstractmethod
     def entries(self) -> Sequence[PartEntry]:
         """Say of each part of the framework who captures it."""

@@ -62,6 +62,7 @@ class ResumableLoop:
             topology={"gradient_accumulation_steps": framework.accumulation},
             accumulation=framework.accumulation,
             fixed=framework.fixed,
+            spread=framework.spread,
         )
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core import loader, report, rng, trackers, weights
+from resume_adapters.core import loader, report, rng, shards, trackers, weights
 from resume_adapters.core.buckets import BucketOrder
 from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.loader import LoaderWatch
@@ -18,7 +18,7 @@ from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.state import Stateful, Value
-from resume_adapters.errors import StateMismatch
+from resume_adapters.errors import NotRestored, StateMismatch
 
 RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 """Names of parts that a user cannot give to parts of their own."""
@@ -40,6 +40,7 @@ class Session:
             sets it.
         fixed: what must be as it was when the checkpoint was saved, likewise.
         accumulation: batches of the training loop in an optimizer step.
+        spread: returns the state that is spread over the ranks, by the name of the component.
 
     Attributes:
         checkpoint: what this call resumes from; ``None`` for a fresh start.
@@ -60,6 +61,7 @@ class Session:
         topology: Mapping[str, int],
         accumulation: int = 1,
         fixed: Mapping[str, int] | None = None,
+        spread: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.run = run
         self.parts = parts
@@ -73,6 +75,7 @@ class Session:
         self.reason = "scheduled"
         self.stopping = False
         self.under_way = False
+        self._spread = spread
         self._orders: list[BucketOrder] = []
         self._described: dict[str, str] | None = None
         self._reported = False
@@ -212,6 +215,32 @@ class Session:
         if self.verify:
             weights.prove(model, content, self.checkpoint.path)
 
+    def prove_shares(self) -> None:
+        """Prove that what is spread over the ranks came back, on whatever number of ranks. Every rank calls it.
+
+        Raises:
+            NotRestored: naming the first component that differs; on every rank.
+        """
+        if not self.verify or self.own is None:
+            return
+        assert self.checkpoint is not None
+        saved = shards.together(own["shares"] for own in self.everyone())
+        live = shards.together(self.run.ranks.gather(self._shares()))
+        for name, digest in saved.items():
+            if live.get(name) != digest:
+                raise NotRestored(
+                    f"{name}: what the ranks hold of it together, after loading {self.checkpoint.path.name}, differs "
+                    "from what was saved. A hook or a wrapper changes it while it is loaded: mend it, or pass "
+                    "verify=False to continue with the difference",
+                    path=self.checkpoint.path,
+                    step=self.checkpoint.step,
+                )
+
+    def _shares(self) -> dict[str, int]:
+        first = self.run.ranks.rank == 0
+        live = self._spread() if self.verify else {}
+        return {name: shards.digest(component, is_first=first) for name, component in live.items()}
+
     def _architecture(self, model: Any) -> dict[str, str]:
         if self._described is None:
             self._described = weights.architecture(model.state_dict())
@@ -348,6 +377,7 @@ class Session:
                 **own(),
                 "topology": self.topology,
                 "fixed": self.fixed,
+                "shares": self._shares(),
                 "buckets": [each.order for each in self._orders],
             },
             parts={**self.parts, **parts, **added},

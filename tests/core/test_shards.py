@@ -1,0 +1,134 @@
+"""The digest of what is spread over ranks: the same however it is cut, another for any other content."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from resume_adapters.core import shards, tree
+from resume_adapters.core.ranks import Alone
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.session import Session
+from resume_adapters.errors import NotRestored
+
+LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
+    "rows over two": ((2,), (Shard(0),)),
+    "rows over three, unevenly": ((3,), (Shard(0),)),
+    "more ranks than rows": ((8,), (Shard(0),)),
+    "columns": ((3,), (Shard(1),)),
+    "rows and columns": ((2, 2), (Shard(0), Shard(1))),
+    "twice over the rows": ((2, 2), (Shard(0), Shard(0))),
+    "copied over two, cut over two": ((2, 2), (Replicate(), Shard(0))),
+    "on every rank": ((2,), (Replicate(),)),
+}
+
+STATE = {
+    "weight": torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(1)),
+    "half": torch.arange(20).reshape(5, 4).to(torch.bfloat16),
+    "complex": torch.randn(4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.complex128),
+    "counts": torch.arange(6).reshape(2, 3),
+    "rate": [0.1, {"steps": torch.tensor(3.0), "empty": torch.empty(0, 2)}],
+}
+
+
+def whole(state: Any) -> dict[str, int]:
+    before = copy.deepcopy(state)
+    found = {"state": shards.digest(state, is_first=True)}
+    assert tree.first_difference(before, state) is None, "what is looked at must stay as it is"
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_shares_of_all_ranks_give_the_digest_of_the_whole(layout: str) -> None:
+    sizes, placements = LAYOUTS[layout]
+    ranks = torch.tensor(sizes).prod().item()
+    shares = []
+    for rank in range(int(ranks)):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=int(ranks))
+        try:
+            mesh = init_device_mesh("cpu", sizes)
+            cut = {
+                name: distribute_tensor(value, mesh, placements, src_data_rank=None)
+                if isinstance(value, torch.Tensor)
+                else value
+                for name, value in STATE.items()
+            }
+            shares.append({"state": shards.digest(cut, is_first=rank == 0)})
+        finally:
+            dist.destroy_process_group()
+    assert shards.together(shares) == whole(STATE)
+
+
+def changed(name: str, change: Any) -> dict[str, Any]:
+    return {**STATE, name: change(STATE[name].clone() if isinstance(STATE[name], torch.Tensor) else STATE[name])}
+
+
+OTHERS = {
+    "one bit": changed("weight", lambda value: value.view(torch.int32).bitwise_xor_(1 * (torch.arange(2) == 1))),
+    "two elements exchanged": changed("weight", lambda value: value.flip(2)),
+    "two rows exchanged": changed("half", lambda value: value[torch.tensor([1, 0, 2, 3, 4])]),
+    "another shape": changed("half", lambda value: value.reshape(4, 5)),
+    "another dtype of the same bits": changed("half", lambda value: value.view(torch.int16)),
+    "a part of a complex number": changed("complex", lambda value: value.conj().resolve_conj()),
+    "a number": changed("rate", lambda value: [0.1 + 2**-54, value[1]]),
+    "tensors exchanged": {**STATE, "weight": STATE["complex"], "complex": STATE["weight"]},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_whatever_differs_gives_another_digest(other: str) -> None:
+    assert whole(OTHERS[other]) != whole(STATE)
+
+
+def test_views_and_lazy_conjugates_count_as_what_they_show() -> None:
+    state = {
+        **STATE,
+        "half": STATE["half"].t().contiguous().t(),
+        "complex": STATE["complex"].conj().resolve_conj().conj(),
+    }
+    assert whole(state) == whole(STATE)
+
+
+def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+
+    def session(*, verify: bool = True) -> Session:
+        made = Session(
+            ResumableRun(tmp_path, ranks=Alone()),
+            {},
+            verify=verify,
+            topology={},
+            spread=lambda: {"model": dict(model.named_parameters()), "optimizer": {"rate": 0.1}},
+        )
+        made.choose()
+        return made
+
+    def save(saving: Session, step: int) -> None:
+        nothing: dict[str, Any] = {"parts": {}, "owner": lambda file: 0, "entries": list, "best": None}
+        facts = {"epoch": 0.0, "metrics": {}, "cursor": {}}
+        native, own = (lambda: (tmp_path / f"checkpoint-{step}" / "file").write_text("x")), dict
+        saving.save_checkpoint(
+            f"checkpoint-{step}", step, model=model, native=native, own=own, facts=lambda: facts, **nothing
+        )
+        saving.run.close()
+
+    save(session(), 1)
+    resumed = session()
+    resumed.prove_shares()
+    with torch.no_grad():
+        model.bias[1] += 1e-6
+    with pytest.raises(NotRestored, match=r"^model: .*checkpoint-1"):
+        resumed.prove_shares()
+    resumed.run.close()
+    save(session(verify=False), 2)
+    with torch.no_grad():
+        model.bias[1] += 1e-6
+    session().prove_shares()  # nothing was saved to be compared with
