@@ -1,0 +1,111 @@
+"""The operations of one real save, in their order; drawn by ``benchmarks.pictures``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from resume_adapters import KeepLast
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.state import Value
+from resume_adapters.core.storage import LocalStorage
+
+T = TypeVar("T")
+
+_MEGABYTES = 64
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on the disk.
+
+    Attributes:
+        name: a method of a storage, or ``framework`` for what the framework writes.
+        path: what it was done to, relative to the run directory.
+        seconds: how long it took.
+        waiting: whether the training waited for it.
+    """
+
+    name: str
+    path: str
+    seconds: float
+    waiting: bool
+
+
+class _Recording(LocalStorage):
+    """A local disk that notes what is done to it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.operations: list[Operation] = []
+
+    def note(self, name: str, path: Path, work: Callable[[], T]) -> T:
+        begun = time.perf_counter()
+        result = work()
+        seconds = time.perf_counter() - begun
+        relative = path.relative_to(self.directory).as_posix() if path != self.directory else "."
+        waiting = threading.current_thread() is threading.main_thread()
+        self.operations.append(Operation(name, relative, seconds, waiting))
+        return result
+
+    def write(self, path: Path, content: bytes) -> None:
+        self.note("write", path, lambda: LocalStorage.write(self, path, content))
+
+    def append(self, path: Path, content: bytes) -> None:
+        self.note("append", path, lambda: LocalStorage.append(self, path, content))
+
+    def sync(self, path: Path) -> None:
+        self.note("sync", path, lambda: LocalStorage.sync(self, path))
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.note("replace", target, lambda: LocalStorage.replace(self, source, target))
+
+    def symlink(self, target: str, link: Path) -> bool:
+        return self.note("symlink", link, lambda: LocalStorage.symlink(self, target, link))
+
+    def make_directory(self, path: Path) -> None:
+        self.note("make_directory", path, lambda: LocalStorage.make_directory(self, path))
+
+    def remove_file(self, path: Path) -> None:
+        self.note("remove_file", path, lambda: LocalStorage.remove_file(self, path))
+
+    def remove_directory(self, path: Path) -> None:
+        self.note("remove_directory", path, lambda: LocalStorage.remove_directory(self, path))
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        return self.note("digest", path, lambda: LocalStorage.digest(self, path))
+
+
+def measure(directory: Path) -> list[Operation]:
+    """Save step 10, then step 20, of a run that keeps the last one; return the operations of the second save."""
+    storage = _Recording(directory)
+    run = ResumableRun(directory, storage=storage, keep=KeepLast(1))
+    run.open()
+    content = np.random.default_rng(0).bytes(_MEGABYTES << 20)
+    for step in (10, 20):
+        storage.operations = []
+        _save(run, storage, step, content)
+    run.close()
+    return storage.operations
+
+
+def _save(run: ResumableRun, storage: _Recording, step: int, content: bytes) -> None:
+    path = run.directory / f"checkpoint-{step}"
+    file = path / "model.safetensors"
+    facts: dict[str, Any] = {"epoch": step / 10, "reason": "scheduled"}
+    run.save(
+        path.name,
+        step,
+        native=lambda: storage.note("framework", file, lambda: file.write_bytes(content)),
+        own=lambda: {"consumed": step},
+        parts={"ema": Value({"updates": step})},
+        owner=lambda _: 0,
+        facts=lambda: facts,
+    )
+    run.flush()
