@@ -138,7 +138,7 @@ def _name_phases(axes: Axes, operations: list[Operation], phases: list[str]) -> 
     for phase, group in numbered:
         numbers = list(group)
         milliseconds = 1000 * sum(operations[number].seconds for number in numbers)
-        label, color = _PHASES[phase]
+        label = _PHASES[phase][0]
         lane = 1.0 if operations[numbers[0]].waiting else 0.0
         middle = (numbers[0] + numbers[-1] + 0.9) / 2
         if phase == "state":  # beside it: above, there is no room
