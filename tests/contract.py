@@ -384,6 +384,23 @@ def every_record_once_on_any_topology(
     assert len(found) == len(set(found)) == records
 
 
+def goes_on_by_samples(
+    bench: Bench, directory: Path, launches: Sequence[tuple[int, Config]], samples: int, reference: Trace
+) -> None:
+    """With another global batch a run trains on each sample of each epoch once, and its schedule ends where it ends.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        launches: as for :func:`every_record_once_on_any_topology`.
+        samples: of all epochs together, each augmented anew.
+        reference: an uninterrupted run of the last launch's configuration.
+    """
+    every_record_once_on_any_topology(bench, directory, launches, samples)
+    ends = [steps[max(steps)][1] for steps in (_steps(read_trace(directory, launches[-1][0])), _steps(reference))]
+    assert ends[0] == ends[1], "the last step has another learning rate"
+
+
 def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:
     """Return the rows of all ranks, the learning rates and the mean loss of each optimizer step."""
     lines: dict[int, list[dict[str, Any]]] = {}

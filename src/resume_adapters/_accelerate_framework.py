@@ -93,6 +93,10 @@ class AccelerateFramework(Framework):
         """Return whether Accelerate is accumulating gradients."""
         return not self.accelerator.sync_gradients
 
+    def begin_within_window(self, batches: int) -> None:
+        """Count batches as accumulated."""
+        self.accelerator.step += batches
+
     def has_stepped(self) -> bool:
         """Return whether the batch ended an optimizer step; one that was skipped for an overflow counts."""
         return self._strategy.has_stepped()

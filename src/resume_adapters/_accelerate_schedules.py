@@ -7,13 +7,22 @@ therefore counts in steps of the topology that saved it, and means another learn
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
+from resume_adapters.core.schedules import step_anew
 from resume_adapters.errors import StateMismatch
 
 _TOLERANCE = 1e-3
 """Relative difference of learning rates that comes of counting, such as a last step that a schedule leaves out."""
+
+
+def steps_each(scheduler: Any, ranks: int) -> int:
+    """Return the steps that a prepared schedule takes at each optimizer step."""
+    return ranks if _follows_ranks(scheduler) else 1
+
+
+def _follows_ranks(scheduler: Any) -> bool:
+    return bool(scheduler.step_with_optimizer and not scheduler.split_batches)
 
 
 def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None:
@@ -28,7 +37,7 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
     Raises:
         StateMismatch: the schedule does not go by counting steps, or was made for another number of steps.
     """
-    if scheduler.split_batches or not scheduler.step_with_optimizer:
+    if not _follows_ranks(scheduler):
         scheduler.load_state_dict(saved)
         return
     inner = scheduler.scheduler
@@ -38,12 +47,7 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
             f"the {type(inner).__name__} was saved with number of ranks {before}, this launch has {now}, and it does "
             f"not go by counting steps: launch with {before}"
         )
-    for group, rate in zip(inner.optimizer.param_groups, inner.base_lrs, strict=True):
-        group["lr"] = rate
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")  # the optimizer's steps were before
-        for _ in range(steps):
-            inner.step()
+    step_anew(inner, inner.base_lrs, steps)
     rates = inner.get_last_lr()
     if not all(math.isclose(*pair, rel_tol=_TOLERANCE) for pair in zip(rates, saved["_last_lr"], strict=True)):
         raise StateMismatch(

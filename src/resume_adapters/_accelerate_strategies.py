@@ -12,7 +12,7 @@ from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fs
 
 from resume_adapters import _accelerate_files as files
 from resume_adapters import _zero_names as zero
-from resume_adapters._accelerate_schedules import replay
+from resume_adapters._accelerate_schedules import replay, steps_each
 from resume_adapters.core import keys, state, weights
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Buffers, Stateful
@@ -128,9 +128,11 @@ class Replicated:
         before = manifest.world_size if manifest else here
         for index, thing in enumerate(things):
             saved = files.pickled(session.checkpoint.path, kind, index)
-            if kind == "scheduler" and before != here:
-                replay(thing, saved, before, here)
-                continue
+            if kind == "scheduler":
+                session.schedules.note(thing, steps_each(thing, here))
+                if before != here and not session.keeps_samples:
+                    replay(thing, saved, before, here)
+                    continue
             thing.load_state_dict(saved)
             if session.verify:
                 state.prove(_named(kind, index), saved, thing.state_dict())

@@ -30,6 +30,7 @@ class DeepSpeedFramework(Framework):
     """
 
     registers = "ResumeHooks"
+    carries_windows = True
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -49,6 +50,10 @@ class DeepSpeedFramework(Framework):
         if engine._is_gradient_accumulation_boundary is not None:  # seam: deepspeed 0.19: set by the script
             return not engine._is_gradient_accumulation_boundary  # seam: deepspeed 0.19
         return bool(engine.micro_steps % engine.gradient_accumulation_steps() != 0)
+
+    def begin_within_window(self, batches: int) -> None:
+        """Count batches as accumulated."""
+        self.engine.micro_steps += batches
 
     def has_stepped(self) -> bool:
         """Return whether the engine counted a step; one that overflowed counts."""

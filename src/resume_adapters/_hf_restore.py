@@ -20,10 +20,10 @@ from resume_adapters import _zero_names as names
 from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.dispatch import FirstSlice
-from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.loader import LoaderWatch, length_of
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
+from resume_adapters.core.session import GIVEN_IN_STEPS, Session
 from resume_adapters.core.settings import refuse
 
 if TYPE_CHECKING:
@@ -86,11 +86,15 @@ class Restoration(Session):
             topology=topology,
             accumulation=args.gradient_accumulation_steps,
             fixed=zero.fixed(trainer),
+            on_batch_change=callback.on_batch_change,
         )
+        if args.max_steps > 0:
+            self.no_horizon = GIVEN_IN_STEPS
         self.trainer = trainer
         self.engine: EngineState | None = None
         self.loader_watch: LoaderWatch | None = None
         self.share = 1
+        self.length: int | None = None
         self.first_slice: FirstSlice | None = None
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
         self.over = self.finished = self.saving = False
@@ -156,12 +160,24 @@ class Restoration(Session):
                 self.loader_watch.skip(self.consumed)
             return native
         own, position = self.own, self.own["position"]
-        self.finished = self.is_finished(live.global_step, max_steps)
-        self.over = live.global_step >= max_steps or (own["stopping"] and live.global_step < own["max_steps"])
+        rebatched = self.is_rebatched(own, self.together)
+        at_end = live.global_step >= max_steps + self.shift and not rebatched
+        self.finished = self.is_finished(live.global_step, max_steps + self.shift)
+        self.over = at_end or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
             position = {**position, "ended": True}
         saved = {**own, "position": position}
-        consumed = self.restore_loader(self.loader_watch, saved, self.together, self.share, lambda rank: rank)
+        consumed = self.restore_loader(
+            self.loader_watch,
+            saved,
+            self.together,
+            self.share,
+            lambda rank: rank,
+            epoch=own["epoch"],
+            length=self.length,
+        )
+        live.max_steps = max_steps + self.shift
+        self.over = self.over or live.global_step >= live.max_steps
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0
         next_epoch = own["between_epochs"] and position["ended"]
@@ -191,6 +207,7 @@ class Restoration(Session):
     def watch_loader(self, train_loader: Any) -> Any:
         """Watch the loader of ``get_train_dataloader``, below what Accelerate wraps around it."""
         self.loader_watch = self.watch(getattr(train_loader, "base_dataloader", train_loader))
+        self.length = length_of(train_loader)
         if not isinstance(train_loader, DataLoaderDispatcher):
             return train_loader
         if not train_loader.split_batches:
@@ -209,6 +226,7 @@ class Restoration(Session):
             self.restore_parts(self._further_parts())
             if self.verify:
                 files.prove(trainer, self.checkpoint.path)
+            self.move_schedules()
         if self.own is not None:
             self._restore_running_values()
         self.align_buckets(trainer.model_wrapped)

@@ -32,6 +32,13 @@ class TrainerSession(Restoration):
             self.consumed = 0
         self.between_epochs = False
 
+    def window(self, batches: int) -> int:
+        """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
+        begun = self.consumed % self.accumulation
+        if begun:
+            self.begin_step()  # the trainer has no event for the beginning of such a step
+        return min(batches, self.accumulation - begun)
+
     def step_ended(self, control: Any) -> None:
         """Count the micro-batch, and ask whether to save or to stop."""
         self.consumed += 1

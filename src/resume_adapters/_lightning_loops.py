@@ -66,25 +66,23 @@ class Loops:
         """Return the batches of the running epoch that :meth:`progress` says are done."""
         return int(saved["counters"][_BATCHES]["current"]["processed"])
 
-    def in_batches(self, saved: Tree, size: Fraction, at_end: bool) -> Tree:
+    def in_batches(self, saved: Tree, size: Fraction, done: int | None) -> Tree:
         """Return what :meth:`progress` returned, counted in batches of another size.
 
         Args:
             saved: what it returned.
             size: batches of this launch for each of those.
-            at_end: the loaders are at their end, so all batches of the epoch are done.
+            done: batches of this launch that are done of the epoch; ``None`` at its end.
         """
         counted = saved["counters"][_BATCHES]
-        done, length = self.batches_done(saved), self.trainer.num_training_batches
-        here = length if at_end and length < math.inf else int(done * size)
-        before = int((counted["total"]["processed"] - done) * size)
-        moved = {
-            # Of the batch that was saved in, not every count is up.
-            "current": {name: here - (done - count) for name, count in counted["current"].items()},
-            "total": {
-                name: before + here - (counted["total"]["processed"] - count)
-                for name, count in counted["total"].items()
-            },
+        current, total = (counted[name]["processed"] for name in ("current", "total"))
+        if done is None:
+            length = self.trainer.num_training_batches
+            done = length if length < math.inf else int(current * size)
+        before = int((total - current) * size)
+        moved = {  # of the batch that was saved in, not every count is up
+            "current": {name: done - (current - count) for name, count in counted["current"].items()},
+            "total": {name: before + done - (total - count) for name, count in counted["total"].items()},
         }
         return {**saved, "counters": {**saved["counters"], _BATCHES: {**counted, **moved}}}
 

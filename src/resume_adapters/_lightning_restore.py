@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from resume_adapters import _lightning_files as files
 from resume_adapters._lightning_framework import VERSION, io, pl
-from resume_adapters._lightning_loops import Loops, mean_of_gradients, set_epoch
+from resume_adapters._lightning_loops import IN_EPOCH, Loops, mean_of_gradients, set_epoch
 from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen
-from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.loader import LoaderWatch, length_of
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.retention import KeepUnless
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
+from resume_adapters.core.session import GIVEN_IN_STEPS, SEVERAL_LOADERS, Session
 from resume_adapters.core.settings import refuse
 from resume_adapters.errors import CheckpointDamaged, StateMismatch, UnsupportedSetting
 
@@ -113,7 +113,10 @@ class Restoration(Session):
             topology={"accumulate_grad_batches": trainer.accumulate_grad_batches},
             accumulation=trainer.accumulate_grad_batches,
             fixed=_fixed(trainer, run.ranks.world_size),
+            on_batch_change=callback.on_batch_change,
         )
+        self.no_horizon = _no_horizon(trainer)
+        self._consumed = 0
         self._proof: dict[str, Any] = {}
         self._steps: int | None = None
 
@@ -195,6 +198,8 @@ class Restoration(Session):
         if self.own is None:
             return
         saved = self.own["loaders"]
+        if len(loaders) > 1:
+            self.no_horizon = SEVERAL_LOADERS
         if len(saved) != len(loaders):
             raise StateMismatch(
                 f"{len(saved)} training loaders were saved, this launch has {len(loaders)}: launch with as many, "
@@ -209,8 +214,21 @@ class Restoration(Session):
 
     def _restore_loader(self, number: int) -> None:
         watch = self.watches[number]
-        saved, together = self.own["loaders"][number], self.together(watch)
-        self.restore_loader(watch, saved, together, 1, lambda own: own["loaders"][number])
+        self._consumed = self.restore_loader(
+            watch,
+            self.own["loaders"][number],
+            self.together(watch),
+            1,
+            lambda own: own["loaders"][number],
+            epoch=self.own["epoch"] - (self.own["moment"] not in IN_EPOCH),
+            length=length_of(watch.loader),
+        )
+
+    def note_schedules(self) -> None:
+        """Note the schedules that go by steps, before the trainer loads them."""
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == "step":
+                self.schedules.note(config.scheduler, Fraction(1, config.frequency))
 
     def together(self, watch: LoaderWatch) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
@@ -225,13 +243,12 @@ class Restoration(Session):
             self._prove()  # of weights that are spread over the ranks, no rank holds what was saved
         self.align_buckets(trainer.model)
         metrics, progress, gradients = own["metrics"], own["progress"], own["gradients"]
-        if self.moved:
+        if self.has_other_ranks:
             others, place = self.everyone(), (self.run.ranks.rank, self.run.ranks.world_size)
             metrics = self.loops.share_of_metrics([each["metrics"] for each in others], *place)
             gradients = mean_of_gradients([each["gradients"] for each in others])
-            progress = self._progress_here(progress)
         self.loops.set_metrics(metrics, own["moment"])
-        self.loops.set_progress(progress, own["moment"])
+        self.loops.set_progress(self._progress_here(progress), own["moment"])
         self.loops.set_gradients(gradients)
         self.loops.start_evaluation_workers(own["evaluation_workers"])
         for each in saving(trainer):
@@ -246,15 +263,20 @@ class Restoration(Session):
             StateMismatch: the batches that are done are no whole number of them, or of loaders of different sizes.
         """
         before, here = self.own["loaders"], [self.together(watch) for watch in self.watches]
-        sizes = {Fraction(each["together"], now or 1) for each, now in zip(before, here, strict=True) if now}
-        size = sizes.pop() if sizes else Fraction(1)
-        rest = self.loops.batches_done(saved) * size % 1
+        sizes = {Fraction(each["together"], now) for each, now in zip(before, here, strict=True) if now}
+        if sizes <= {1}:
+            return saved
+        size = max(sizes)
+        rebatched = any(self.is_rebatched(each, now) for each, now in zip(before, here, strict=True))
+        done = self._consumed if rebatched else self.loops.batches_done(saved) * size
         at_end = all(each["position"]["ended"] for each in before)
-        if sizes or (rest and not at_end):
+        if len(sizes) > 1 or (done % 1 and not at_end) or (rebatched and self.own["gradients"]):
             raise self._mismatch(
-                self.moved, "it is in the middle of a batch of this launch, or of loaders that were not divided alike"
+                self.moved,
+                "it is in the middle of a batch or of an accumulation of this launch, or its loaders are not divided "
+                "alike",
             )
-        return self.loops.in_batches(saved, size, at_end)
+        return self.loops.in_batches(saved, size, None if at_end else int(done))
 
     def further_parts(self) -> dict[str, state.Stateful]:
         """Return what differs between ranks in what Lightning saves of the first alone."""
@@ -291,6 +313,7 @@ class Restoration(Session):
                 watch.restore_now()
             else:
                 watch.restore_random_state(self.of_this_rank(position))
+        self.move_schedules()
 
 
 def _fixed(trainer: Any, ranks: int) -> dict[str, int]:
@@ -300,6 +323,17 @@ def _fixed(trainer: Any, ranks: int) -> dict[str, int]:
     if whole and not planned:
         return {}
     return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
+
+
+def _no_horizon(trainer: Any) -> str:
+    reasons = {
+        GIVEN_IN_STEPS: trainer.max_steps > 0,
+        "limit_train_batches ends a pass before its end. Leave it out": trainer.limit_train_batches != 1.0,
+        "with automatic_optimization=False the module steps its schedules itself": (
+            not trainer.lightning_module.automatic_optimization
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 class _Buffers:

@@ -40,7 +40,8 @@ class FitSession(Restoration):
         """At an optimizer step, ask whether to save, and whether to stop."""
         if self.loops.is_accumulating:
             return
-        decision = self.end_step(self.trainer.global_step, self._epoch(), self._steps)
+        horizon = None if self._steps is None else self._steps + self.shift
+        decision = self.end_step(self.trainer.global_step, self._epoch(), horizon)
         if decision.save:
             self._save_if_needed()
         self.leave_if_asked()

@@ -175,6 +175,7 @@ class EngineState:
         """
         checkpoint, engine = session.checkpoint, self.engine
         assert checkpoint is not None
+        session.schedules.note(engine.lr_scheduler)
         with self.data_only() as checkpoint_engine:
             loaded, _ = engine.load_checkpoint(str(directory), tag=tag)
         steps = session.run.ranks.gather(engine.global_steps if loaded else None)

@@ -62,6 +62,7 @@ def register_for_resume(
     keep: Policy | None = None,
     stop: StopOn | None = None,
     verify: bool = True,
+    on_batch_change: str = "refuse",
     **parts: Any,
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
@@ -76,6 +77,8 @@ def register_for_resume(
         keep: a retention policy; by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -103,5 +106,6 @@ def register_for_resume(
         run,
         named_parts(parts, _RESERVED),
         verify=verify,
+        on_batch_change=on_batch_change,
         each_epoch=save_every is None,
     )

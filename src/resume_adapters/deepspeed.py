@@ -63,6 +63,8 @@ class ResumeHooks(ResumableLoop):
         keep: a retention policy; by default everything is kept, as DeepSpeed does.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -80,6 +82,7 @@ class ResumeHooks(ResumableLoop):
         keep: Policy | None = None,
         stop: StopOn | None = None,
         verify: bool = True,
+        on_batch_change: str = "refuse",
         **parts: Any,
     ) -> None:
         require_supported(engine, os.path.abspath(run_dir))
@@ -94,4 +97,11 @@ class ResumeHooks(ResumableLoop):
             foreign=files.Foreign(engine.world_size, int(engine.zero_optimization_stage())),
             latest="file",
         )
-        super().__init__(framework, run, named_parts(parts, _RESERVED), verify=verify, each_epoch=save_every is None)
+        super().__init__(
+            framework,
+            run,
+            named_parts(parts, _RESERVED),
+            verify=verify,
+            on_batch_change=on_batch_change,
+            each_epoch=save_every is None,
+        )

@@ -60,6 +60,8 @@ class ResumeCallback(TrainerCallback):
             trainer's own ``save_strategy`` decides.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -75,6 +77,7 @@ class ResumeCallback(TrainerCallback):
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
         verify: bool = True,
+        on_batch_change: str = "refuse",
         **parts: Any,
     ) -> None:
         self.resume = resume
@@ -83,6 +86,7 @@ class ResumeCallback(TrainerCallback):
         self.save_every = save_every
         self.mtbf = mtbf
         self.verify = verify
+        self.on_batch_change = on_batch_change
         self.parts = named_parts(parts, (*RESERVED, "buffers", "scaler"))
         self.session: TrainerSession | None = None
 
@@ -159,6 +163,14 @@ class _Resuming:
     def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 5.23
         native = super()._load_from_checkpoint  # type: ignore[misc]
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 5.23
+        self._resume_session.schedules.note(self.lr_scheduler)  # type: ignore[attr-defined]
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 5.23
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        batches = self._resume_session.window(num_batches)
+        return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
 
     def _load_best_model(self) -> None:  # seam: transformers 5.23
         self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]

@@ -59,6 +59,8 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
             ModelCheckpoint saves. Such a checkpoint goes when there is a newer one.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -74,6 +76,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
         verify: bool = True,
+        on_batch_change: str = "refuse",
         **parts: Any,
     ) -> None:
         self.resume = resume
@@ -82,6 +85,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self.save_every = save_every
         self.mtbf = mtbf
         self.verify = verify
+        self.on_batch_change = on_batch_change
         self.parts = named_parts(parts, RESERVED)
         self.session: FitSession | None = None
         self._replaced: list[tuple[Any, str, Any]] = []
@@ -177,6 +181,11 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         """Take the signals over as early as there is an event for it."""
         if self.session is not None:
             self.session.take_signals()
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note the schedules: they are made, and not loaded."""
+        if self.session is not None:
+            self.session.note_schedules()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to train."""

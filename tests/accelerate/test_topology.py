@@ -65,3 +65,9 @@ def test_a_schedule_of_the_wrong_length_is_refused(bench: contract.Bench, tmp_pa
     assert set(outcome.statuses) != {0}
     assert "optimizer steps times the number of processes" in outcome.output
     assert not any(contract.read_trace(tmp_path, 2).steps)
+
+
+def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    keep = {"options": {"on_batch_change": "keep-samples"}}
+    launches = [on(1, 8, total=18, **keep), on(2, 11, total=18, **keep), on(1, batch=16, accumulate=1, total=9, **keep)]
+    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, reference(launches[-1][1]))

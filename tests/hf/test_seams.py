@@ -28,6 +28,7 @@ METHODS: dict[str, list[str]] = {
         "trial",
     ],
     "_load_rng_state": ["self", "checkpoint"],
+    "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
     "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "_save_checkpoint": ["self", "model", "trial"],

@@ -59,4 +59,12 @@ def test_another_global_batch_is_refused(bench: contract.Bench, tmp_path: Path) 
     outcome = bench.run(tmp_path, on(1)[1])
     assert outcome.statuses == (1,)
     assert "an optimizer step had 16 samples and would now have 8" in outcome.output
+    assert 'on_batch_change="keep-samples"' in outcome.output
     assert not any(contract.read_trace(tmp_path).steps)
+
+
+def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    keep = {"callback": {"on_batch_change": "keep-samples"}, "samples": 48}
+    last = on(1, per_device_train_batch_size=16, gradient_accumulation_steps=1)
+    launches = [(ranks, {**config, **keep}) for ranks, config in (on(1, 8), on(2, 11), last)]
+    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, reference(launches[-1][1]))

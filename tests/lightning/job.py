@@ -180,6 +180,9 @@ class Model(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         def schedule(optimizer: Any) -> Any:
             warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 6) * 0.99**step)
+            if CONFIG["decays"]:
+                total = self.trainer.estimated_stepping_batches
+                warm = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
             return {"scheduler": warm, "interval": "step"}
 
         if CONFIG["manual"]:
@@ -216,6 +219,7 @@ DEFAULTS: dict[str, Any] = {
     "samples": 100,
     "batch": 4,
     "elastic": False,
+    "decays": False,
     "dropout": 0.2,
     "data": "map",
     "stateful": False,

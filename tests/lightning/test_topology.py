@@ -18,6 +18,8 @@ def on(ranks: int, kill: int | None = None, accumulate: int = 2, **config: Any) 
     return ranks, {**MAP, "trainer": {"accumulate_grad_batches": accumulate}, **config, "kill": strike}
 
 
+KEEP = {"decays": True, "callback": {"on_batch_change": "keep-samples"}}
+
 LAUNCHES = {
     "2 to 1, with 0 to 2 workers": [on(2, 16, accumulate=1), on(1, workers=2)],
     "1 to 2 to 1, in other batches": [on(1, 8), on(2, 16, batch=2, workers=1), on(1, batch=8, accumulate=1)],
@@ -36,3 +38,18 @@ def test_every_step_has_the_samples_that_it_would_have_had(
     assert final is not None and expected.final[0] is not None
     logged, as_ever = (float.fromhex(each["logged"]["train_loss_epoch"]) for each in (final, expected.final[0]))
     assert abs(logged - as_ever) < 1e-4
+
+
+def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    launches = [on(1, 8, **KEEP), on(2, 11, **KEEP), on(1, batch=16, accumulate=1, **KEEP)]
+    expected = reference(launches[-1][1])
+    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, expected)
+
+
+def test_another_global_batch_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    assert bench.run(tmp_path, on(1, 8)[1]).killed
+    outcome = bench.run(tmp_path, on(1, batch=8)[1])
+    assert outcome.statuses == (1,)
+    assert "an optimizer step had 8 samples and would now have 16" in outcome.output
+    assert 'on_batch_change="keep-samples"' in outcome.output
+    assert not any(contract.read_trace(tmp_path).steps)

@@ -96,6 +96,22 @@ class Cursor:
         return asdict(self)
 
 
+def steps_done(epoch: int, consumed: int, length: int, accumulation: int, *, carried: bool) -> int:
+    """Return the optimizer steps after which a run has come to a batch of an epoch.
+
+    Args:
+        epoch: epochs before it.
+        consumed: batches of it that are done.
+        length: batches in an epoch.
+        accumulation: batches in an optimizer step.
+        carried: an accumulation goes on from one epoch into the next; else the last step of one may have fewer.
+    """
+    if carried:
+        return (epoch * length + consumed) // accumulation
+    whole = -(-length // accumulation)
+    return epoch * whole + (whole if consumed == length else consumed // accumulation)
+
+
 @dataclass(frozen=True)
 class ShardProgress:
     """How far a run is in a sharded stream, in one epoch.

@@ -96,6 +96,7 @@ class Sampling:
         # Accelerate's BatchSamplerShard: each rank takes its turn, or its piece of every batch.
         turns = getattr(outer, "num_processes", 1) if not getattr(outer, "split_batches", False) else 1
         self._taken = batch_size * turns
+        self._drops_last = bool(getattr(outer, "drop_last", False))
         self._begun: int | None = None
 
     def begin(self, batches: int) -> None:
@@ -120,6 +121,11 @@ class Sampling:
         here = self.sampler.cursor(0)
         over = (here if self._begun is None else replace(here, consumed=self.sampler.size)).to_tree()
         return {"cursor": over, "start": over}
+
+    def left(self, position: Tree, together: int) -> int | None:
+        """Return how many batches of ``together`` samples, on all ranks, are left of the epoch after a position."""
+        samples = self.sampler.size - int(position["cursor"]["consumed"])
+        return samples // together if self._drops_last else -(-samples // together)
 
     def started(self) -> None:
         """Note that a pass has begun in the workers."""
@@ -179,6 +185,10 @@ class Streaming:
     def end(self) -> Tree:
         """Return the position at the end of this pass."""
         return {"over": self.stream.base.epoch}
+
+    def left(self, position: Tree, together: int) -> int | None:
+        """Return None: a stream does not say how many samples it has."""
+        return None
 
     def started(self) -> None:
         """Note that a pass has begun in the workers."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.loader import LoaderWatch, length_of
 from resume_adapters.core.session import Session
 
 Tree = dict[str, Any]
@@ -56,10 +56,7 @@ class Feed:
     @functools.cached_property
     def length(self) -> int | None:
         """Batches in a pass; ``None`` for a stream without a length."""
-        try:
-            return len(self.outer)
-        except TypeError:
-            return None
+        return length_of(self.outer)
 
     def follow(self) -> bool:
         """Count a batch of a loader that the script iterates over itself; return whether another pass has begun."""
@@ -87,12 +84,13 @@ class Feed:
             position = self.watch.position(min(self.consumed * self.share, self.watch.fetched))
         return {"number": self.number, **session.loader_state(position, self.consumed, self.together)}
 
-    def restore(self, state: Tree, session: Session, of_rank: Callable[[Any], Tree]) -> None:
+    def restore(self, state: Tree, session: Session, epoch: int, of_rank: Callable[[Any], Tree]) -> None:
         """Put the loader where :meth:`state` found it.
 
         Args:
             state: what it returned on this rank.
             session: the session.
+            epoch: the epoch in which it was saved.
             of_rank: returns what it returned on another rank, from what that saved as its own.
 
         Raises:
@@ -102,7 +100,15 @@ class Feed:
             self.watch.skip(state["consumed"] * self.share)
             self._restoring = state
             return
-        consumed = session.restore_loader(self.watch, state, self.together, self.share, of_rank)
+        consumed = session.restore_loader(
+            self.watch,
+            state,
+            self.together,
+            self.share,
+            of_rank,
+            epoch=epoch - (state["number"] is None),
+            length=self.length,
+        )
         if state["number"] is None:
             self.watch.restore_now(process=False)
         else:

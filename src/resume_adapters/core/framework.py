@@ -41,6 +41,9 @@ class Framework(abc.ABC):
     accumulation: int = 1
     """Batches of the loop in an optimizer step."""
 
+    carries_windows: bool = False
+    """Whether an accumulation goes on from one pass over the data into the next."""
+
     fixed: Mapping[str, int] = {}
     """What must be as it was when the checkpoint was saved, in a user's words."""
 
@@ -55,6 +58,10 @@ class Framework(abc.ABC):
     @abc.abstractmethod
     def in_window(self) -> bool:
         """Return whether gradients are held that no optimizer step has used: no checkpoint is taken then."""
+
+    @abc.abstractmethod
+    def begin_within_window(self, batches: int) -> None:
+        """Let the next optimizer step come that many batches sooner."""
 
     @abc.abstractmethod
     def has_stepped(self) -> bool:

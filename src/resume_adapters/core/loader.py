@@ -170,7 +170,7 @@ class LoaderWatch:
     def _identity(self) -> Tree:
         return {
             "workers": self.workers,
-            "length": _length(self.loader.dataset),
+            "length": length_of(self.loader.dataset),
             "batch_size": _batch_size(self.loader),
         }
 
@@ -210,8 +210,8 @@ class LoaderWatch:
             StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
         """
         odd = self.differences(position)
-        if odd or position["length"] != _length(self.loader.dataset):
-            odd = odd or [f"a dataset of length {position['length']}, this launch has {_length(self.loader.dataset)}"]
+        if odd or position["length"] != length_of(self.loader.dataset):
+            odd = odd or [f"a dataset of length {position['length']}, this launch has {length_of(self.loader.dataset)}"]
             raise StateMismatch(
                 f"the checkpoint was saved with {'; '.join(odd)}: the same batches cannot follow. Launch as before, or "
                 "start another run directory"
@@ -238,6 +238,19 @@ class LoaderWatch:
             for name, words in names.items()
             if position[name] != here[name]
         ]
+
+    def left(self, position: Tree, together: int) -> int | None:
+        """Return how many batches are left of the pass after a position, however large a batch was when it was saved.
+
+        Args:
+            position: the position.
+            together: samples in a batch, on all ranks together.
+
+        Returns:
+            ``None`` where that is not known: of a stream.
+        """
+        assert self._elastic is not None, "only an elastic loader can"
+        return self._elastic.left(position["elastic"], together)
 
     def adopt(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
         """Continue from a position of another topology with the next pass over the loader.
@@ -521,8 +534,9 @@ def _batch_size(loader: Any) -> int | None:
     return getattr(loader.batch_sampler, "batch_size", None) if found is None else found
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(thing: Any) -> int | None:
+    """Return the length of a dataset or of a loader; ``None`` where it has none."""
     try:
-        return len(dataset)
+        return len(thing)
     except TypeError:
         return None

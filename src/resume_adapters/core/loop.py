@@ -20,7 +20,7 @@ from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.manifest import PartEntry, finite
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
+from resume_adapters.core.session import GIVEN_IN_STEPS, SEVERAL_LOADERS, Session
 from resume_adapters.core.state import Stateful, Value
 from resume_adapters.errors import Stopped, UnsupportedSetting
 
@@ -35,6 +35,7 @@ class ResumableLoop:
         run: the run, not yet opened.
         parts: the parts that the user named.
         verify: prove what is restored.
+        on_batch_change: what to do where an optimizer step has another number of samples; see :class:`Session`.
         each_epoch: save at the end of each epoch, beside what the run's cadence says.
 
     Attributes:
@@ -49,6 +50,7 @@ class ResumableLoop:
         parts: Mapping[str, Stateful],
         *,
         verify: bool = True,
+        on_batch_change: str = "refuse",
         each_epoch: bool,
     ) -> None:
         self.epoch = 0
@@ -63,7 +65,9 @@ class ResumableLoop:
             accumulation=framework.accumulation,
             fixed=framework.fixed,
             spread=framework.spread,
+            on_batch_change=on_batch_change,
         )
+        self._session.carries_windows = framework.carries_windows
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
@@ -134,6 +138,8 @@ class ResumableLoop:
     def _restore_own(self, own: Tree) -> Resumed:
         assert self._session.checkpoint is not None
         self._saved_feeds, self._resumed_begun = own["feeds"], own["begun"]
+        if len(self._saved_feeds) > 1:
+            self._session.no_horizon = SEVERAL_LOADERS
         self._losses = (own["losses"]["count"], own["losses"]["sum"])
         metrics = self._run.read_part(self._session.checkpoint, "metrics")
         self._best, self._best_checkpoint = metrics["best"], metrics["checkpoint"]
@@ -156,6 +162,8 @@ class ResumableLoop:
         if count is None and max_steps is None:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
         self._horizon = (count, max_steps)
+        if max_steps is not None:
+            self._session.no_horizon = GIVEN_IN_STEPS
         self.resume()
         self._over = self._was_finished()
         if self._over:
@@ -253,9 +261,18 @@ class ResumableLoop:
         feed = self._framework.feed(loader, self._session)
         if len(self._feeds) < len(self._saved_feeds):
             index = len(self._feeds)
-            feed.restore(self._saved_feeds[index], self._session, lambda own: own["feeds"][index])
+            feed.restore(
+                self._saved_feeds[index], self._session, self._resumed_epoch(), lambda own: own["feeds"][index]
+            )
+            self._session.move_schedules()
+            if self._session.begun:
+                self._framework.begin_within_window(self._session.begun)
+                self._session.begun = 0
         self._feeds.append(feed)
         return feed
+
+    def _resumed_epoch(self) -> int:
+        return self._resumed.epoch if self._resumed is not None else 0
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Tell that a batch is done; call it once for each batch, after the optimizer's step.

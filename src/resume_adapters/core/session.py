@@ -12,17 +12,26 @@ from typing import Any
 
 from resume_adapters.core import loader, report, rng, shards, trackers, weights
 from resume_adapters.core.buckets import BucketOrder
+from resume_adapters.core.cursor import steps_done
 from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.schedules import Schedules
 from resume_adapters.core.state import Stateful, Value
-from resume_adapters.errors import NotRestored, StateMismatch
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 """Names of parts that a user cannot give to parts of their own."""
 
+
+KEEP_SAMPLES = "keep-samples"
+"""What ``on_batch_change`` is called where a run goes on by samples."""
+
+GIVEN_IN_STEPS = "max_steps= counts steps, which have another number of samples now. Give the run's length in epochs"
+SEVERAL_LOADERS = "of several training loaders each would have to be divided alike"
+"""Why a run's length cannot be computed; see :attr:`Session.no_horizon`."""
 
 Tree = dict[str, Any]
 
@@ -41,8 +50,15 @@ class Session:
         fixed: what must be as it was when the checkpoint was saved, likewise.
         accumulation: batches of the training loop in an optimizer step.
         spread: returns the state that is spread over the ranks, by the name of the component.
+        on_batch_change: ``"keep-samples"`` goes on where an optimizer step has another number of samples; ``"refuse"``
+            does not.
 
     Attributes:
+        schedules: what the adapter noted of the learning rate schedules before it loaded them.
+        no_horizon: why the run's length cannot be computed where an optimizer step has another number of samples.
+        carries_windows: an accumulation goes on from one pass over the data into the next.
+        begun: batches of the first step's accumulation that were consumed in steps of another size.
+        shift: optimizer steps that the run has taken beyond those that would have brought it here in this launch.
         checkpoint: what this call resumes from; ``None`` for a fresh start.
         own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint. Where it was
             saved by fewer ranks, what another rank saved.
@@ -62,13 +78,22 @@ class Session:
         accumulation: int = 1,
         fixed: Mapping[str, int] | None = None,
         spread: Callable[[], Mapping[str, Any]] = dict,
+        on_batch_change: str = "refuse",
     ) -> None:
+        if on_batch_change not in ("refuse", KEEP_SAMPLES):
+            raise UnsupportedSetting(f'on_batch_change={on_batch_change!r} is neither "refuse" nor "{KEEP_SAMPLES}"')
         self.run = run
         self.parts = parts
         self.verify = verify
         self.topology = dict(topology)
         self.accumulation = accumulation
         self.fixed = dict(fixed or {})
+        self.keeps_samples = on_batch_change == KEEP_SAMPLES
+        self.schedules = Schedules()
+        self.no_horizon = ""
+        self.carries_windows = False
+        self.shift = self.begun = 0
+        self._steps_here: int | None = None
         self.checkpoint: Checkpoint | None = None
         self.own: Any = None
         self.moved: list[str] = []
@@ -98,6 +123,7 @@ class Session:
             saved_by = self.checkpoint.manifest.world_size
             self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
             if self.own is not None:
+                self.shift = self.own["shift"]
                 self.moved = _differences(
                     {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
                 )
@@ -129,7 +155,15 @@ class Session:
         return {"position": position, "consumed": consumed, "together": together, "samples": samples}
 
     def restore_loader(
-        self, watched: LoaderWatch, saved: Tree, together: int, share: int, of_rank: Callable[[Any], Tree]
+        self,
+        watched: LoaderWatch,
+        saved: Tree,
+        together: int,
+        share: int,
+        of_rank: Callable[[Any], Tree],
+        *,
+        epoch: int,
+        length: int | None,
     ) -> int:
         """Put a loader where it was, on whatever topology the checkpoint was saved.
 
@@ -139,6 +173,8 @@ class Session:
             together: samples in a batch of the training loop now, on all ranks together.
             share: batches of it on this rank for each batch of the training loop.
             of_rank: returns what :meth:`loader_state` returned on another rank, from what that saved as its own.
+            epoch: the epoch, from 0, of the pass that was under way or had ended.
+            length: batches of the training loop in a pass now; ``None`` where that is not known.
 
         Returns:
             The batches of the training loop, of the size that they have now, that are done of this pass.
@@ -148,7 +184,7 @@ class Session:
                 order depends on the topology.
         """
         position = saved["position"]
-        moved = [*self.moved, *watched.differences(position)]
+        moved = self.moved = list(dict.fromkeys([*self.moved, *watched.differences(position)]))
         if not moved:
             watched.restore(position)
             return int(saved["consumed"])
@@ -160,17 +196,68 @@ class Session:
                 "can be taken up with it, in a run that has begun with them",
             )
         if before != now:
-            raise self._mismatch(
-                moved,
-                f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
-                f"number of steps would silently be others. Change the batch size or the accumulation so that it has "
-                f"{before}",
-            )
-        report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
-        consumed = saved["consumed"] * saved["together"] // together
+            consumed = self._go_on_by_samples(watched, saved, together, moved, epoch, length)
+        else:
+            report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
+            consumed = saved["consumed"] * saved["together"] // together
+            if self.keeps_samples and self.checkpoint is not None:
+                self._steps_here = self.checkpoint.step - self.shift
         everyone = [of_rank(own)["position"] for own in self.everyone()]
         watched.adopt(self.of_this_rank(position), everyone, int(consumed * share))
         return int(consumed)
+
+    def is_rebatched(self, saved: Tree, together: int) -> bool:
+        """Return whether an optimizer step had another number of samples than it has now."""
+        return bool(saved["samples"] != together * self.accumulation)
+
+    def _go_on_by_samples(
+        self,
+        watched: LoaderWatch,
+        saved: Tree,
+        together: int,
+        moved: Sequence[str],
+        epoch: int,
+        length: int | None,
+    ) -> int:
+        """Find where in this launch's steps the position is, for the schedules; return the batches that are done."""
+        assert self.checkpoint is not None
+        before, now = saved["samples"], together * self.accumulation
+        if not self.keeps_samples:
+            raise self._mismatch(
+                moved,
+                f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
+                "number of steps would silently be others. Change the batch size or the accumulation so that it has "
+                f'{before}, or go on by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"',
+            )
+        left = watched.left(saved["position"], together)
+        if left is None or length is None or self.no_horizon:
+            reason = self.no_horizon or "how many samples a pass over the data has is not known"
+            raise self._mismatch(moved, f"the schedule's length cannot be computed anew: {reason}")
+        consumed = max(0, length - left)
+        steps = steps_done(epoch, consumed, length, self.accumulation, carried=self.carries_windows)
+        self.begun = consumed % self.accumulation
+        self._steps_here, self.shift = steps, self.checkpoint.step - steps
+        report.logger.info(
+            "Saved with %s: an optimizer step had %d samples and has %d now. Going on by samples: after %d steps the "
+            "run is where %d steps of this size would have brought it.",
+            "; ".join(moved),
+            before,
+            now,
+            self.checkpoint.step,
+            steps,
+        )
+        return consumed
+
+    def move_schedules(self) -> None:
+        """Bring the schedules to where the run is by samples, where it goes on by them.
+
+        Call it when schedules and loaders are restored.
+
+        Raises:
+            StateMismatch: a schedule does not go by counting steps.
+        """
+        if self._steps_here is not None:
+            self.schedules.move(self._steps_here)
 
     def of_this_rank(self, position: Tree) -> Tree:
         """Return a saved position with random state that no other rank has, where this rank had saved none."""
@@ -254,6 +341,9 @@ class Session:
             NotRestored: one did not come back as it was saved.
         """
         if self.checkpoint is not None:
+            for part in self.parts.values():
+                if hasattr(part, "get_last_lr"):
+                    self.schedules.note(part)
             self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
 
     def watch(self, data_loader: Any) -> LoaderWatch:
@@ -378,6 +468,7 @@ class Session:
                 "topology": self.topology,
                 "fixed": self.fixed,
                 "shares": self._shares(),
+                "shift": self.shift,
                 "buckets": [each.order for each in self._orders],
             },
             parts={**self.parts, **parts, **added},

@@ -1,0 +1,78 @@
+"""A learning rate schedule goes on with another length, as if it had been made with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+from resume_adapters.core.cursor import steps_done
+from resume_adapters.core.schedules import Schedules, rates
+from resume_adapters.errors import StateMismatch
+
+KINDS: dict[str, Callable[[Any, int], Any]] = {
+    "lambda": lambda optimizer, length: schedules.LambdaLR(optimizer, lambda step: 1 - step / length),
+    "cosine": schedules.CosineAnnealingLR,
+    "one cycle": lambda optimizer, length: schedules.OneCycleLR(optimizer, 0.5, total_steps=length),
+    "warm-up and decay": lambda optimizer, length: schedules.SequentialLR(
+        optimizer,
+        [schedules.LinearLR(optimizer, total_iters=length // 4), schedules.CosineAnnealingLR(optimizer, length)],
+        [length // 4],
+    ),
+}
+
+
+def made(kind: str, length: int, steps: int) -> Any:
+    """Return a schedule that has stepped."""
+    schedule = KINDS[kind](torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1), length)
+    for _ in range(steps):
+        schedule.optimizer.step()
+        schedule.step()
+    return schedule
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_as_if_it_had_been_made_with_its_new_length(kind: str) -> None:
+    known, live, expected = Schedules(), made(kind, 20, 0), made(kind, 20, 6)
+    known.note(live)
+    live.load_state_dict(made(kind, 40, 12).state_dict())
+    known.move(6)
+    for _ in range(13):
+        assert rates(live) == rates(expected)
+        for each in (live, expected):
+            each.optimizer.step()
+            each.step()
+    assert live.state_dict()["last_epoch"] == 19
+
+
+def test_one_that_goes_by_a_metric_is_left_alone_and_another_kind_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    known = Schedules()
+    known.note(schedules.ReduceLROnPlateau(optimizer))
+    known.move(3)
+
+    class Odd:
+        def __init__(self) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None: ...
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    known.note(Odd())
+    with pytest.raises(StateMismatch, match="the Odd does not go by counting steps"):
+        known.move(3)
+
+
+@pytest.mark.parametrize(
+    ("consumed", "carried", "steps"), [(4, False, 10), (5, False, 10), (7, False, 12), (5, True, 9), (6, True, 10)]
+)
+def test_the_last_step_of_an_epoch_has_fewer_batches_unless_they_are_carried(
+    consumed: int, carried: bool, steps: int
+) -> None:
+    """Two epochs of seven batches, two to a step, and some of the third."""
+    assert steps_done(2, consumed, 7, 2, carried=carried) == steps
