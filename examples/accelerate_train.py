@@ -1,11 +1,11 @@
-"""Fine-tune a small byte-level GPT-2 on Python's own source code with Accelerate, and survive being killed.
+"""Train a small byte-level GPT-2 with Accelerate on Python's own source code, and survive being killed.
 
     accelerate launch accelerate_train.py --output-dir runs/a
     accelerate launch --num_processes 2 accelerate_train.py --output-dir runs/a
     python accelerate_train.py --output-dir runs/a --cpu
 
 Kill it whenever you like and launch the same command again: it goes on from the last committed checkpoint, and ends
-with the losses and the weights of a run that was never killed. The lines that make it so are marked below.
+with the losses and the weights of a run that was never killed. The five lines that make it so are marked below.
 """
 
 import argparse
@@ -25,16 +25,8 @@ CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on
 
 
-def read_blocks() -> list[dict[str, torch.Tensor]]:
-    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
-    blocks = torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1]
-    return [{"input_ids": block, "labels": block} for block in blocks]  # the model shifts the labels itself
-
-
-def main() -> None:
-    """Train, and print the final loss and a digest of the weights."""
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small language model that can be killed at any moment.")
     parser.add_argument("--output-dir", required=True, help="where checkpoints go, and where a relaunch finds them")
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps to train")
@@ -43,14 +35,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
     parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    limit = ProjectConfiguration(total_limit=3)
-    accelerator = Accelerator(cpu=options.cpu, gradient_accumulation_steps=2, project_config=limit)
+
+def read_blocks() -> list[torch.Tensor]:
+    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
+    return list(torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1])
+
+
+def main() -> None:
+    """Train, and print the final loss and a digest of the weights."""
+    options = parse_options()
     set_seed(options.seed)
     blocks = read_blocks()
     size = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=96, n_layer=2, n_head=4, eos_token_id=0)
     model = GPT2LMHeadModel(size)  # random weights, with dropout; nothing is downloaded
+    limit = ProjectConfiguration(total_limit=3)
+    accelerator = Accelerator(cpu=options.cpu, gradient_accumulation_steps=2, project_config=limit)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     total = options.steps * accelerator.num_processes
     scheduler = get_cosine_schedule_with_warmup(optimizer, total // 10, total)
@@ -61,7 +64,7 @@ def main() -> None:
     for _ in run.epochs(max_steps=options.steps):  # 3
         for batch in run.batches(loader):  # 4
             with accelerator.accumulate(model):
-                loss = model(**batch).loss
+                loss = model(input_ids=batch, labels=batch).loss  # the model shifts the labels itself
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -71,31 +74,38 @@ def main() -> None:
                 optimizer.zero_grad()
             run.step(loss=loss)  # 5: these five lines are all it takes
             if accelerator.sync_gradients:
-                note(options.trace, accelerator, run.global_step, loss, rate)
+                if accelerator.is_main_process:
+                    note(options.trace, run.global_step, loss.item(), rate)
                 if run.global_step % options.eval_steps == 0:
                     accelerator.print(f"step {run.global_step}: evaluation loss {evaluate(model, blocks[:64]):.4f}")
 
-    weights = hashlib.sha256()
-    for name, tensor in sorted(accelerator.unwrap_model(model).state_dict().items()):
-        weights.update(name.encode() + tensor.cpu().numpy().tobytes())
-    accelerator.print(f"final evaluation loss {evaluate(model, blocks[:64])!r}  weights sha256 {weights.hexdigest()}")
+    final = evaluate(model, blocks[:64])
+    accelerator.print(f"final loss {final!r}  weights sha256 {digest(accelerator.unwrap_model(model))}")
 
 
-def note(file: Path | None, accelerator: Accelerator, step: int, loss: torch.Tensor, rate: float) -> None:
-    """Write the step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None and accelerator.is_main_process:
+def note(file: Path | None, step: int, loss: float, rate: float) -> None:
+    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
+    if file is not None:
         with file.open("a") as trace:
-            trace.write(json.dumps({"step": step, "loss": loss.item(), "learning_rate": rate}) + "\n")
+            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
-def evaluate(model: torch.nn.Module, blocks: list[dict[str, torch.Tensor]]) -> float:
+def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:
     """Return the mean loss over held-out blocks."""
     model.eval()
-    batch = torch.stack([block["input_ids"] for block in blocks]).to(next(model.parameters()).device)
+    batch = torch.stack(blocks).to(next(model.parameters()).device)
     with torch.no_grad():
-        loss = model(input_ids=batch, labels=batch).loss
+        loss = model(input_ids=batch, labels=batch).loss  # the model shifts the labels itself
     model.train()
     return loss.item()
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of the weights."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode() + tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Train a small byte-level language model with DeepSpeed on Python's own source code, and survive being killed.
+"""Train a small byte-level transformer with DeepSpeed on Python's own source code, and survive being killed.
 
     deepspeed deepspeed_train.py --output-dir runs/a
     torchrun --nproc-per-node 2 deepspeed_train.py --output-dir runs/a
     python deepspeed_train.py --output-dir runs/a --cpu
 
 Kill it whenever you like and launch the same command again: it goes on from the last committed checkpoint, and ends
-with the losses and the weights of a run that was never killed. The lines that make it so are marked below.
+with the losses and the weights of a run that was never killed. The four lines that make it so are marked below.
 """
 
 import argparse
@@ -15,13 +15,28 @@ import math
 import os
 import socket
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Train a small language model that can be killed at any moment.")
+    parser.add_argument("--output-dir", required=True, help="where checkpoints go, and where a relaunch finds them")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps to train")
+    parser.add_argument("--save-steps", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
+    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
+    parser.add_argument("--stage", type=int, default=2, help="ZeRO stage, 0 to 3")
+    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
+    return parser.parse_args()
 
 
 def read_blocks() -> list[torch.Tensor]:
@@ -31,40 +46,30 @@ def read_blocks() -> list[torch.Tensor]:
     return list(torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1])
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(torch.nn.Module):
     """Predicts each byte from those before it, with dropout."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(256, width)
-        self.positions = nn.Embedding(CONTEXT, width)
-        layer = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, dropout=0.1, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
-        self.head = nn.Linear(width, 256)
+        self.bytes = torch.nn.Embedding(256, width)
+        self.positions = torch.nn.Embedding(CONTEXT, width)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, 256)
 
-    def forward(self, block: torch.Tensor) -> torch.Tensor:
+    def forward(self, blocks: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over a batch of blocks."""
-        seen, wanted = block[:, :-1], block[:, 1:]
+        seen, wanted = blocks[:, :-1], blocks[:, 1:]
         length = seen.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=block.device)
-        hidden = self.bytes(seen) + self.positions(torch.arange(length, device=block.device))
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(length, device=blocks.device)
+        hidden = self.bytes(seen) + self.positions(torch.arange(length, device=blocks.device))
         logits = self.head(self.layers(hidden, mask=mask, is_causal=True))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
 def main() -> None:
     """Train, and print the final loss and a digest of the weights."""
-    parser = argparse.ArgumentParser(description="Train a small language model that can be killed at any moment.")
-    parser.add_argument("--output-dir", required=True, help="where checkpoints go, and where a relaunch finds them")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps to train")
-    parser.add_argument("--save-steps", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
-    parser.add_argument("--stage", type=int, default=2, help="ZeRO stage, 0 to 3")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
-    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
-    options = parser.parse_args()
+    options = parse_options()
     prepare_environment(options.cpu)
 
     import deepspeed  # only now: DeepSpeed chooses its accelerator when it is imported
@@ -78,13 +83,11 @@ def main() -> None:
     torch.manual_seed(options.seed)
     blocks = read_blocks()
     model = LanguageModel()
-    warmup = max(1, options.steps // 10)
+    schedule = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(warm_up_and_decay, options.steps))
     engine, _, loader, _ = deepspeed.initialize(
         model=model,
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3),
-        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) / warmup, 0.5 * (1 + math.cos(math.pi * step / options.steps)))
-        ),
+        lr_scheduler=schedule,
         training_data=blocks[64:],
         config={
             "train_micro_batch_size_per_gpu": 8,
@@ -94,26 +97,24 @@ def main() -> None:
         },
     )
 
-    run = ResumeHooks(engine, options.output_dir, save_every=options.save_steps, keep=KeepLast(3))  # this, and
-    for epoch in run.epochs(max_steps=options.steps):  # run.epochs,
+    run = ResumeHooks(engine, options.output_dir, save_every=options.save_steps, keep=KeepLast(3))  # 1
+    for epoch in run.epochs(max_steps=options.steps):  # 2
         loader.data_sampler.set_epoch(epoch)
-        for block in run.batches(loader):  # run.batches
-            loss = engine(block.to(engine.device))
+        for batch in run.batches(loader):  # 3
+            loss = engine(batch.to(engine.device))
             engine.backward(loss)
             rate = engine.get_lr()[0]
             engine.step()
-            run.step(loss=loss)  # and run.step are all it takes
-            note(options.trace, engine, loss, rate)
+            run.step(loss=loss)  # 4: these lines and their import are all it takes
+            if engine.global_rank == 0:
+                note(options.trace, run.global_step, loss.item(), rate)
             if run.global_step % options.eval_steps == 0:
                 run.best(evaluate(engine, blocks[:64]), name="eval_loss")
 
-    weights = hashlib.sha256()
-    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
-        for name, tensor in sorted(engine.module.state_dict().items()):
-            weights.update(name.encode() + tensor.cpu().numpy().tobytes())
     final = evaluate(engine, blocks[:64])
-    if engine.global_rank == 0:
-        print(f"final evaluation loss {final!r}  weights sha256 {weights.hexdigest()}")
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        if engine.global_rank == 0:
+            print(f"final loss {final!r}  weights sha256 {digest(model)}")
 
 
 def prepare_environment(cpu: bool) -> None:
@@ -128,21 +129,34 @@ def prepare_environment(cpu: bool) -> None:
         os.environ.update(alone)
 
 
-def note(file: Path | None, engine, loss: torch.Tensor, rate: float) -> None:
-    """Write the step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None and engine.global_rank == 0:
-        line = {"step": engine.global_steps, "loss": loss.item(), "learning_rate": rate}
+def warm_up_and_decay(steps: int, step: int) -> float:
+    """Return what the learning rate is multiplied by: up for a tenth of the steps, then down along a cosine."""
+    return min((step + 1) / max(1, steps // 10), 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def note(file: Path | None, step: int, loss: float, rate: float) -> None:
+    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
+    if file is not None:
         with file.open("a") as trace:
-            trace.write(json.dumps(line) + "\n")
+            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
-def evaluate(engine, blocks: list[torch.Tensor]) -> float:
-    """Return the mean loss over held-out blocks, alike on every rank."""
-    engine.eval()
+def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:
+    """Return the mean loss over held-out blocks."""
+    model.eval()
+    batch = torch.stack(blocks).to(next(model.parameters()).device)
     with torch.no_grad():
-        loss = engine(torch.stack(blocks).to(engine.device))
-    engine.train()
+        loss = model(batch)
+    model.train()
     return loss.item()
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of the weights."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode() + tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

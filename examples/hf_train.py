@@ -1,6 +1,7 @@
-"""Train a small byte-level GPT-2 on Python's own source code, and survive being killed at any moment.
+"""Train a small byte-level GPT-2 with the Trainer on Python's own source code, and survive being killed.
 
     python hf_train.py --output-dir runs/a
+    torchrun --nproc-per-node 2 hf_train.py --output-dir runs/a
 
 Kill it whenever you like and launch the same command again: it goes on from the last committed checkpoint, and ends
 with the losses and the weights of a run that was never killed. The one line that makes it so is marked below.
@@ -21,16 +22,8 @@ CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on
 
 
-def read_blocks() -> list[dict[str, torch.Tensor]]:
-    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
-    blocks = torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1]
-    return [{"input_ids": block, "labels": block} for block in blocks]  # the model shifts the labels itself
-
-
-def main() -> None:
-    """Train, and print the final loss and a digest of the weights."""
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small language model that can be killed at any moment.")
     parser.add_argument("--output-dir", required=True, help="where checkpoints go, and where a relaunch finds them")
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps to train")
@@ -39,23 +32,37 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
     parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    class Trace(TrainerCallback):
-        """Writes each step's loss where a kill cannot take it back."""
 
-        def on_log(self, args, state, control, logs, **kwargs):
-            """Append one line; the numbers keep all their digits."""
-            if options.trace and "learning_rate" in logs:
-                line = {"step": state.global_step, "loss": logs["loss"], "learning_rate": logs["learning_rate"]}
-                with options.trace.open("a") as file:
-                    file.write(json.dumps(line) + "\n")
+def read_blocks() -> list[torch.Tensor]:
+    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
+    return list(torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1])
 
+
+class Trace(TrainerCallback):
+    """Notes each step's loss."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        """Note it as soon as it is logged."""
+        if state.is_world_process_zero and "learning_rate" in logs:
+            note(self.file, state.global_step, logs["loss"], logs["learning_rate"])
+
+
+def main() -> None:
+    """Train, and print the final loss and a digest of the weights."""
+    options = parse_options()
     set_seed(options.seed)
-    blocks = read_blocks()
+    blocks = [{"input_ids": block, "labels": block} for block in read_blocks()]  # the model shifts the labels itself
     size = GPT2Config(vocab_size=256, n_positions=CONTEXT, n_embd=96, n_layer=2, n_head=4, eos_token_id=0)
+    model = GPT2LMHeadModel(size)  # random weights, with dropout; nothing is downloaded
     trainer = Trainer(
-        model=GPT2LMHeadModel(size),  # random weights, with dropout; nothing is downloaded
+        model=model,
         args=TrainingArguments(
             output_dir=options.output_dir,
             max_steps=options.steps,
@@ -74,15 +81,39 @@ def main() -> None:
         ),
         train_dataset=blocks[64:],
         eval_dataset=blocks[:64],
-        callbacks=[ResumeCallback(), Trace()],  # ResumeCallback() is all it takes
+        callbacks=[ResumeCallback(), Trace(options.trace)],  # ResumeCallback() is all it takes
     )
+
     trainer.train()
 
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    weights = hashlib.sha256()
-    for name, tensor in sorted(trainer.model.state_dict().items()):
-        weights.update(name.encode() + tensor.cpu().numpy().tobytes())
-    print(f"final loss {losses[-1]!r}  weights sha256 {weights.hexdigest()}")
+    if trainer.is_world_process_zero():
+        final = evaluate(model, [block["input_ids"] for block in blocks[:64]])
+        print(f"final loss {final!r}  weights sha256 {digest(model)}")
+
+
+def note(file: Path | None, step: int, loss: float, rate: float) -> None:
+    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
+    if file is not None:
+        with file.open("a") as trace:
+            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
+
+
+def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:
+    """Return the mean loss over held-out blocks."""
+    model.eval()
+    batch = torch.stack(blocks).to(next(model.parameters()).device)
+    with torch.no_grad():
+        loss = model(input_ids=batch, labels=batch).loss  # the model shifts the labels itself
+    model.train()
+    return loss.item()
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of the weights."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        found.update(name.encode() + tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

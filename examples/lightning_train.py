@@ -1,4 +1,4 @@
-"""Train a small byte-level transformer on Python's own source code, and survive being killed at any moment.
+"""Train a small byte-level transformer with Lightning on Python's own source code, and survive being killed.
 
     python lightning_train.py --output-dir runs/a
 
@@ -9,7 +9,9 @@ with the losses and the weights of a run that was never killed. The two lines th
 import argparse
 import hashlib
 import json
+import math
 import sysconfig
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -21,64 +23,10 @@ from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on
-WIDTH = 96
 
 
-def read_blocks() -> torch.Tensor:
-    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
-    return torch.frombuffer(text, dtype=torch.uint8).long()[: len(text) // CONTEXT * CONTEXT].view(-1, CONTEXT)
-
-
-class Model(pl.LightningModule):
-    """A transformer of two layers with dropout, which predicts the next byte."""
-
-    def __init__(self, steps: int, trace: Path | None) -> None:
-        super().__init__()
-        self.steps = steps
-        self.trace = trace
-        self.embed = torch.nn.Embedding(256, WIDTH)
-        self.place = torch.nn.Embedding(CONTEXT, WIDTH)
-        layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
-        self.body = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = torch.nn.Linear(WIDTH, 256)
-
-    def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        """Return the mean loss of predicting each byte from those before it."""
-        tokens, length = batch[:, :-1], batch.shape[1] - 1
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(length, device=batch.device)
-        hidden = self.embed(tokens) + self.place(torch.arange(length, device=batch.device))
-        logits = self.head(self.body(hidden, mask=mask, is_causal=True))
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-
-    def training_step(self, batch, batch_idx):
-        """Train on one batch, and write its loss where a kill cannot take it back."""
-        loss = self.loss(batch)
-        self.log("train_loss", loss)
-        if self.trace is not None:
-            rate = self.optimizers().param_groups[0]["lr"]
-            line = {"step": self.global_step + 1, "loss": loss.item(), "learning_rate": rate}
-            with self.trace.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        """Log the loss on text that was not trained on."""
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        """Warm up for a tenth of the steps, then follow a cosine to zero."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
-        warm = max(1, self.steps // 10)
-        warming = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-3, 1.0, warm)
-        cooling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps - warm))
-        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [warming, cooling], [warm])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def main() -> None:
-    """Train, and print the final loss and a digest of the weights."""
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small language model that can be killed at any moment.")
     parser.add_argument("--output-dir", required=True, help="where checkpoints go, and where a relaunch finds them")
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps to train")
@@ -87,30 +35,122 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
     parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def read_blocks() -> list[torch.Tensor]:
+    """Cut the standard library's source files, in name order, into blocks of bytes: here a byte is a token."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
+    return list(torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1])
+
+
+class LanguageModel(torch.nn.Module):
+    """Predicts each byte from those before it, with dropout."""
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__()
+        self.bytes = torch.nn.Embedding(256, width)
+        self.positions = torch.nn.Embedding(CONTEXT, width)
+        layer = torch.nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, 256)
+
+    def forward(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over a batch of blocks."""
+        seen, wanted = blocks[:, :-1], blocks[:, 1:]
+        length = seen.shape[1]
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(length, device=blocks.device)
+        hidden = self.bytes(seen) + self.positions(torch.arange(length, device=blocks.device))
+        logits = self.head(self.layers(hidden, mask=mask, is_causal=True))
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+class Training(pl.LightningModule):
+    """Trains the model, and notes each step's loss."""
+
+    def __init__(self, model: LanguageModel, steps: int, trace: Path | None) -> None:
+        super().__init__()
+        self.model = model
+        self.steps = steps
+        self.trace = trace
+
+    def training_step(self, batch, batch_idx):
+        """Train on one batch."""
+        loss = self.model(batch)
+        if self.trainer.is_global_zero:
+            note(self.trace, self.global_step + 1, loss.item(), self.optimizers().param_groups[0]["lr"])
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        """Log the loss on text that was not trained on."""
+        self.log("val_loss", self.model(batch))
+
+    def configure_optimizers(self):
+        """Return the optimizer, and a schedule that steps with it."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(warm_up_and_decay, self.steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def main() -> None:
+    """Train, and print the final loss and a digest of the weights."""
+    options = parse_options()
     pl.seed_everything(options.seed)
     blocks = read_blocks()
-    model = Model(options.steps, options.trace)
-    checkpoint = ModelCheckpoint(dirpath=options.output_dir, every_n_train_steps=options.save_steps, save_top_k=-1)
+    model = LanguageModel()
     trainer = pl.Trainer(
         max_steps=options.steps,
         max_epochs=-1,
         val_check_interval=options.eval_steps,
         check_val_every_n_epoch=None,
+        gradient_clip_val=1.0,
         accelerator="cpu" if options.cpu else "auto",
         devices=1,
         logger=False,
-        callbacks=[checkpoint, ResumeCallback()],  # ResumeCallback() is all it takes
-        plugins=[ResumeCheckpointIO()],  # writes each file so that no crash can tear it
+        callbacks=[
+            ModelCheckpoint(dirpath=options.output_dir, every_n_train_steps=options.save_steps, save_top_k=-1),
+            ResumeCallback(),  # this is all it takes
+        ],
+        plugins=[ResumeCheckpointIO()],  # and this writes each file so that no crash can tear it
     )
-    train = DataLoader(blocks[64:], batch_size=8, shuffle=True)
-    trainer.fit(model, train, DataLoader(blocks[:64], batch_size=8), ckpt_path="last")
 
-    weights = hashlib.sha256()
+    loader = DataLoader(blocks[64:], batch_size=8, shuffle=True)
+    held_out = DataLoader(blocks[:64], batch_size=8)
+    trainer.fit(Training(model, options.steps, options.trace), loader, held_out, ckpt_path="last")
+
+    if trainer.is_global_zero:
+        print(f"final loss {evaluate(model, blocks[:64])!r}  weights sha256 {digest(model)}")
+
+
+def warm_up_and_decay(steps: int, step: int) -> float:
+    """Return what the learning rate is multiplied by: up for a tenth of the steps, then down along a cosine."""
+    return min((step + 1) / max(1, steps // 10), 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def note(file: Path | None, step: int, loss: float, rate: float) -> None:
+    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
+    if file is not None:
+        with file.open("a") as trace:
+            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
+
+
+def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:
+    """Return the mean loss over held-out blocks."""
+    model.eval()
+    batch = torch.stack(blocks).to(next(model.parameters()).device)
+    with torch.no_grad():
+        loss = model(batch)
+    model.train()
+    return loss.item()
+
+
+def digest(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of the weights."""
+    found = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        weights.update(name.encode() + tensor.cpu().numpy().tobytes())
-    print(f"final loss {trainer.callback_metrics['train_loss'].item()!r}  weights sha256 {weights.hexdigest()}")
+        found.update(name.encode() + tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,13 +52,6 @@ def commands(page: Path) -> list[list[str]]:
 
 def with_some(found: dict[Path, list[object]]) -> list[object]:
     return [pytest.param(page, id=page.stem) for page, what in found.items() if what]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    served = Server("torch", "transformers.trainer", "lightning.pytorch", "torch._dynamo", "deepspeed", "rich", "typer")
-    yield served
-    served.close()
 
 
 @pytest.mark.parametrize("page", with_some({page: [*blocks(page, "python")] for page in PAGES}))

@@ -1,0 +1,19 @@
+"""One forking server for the pages and the examples of all frameworks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from launch import Server
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    served = Server("torch", "transformers.trainer", "lightning.pytorch", "torch._dynamo", "deepspeed", "rich", "typer")
+    yield served
+    served.close()
