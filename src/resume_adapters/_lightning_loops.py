@@ -114,12 +114,12 @@ class Loops:
         }
 
     def gradients(self) -> Tree:
-        """Return the gradients that a later step will use."""
+        """Return the gradients that a later step will use; of a sharded parameter, this rank's shard."""
         module = self.trainer.lightning_module
         if module.automatic_optimization and not self.is_accumulating:
             return {}
         found = ((name, parameter.grad) for name, parameter in module.named_parameters())
-        return {name: gradient for name, gradient in found if gradient is not None}
+        return {name: _held(gradient) for name, gradient in found if gradient is not None}
 
     def evaluation_workers(self) -> list[bool]:
         """Return for each validation loader whether its workers outlive a validation and are running."""
@@ -204,9 +204,12 @@ class Loops:
 
     def set_gradients(self, saved: Tree) -> None:
         """Put back the gradients of an unfinished accumulation."""
+        import torch
+
         for name, parameter in self.trainer.lightning_module.named_parameters():
             if name in saved:
-                parameter.grad = saved[name].to(parameter.device)
+                parameter.grad = torch.zeros_like(parameter, dtype=saved[name].dtype)
+                _held(parameter.grad).copy_(saved[name])
 
     def start_evaluation_workers(self, running: list[bool]) -> None:
         """Start the lasting workers of validation loaders that were running."""
@@ -238,6 +241,11 @@ def mean_of_gradients(everyone: Sequence[Tree]) -> Tree:
     """Return what each of other ranks is to hold, so that their mean is what that of these would have been."""
     names = {name: None for each in everyone for name in each}
     return {name: sum(each[name] for each in everyone if name in each) / len(everyone) for name in names}
+
+
+def _held(gradient: Any) -> Any:
+    """Return what of a gradient is on this rank."""
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

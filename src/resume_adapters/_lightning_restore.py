@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resume_adapters import _lightning_files as files
+from resume_adapters import _lightning_state as module_state
 from resume_adapters._lightning_framework import VERSION, io, pl
 from resume_adapters._lightning_loops import IN_EPOCH, Loops, mean_of_gradients, set_epoch
 from resume_adapters.core import report, state, weights
@@ -112,7 +114,8 @@ class Restoration(Session):
             verify=callback.verify,
             topology={"accumulate_grad_batches": trainer.accumulate_grad_batches},
             accumulation=trainer.accumulate_grad_batches,
-            fixed=_fixed(trainer, run.ranks.world_size),
+            fixed=module_state.fixed(trainer, run.ranks.world_size),
+            spread=functools.partial(module_state.spread, trainer),
             on_batch_change=callback.on_batch_change,
         )
         self.no_horizon = _no_horizon(trainer)
@@ -239,14 +242,16 @@ class Restoration(Session):
         own, trainer = self.own, self.trainer
         # ModelCheckpoint never removes this one; here retention knows when it may go.
         trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.6
-        if self.verify and not trainer.strategy.restore_checkpoint_after_setup:
-            self._prove()  # of weights that are spread over the ranks, no rank holds what was saved
+        self.prove_shares()
+        saved, self._proof = self._proof, {}
+        if self.verify and self.checkpoint is not None:
+            module_state.prove(trainer, saved, self.checkpoint.path)
         self.align_buckets(trainer.model)
         metrics, progress, gradients = own["metrics"], own["progress"], own["gradients"]
         if self.has_other_ranks:
             others, place = self.everyone(), (self.run.ranks.rank, self.run.ranks.world_size)
             metrics = self.loops.share_of_metrics([each["metrics"] for each in others], *place)
-            gradients = mean_of_gradients([each["gradients"] for each in others])
+            gradients = self._gradients_here([each["gradients"] for each in others])
         self.loops.set_metrics(metrics, own["moment"])
         self.loops.set_progress(self._progress_here(progress), own["moment"])
         self.loops.set_gradients(gradients)
@@ -255,6 +260,19 @@ class Restoration(Session):
             self._remind(each, own["checkpoints"].get(each.state_key, {}))
         # Of other ranks' running statistics none is this rank's; those of the first are in the trainer's file.
         self.restore_parts({} if self.has_other_ranks else self.further_parts())
+
+    def _gradients_here(self, everyone: list[Any]) -> Any:
+        """Return the gradients of an unfinished accumulation as this rank is to hold them.
+
+        Raises:
+            StateMismatch: each rank had saved its shards of them.
+        """
+        if any(everyone) and module_state.is_spread(self.trainer):
+            raise self._mismatch(
+                self.moved,
+                "it is in the middle of an accumulation, and its gradients are cut for the ranks as they were",
+            )
+        return mean_of_gradients(everyone)
 
     def _progress_here(self, saved: Any) -> Any:
         """Return the counters of the loops with what counts batches in batches of this launch.
@@ -280,7 +298,7 @@ class Restoration(Session):
 
     def further_parts(self) -> dict[str, state.Stateful]:
         """Return what differs between ranks in what Lightning saves of the first alone."""
-        return {"buffers": _Buffers(self.trainer)} if self.run.ranks.world_size > 1 else {}
+        return {"buffers": module_state.Buffers(self.trainer)} if self.run.ranks.world_size > 1 else {}
 
     def _remind(self, callback: Any, memory: dict[str, Any]) -> None:
         for name in MEMORY:
@@ -291,18 +309,6 @@ class Restoration(Session):
             callback.last_model_path = name  # made right after the first checkpoint, which does not know of it
         if memory.get("elapsed") is not None:
             callback._last_time_checked = time.monotonic() - memory["elapsed"]  # seam: lightning 2.6
-
-    def _prove(self) -> None:
-        saved, self._proof = self._proof, {}
-        assert self.checkpoint is not None
-        trainer = self.trainer
-        content = saved.get("current_model_state") or saved.get("state_dict")
-        if content:
-            weights.prove(trainer.lightning_module, content, self.checkpoint.path)
-        for name, live in (("optimizer", trainer.optimizers), ("scheduler", _schedulers(trainer))):
-            key = {"optimizer": "optimizer_states", "scheduler": "lr_schedulers"}[name]
-            for one, other in zip(saved.get(key, []), live, strict=False):
-                state.prove(name, one, other.state_dict())
 
     def _restore_random_state(self) -> None:
         self.trainer.should_stop = self.own["should_stop"]
@@ -316,15 +322,6 @@ class Restoration(Session):
         self.move_schedules()
 
 
-def _fixed(trainer: Any, ranks: int) -> dict[str, int]:
-    """Return what no launch may change, where weights are spread over ranks or the accumulation goes by a plan."""
-    whole = isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy)
-    planned = any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks)
-    if whole and not planned:
-        return {}
-    return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
-
-
 def _no_horizon(trainer: Any) -> str:
     reasons = {
         GIVEN_IN_STEPS: trainer.max_steps > 0,
@@ -334,34 +331,6 @@ def _no_horizon(trainer: Any) -> str:
         ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
-
-
-class _Buffers:
-    """The buffers of the module, and of averages that callbacks keep of it: running statistics are a rank's own."""
-
-    def __init__(self, trainer: Any) -> None:
-        kept = {name: value for each in trainer.callbacks for name, value in vars(each).items()}
-        modules = {"": trainer.lightning_module, **{name: each for name, each in kept.items() if _is_module(each)}}
-        self._buffers = {
-            f"{name}.{key}": buffer for name, module in modules.items() for key, buffer in module.named_buffers()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._buffers)
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for name, buffer in self._buffers.items():
-            buffer.data.copy_(saved[name])
-
-
-def _is_module(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.nn.Module)
-
-
-def _schedulers(trainer: Any) -> list[Any]:
-    return [config.scheduler for config in trainer.lr_scheduler_configs]
 
 
 def _moved(saved: Any, old: str, new: str) -> Any:

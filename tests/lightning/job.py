@@ -323,7 +323,7 @@ def strategy() -> Any:
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
         return "ddp"
     if CONFIG["strategy"] == "fsdp2":
-        ranks = int(os.environ["WORLD_SIZE"])
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
         return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=CONFIG["sharded"])
     return CONFIG["strategy"]
 
@@ -376,6 +376,9 @@ def finish(trainer: Any, model: Model) -> None:
     trace(
         final=True,
         weights=digest(*(whole(each) for each in model.state_dict().values())),
+        values=[value for each in model.state_dict().values() for value in whole(each).flatten().tolist()]
+        if CONFIG["elastic"]
+        else None,
         moments=digest(*(whole(each) for each in moments(trainer))),
         strategy=type(trainer.strategy).__name__,
         share=share(model),

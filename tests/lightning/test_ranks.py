@@ -12,6 +12,7 @@ import contract
 EARLY = {"event": "on_train_batch_end", "step": 4, "rank": 1}
 MIDDLE = {"event": "on_train_batch_end", "step": 12, "rank": 0}
 
+COMBINED = {"combined": "max_size_cycle", "augment": True}
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "map": (2, {"augment": True}),
     "workers": (2, {"augment": True, "workers": 1}),
@@ -19,7 +20,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "stateful-workers": (2, {"stateful": True, "augment": True, "workers": 1}),
     "sampler-with-a-generator": (2, {"weighted": True}),
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
-    "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}}),
+    "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}, **COMBINED}),
     "ema": (2, {"average": "ema"}),
     "three-ranks": (3, {"width": 64}),
     "three-ranks-unused": (3, {"width": 64, "strategy": "ddp_find_unused_parameters_true"}),

@@ -14,10 +14,17 @@ FIRST = {"event": "on_train_batch_end", "step": 8, "rank": 1}
 SECOND = {"event": "on_train_batch_end", "step": 12, "rank": 0}
 
 SHARDED: dict[str, Any] = {"strategy": "fsdp2"}
+BEST = {"monitor": "val_loss", "save_top_k": 1, "every_n_train_steps": None, "save_last": True}  # in a window too
 CASES: dict[str, dict[str, Any]] = {
     "sharded": {**SHARDED, "augment": True},
     "sharded-limited": {**SHARDED, "checkpoints": [{"save_top_k": 1, "save_last": True}]},
-    "full": {**SHARDED, "sharded": False},
+    "full": {
+        **SHARDED,
+        "sharded": False,
+        "validate": True,
+        "trainer": {"val_check_interval": 5},
+        "checkpoints": [BEST],
+    },
 }
 
 
@@ -57,3 +64,15 @@ def test_a_stop_that_reaches_one_rank_saves_every_share(bench: contract.Bench, r
     """Law 8."""
     send = {"event": "on_train_batch_end", "step": 7, "rank": 1, "send": "SIGTERM"}
     contract.stopped_then_resumed(bench, tmp_path, SHARDED, reference(SHARDED, 2), send, ranks=2)
+
+
+def test_cut_gradients_are_refused_on_another_number_of_ranks(bench: contract.Bench, tmp_path: Path) -> None:
+    """A checkpoint that was saved between the two batches of a step is one of the number of ranks that saved it."""
+    window = {"validate": True, "trainer": {"val_check_interval": 3}, "checkpoints": [BEST]}
+    config = {**SHARDED, **window, "elastic": True, "dropout": 0.0, "samples": 48}
+    bench.run(tmp_path, {**config, "kill": {"event": "on_train_batch_end", "step": 2, "rank": 0}}, ranks=2)
+    assert set(contract.committed(tmp_path / "out").values()) == {1}
+    outcome = bench.run(tmp_path, {**config, "batch": 8})
+    assert outcome.statuses == (1,)
+    assert "in the middle of an accumulation" in outcome.output
+    assert contract.read_trace(tmp_path).steps == ((),)

@@ -19,10 +19,19 @@ def on(ranks: int, kill: int | None = None, accumulate: int = 2, **config: Any) 
 
 
 KEEP = {"decays": True, "callback": {"on_batch_change": "keep-samples"}}
+SHARDED = {"strategy": "fsdp2", "checkpoints": [{"every_n_train_steps": 3}]}
+FULL = {**SHARDED, "sharded": False}
 
 LAUNCHES = {
     "2 to 1, with 0 to 2 workers": [on(2, 16, accumulate=1), on(1, workers=2)],
     "1 to 2 to 1, in other batches": [on(1, 8), on(2, 16, batch=2, workers=1), on(1, batch=8, accumulate=1)],
+    "sharded, 1 to 2 to 3 to 1": [
+        on(1, 5, batch=6, **SHARDED),
+        on(2, 8, batch=3, **SHARDED),
+        on(3, 11, batch=4, accumulate=1, **SHARDED),
+        on(1, batch=6, **SHARDED),
+    ],
+    "full, 1 to 2 to 1": [on(1, 5, batch=6, **FULL), on(2, 8, batch=3, **FULL), on(1, batch=6, **FULL)],
     "at the end of an epoch": [on(2, 7, accumulate=1, checkpoints=[{"every_n_train_steps": 6}]), on(1)],
 }
 
@@ -31,13 +40,15 @@ LAUNCHES = {
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    expected = reference(on(1)[1])
+    is_spread = "strategy" in LAUNCHES[case][0][1]
+    expected = reference(on(1, **({"batch": 6} if is_spread else {}))[1])  # in whole, on one rank
     contract.same_samples_on_any_topology(bench, tmp_path, expected, LAUNCHES[case], tolerance=1e-4)
     # Of an epoch that was half done, what was logged is the mean over all its samples too.
     final = contract.read_trace(tmp_path).final[0]
     assert final is not None and expected.final[0] is not None
     logged, as_ever = (float.fromhex(each["logged"]["train_loss_epoch"]) for each in (final, expected.final[0]))
     assert abs(logged - as_ever) < 1e-4
+    assert (final["strategy"] == "ModelParallelStrategy") == is_spread
 
 
 def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

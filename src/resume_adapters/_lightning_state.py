@@ -1,0 +1,85 @@
+"""Where the weights of a module are, by the strategy that trains it, and what of its state differs between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resume_adapters._lightning_framework import pl
+from resume_adapters.core import state, weights
+
+Tree = dict[str, Any]
+
+
+def is_spread(trainer: Any) -> bool:
+    """Return whether no rank holds the whole module: the strategy then loads weights and optimizers by itself."""
+    return bool(trainer.strategy.restore_checkpoint_after_setup)
+
+
+def spread(trainer: Any) -> Tree:
+    """Return what is spread over the ranks, by the name of the component."""
+    if not is_spread(trainer):
+        return {}
+    optimizers = {f"optimizer {index}": each.state_dict() for index, each in enumerate(trainer.optimizers)}
+    return {"model": dict(trainer.lightning_module.named_parameters()), **optimizers}
+
+
+def fixed(trainer: Any, ranks: int) -> dict[str, int]:
+    """Return what no launch may change, where ranks share batches or the accumulation goes by a plan."""
+    if any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks):
+        return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
+    if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
+        parallel = trainer.strategy.device_mesh["tensor_parallel"].size()
+        return {"tensor_parallel_size": parallel, **({"number of ranks": ranks} if parallel > 1 else {})}
+    if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy):
+        return {}
+    return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
+
+
+def prove(trainer: Any, saved: Tree, checkpoint: Path) -> None:
+    """Compare what every rank holds whole with what the trainer has read.
+
+    Raises:
+        NotRestored: naming what differs.
+    """
+    content = saved.get("current_model_state") or saved.get("state_dict")
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    live = [("scheduler", "lr_schedulers", schedulers)]
+    if not is_spread(trainer):
+        live.append(("optimizer", "optimizer_states", trainer.optimizers))
+        if content:
+            weights.prove(trainer.lightning_module, content, checkpoint)
+    for name, key, things in live:
+        for one, other in zip(saved.get(key, []), things, strict=False):
+            state.prove(name, one, other.state_dict())
+
+
+class Buffers:
+    """The buffers of the module, and of averages that callbacks keep of it: running statistics are a rank's own.
+
+    Args:
+        trainer: the trainer.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        kept = {name: value for each in trainer.callbacks for name, value in vars(each).items()}
+        modules = {"": trainer.lightning_module, **{name: each for name, each in kept.items() if _is_module(each)}}
+        self._buffers = {
+            f"{name}.{key}": buffer for name, module in modules.items() for key, buffer in module.named_buffers()
+        }
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the buffers by module and name."""
+        return dict(self._buffers)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Copy what :meth:`state_dict` returned into the buffers."""
+        for name, buffer in self._buffers.items():
+            buffer.data.copy_(saved[name])
+
+
+def _is_module(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
