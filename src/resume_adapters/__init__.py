@@ -6,6 +6,7 @@ This package holds the core; importing it imports neither torch nor a training f
 
 from __future__ import annotations
 
+from resume_adapters._trackers import tracker_run
 from resume_adapters.core.retention import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import ResumeError, Stopped
@@ -23,4 +24,5 @@ __all__ = [
     "StopOn",
     "Stopped",
     "__version__",
+    "tracker_run",
 ]

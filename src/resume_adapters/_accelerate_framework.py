@@ -14,6 +14,7 @@ from accelerate.utils import send_to_device
 
 from resume_adapters import _accelerate_files as files
 from resume_adapters._accelerate_strategies import strategy
+from resume_adapters._trackers import Trackers
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -86,6 +87,7 @@ class AccelerateFramework(Framework):
         self._named: tuple[int, str] | None = None
         self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
         self.fixed = self._strategy.fixed
+        self.trackers = Trackers(self._writers)
 
     # ---- Steps
 
@@ -248,6 +250,12 @@ class AccelerateFramework(Framework):
             return Resumed(0, step, 0)
         steps = -(-batches // accumulated)
         return Resumed(step // steps, step, step % steps * accumulated)
+
+    def _writers(self) -> list[Any]:
+        """Return the writers of ``init_trackers``, which the first process has."""
+        if not self.accelerator.is_main_process:
+            return []
+        return [each.tracker for each in self.accelerator.trackers if each.name == "tensorboard"]
 
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models."""

@@ -10,6 +10,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import DataLoader
 
 from resume_adapters import _zero_names as names
+from resume_adapters._trackers import Trackers
 from resume_adapters._zero_engine import EngineState
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -37,6 +38,7 @@ class DeepSpeedFramework(Framework):
         self._state = EngineState(engine)
         self.accumulation = int(engine.gradient_accumulation_steps())
         self.fixed = self._state.fixed
+        self.trackers = Trackers(self._writers)
         loader = engine.training_dataloader
         self._batches = None if loader is None else len(loader)
 
@@ -82,6 +84,11 @@ class DeepSpeedFramework(Framework):
 
         outer._create_dataloader = begin_pass  # seam: deepspeed 0.19
         return Feed(outer, session.watch(kept), self._samples(outer))
+
+    def _writers(self) -> list[Any]:
+        """Return the writer of the engine's TensorBoard monitor, which the first process has."""
+        monitor = self.engine.monitor.tb_monitor
+        return [] if monitor is None else [monitor.summary_writer]
 
     def _samples(self, loader: Any) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""

@@ -168,7 +168,7 @@ def parts(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
         "counters": "steps in trainer_state.json; running loss and elapsed time",
         "rng": "python, numpy, torch and every CUDA device, on every rank",
         "data": "position of the training loader, with the random state of its workers",
-        "trackers": "run ids of W&B and MLflow",
+        "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
         **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},
     }
     return [

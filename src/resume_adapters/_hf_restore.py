@@ -13,10 +13,12 @@ import torch
 import transformers
 from accelerate.data_loader import DataLoaderDispatcher
 from accelerate.utils import send_to_device
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters import _hf_deepspeed as zero
 from resume_adapters import _hf_files as files
 from resume_adapters import _zero_names as names
+from resume_adapters._trackers import Trackers
 from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.dispatch import FirstSlice
@@ -79,9 +81,11 @@ class Restoration(Session):
             "per_device_train_batch_size": args.per_device_train_batch_size,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
         }
+        self.trackers = Trackers(self._writers)
         super().__init__(
             run,
             callback.parts,
+            trackers=self.trackers,
             verify=callback.verify,
             topology=topology,
             accumulation=args.gradient_accumulation_steps,
@@ -111,7 +115,16 @@ class Restoration(Session):
     def open(self) -> str | None:
         """Choose what to resume from; return the path that the trainer is to load."""
         chosen = self.choose()
+        for each, directory in zip(self._tensorboards(), self.trackers.directories, strict=False):
+            if each.tb_writer is None:
+                each.logging_dir = directory
         return None if chosen is None else str(chosen.path)
+
+    def _tensorboards(self) -> list[Any]:
+        return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, TensorBoardCallback)]
+
+    def _writers(self) -> list[Any]:
+        return [each.tb_writer for each in self._tensorboards() if each.tb_writer is not None]
 
     def load_model(self, model: Any, native: Callable[[], None]) -> None:
         """Load the weights, whatever wraps the model, and prove them."""

@@ -120,7 +120,7 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
         "rng": "python, numpy, torch and every CUDA device, on every rank",
         "data": "position of the training loaders, with the random state of their workers",
         "metrics": "logged values that callbacks and schedulers read; ModelCheckpoint's memory",
-        "trackers": "run ids of W&B and MLflow",
+        "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
         **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},
     }
     return [

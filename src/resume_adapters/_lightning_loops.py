@@ -113,6 +113,15 @@ class Loops:
             ),
         }
 
+    def row_due(self, moment: str | None) -> Tree:
+        """Return what the loggers will get of the batch, or of the epoch, once every callback has been called."""
+        connector = self.trainer._logger_connector
+        if not self.trainer.loggers or moment not in (BATCH, EPOCH):
+            return {}
+        if moment == BATCH and (self.is_accumulating or not connector.should_update_logs):
+            return {}
+        return dict(connector.metrics["log"])
+
     def gradients(self) -> Tree:
         """Return the gradients that a later step will use; of a sharded parameter, this rank's shard."""
         module = self.trainer.lightning_module
@@ -175,10 +184,11 @@ class Loops:
         loop._restarting = False
         loop.on_run_end()
 
-    def set_progress(self, saved: Tree, moment: str) -> None:
+    def set_progress(self, saved: Tree, moment: str, row: Tree) -> None:
         """Put back the counters, and where in its epoch the fit loop is.
 
-        What remained of an epoch whose hooks had run is done: schedulers that read a metric take their step.
+        What remained of the batch, or of the epoch, whose hooks had run is done: its row is logged, and schedulers
+        that read a metric take their step.
         """
         for name, counter in _counters(self.fit, ""):
             counter.load_state_dict(saved["counters"][name])
@@ -189,7 +199,12 @@ class Loops:
         self.fit._restart_stage = "restarted_mid_epoch" if moment in IN_EPOCH else "none"
         if moment == EPOCH:
             self.epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            self.epoch._batches_that_stepped -= 1  # as Lightning does: the epoch's row is one of its last step
+            self.trainer._logger_connector.log_metrics(row)
+            self.epoch._batches_that_stepped += 1
             self.fit.epoch_progress.increment_completed()
+        else:
+            self.trainer._logger_connector.log_metrics(row)
 
     def set_metrics(self, saved: Tree, moment: str) -> None:
         """Put back the logged values, and in the middle of an epoch its sums."""

@@ -14,6 +14,7 @@ from resume_adapters import _lightning_files as files
 from resume_adapters import _lightning_state as module_state
 from resume_adapters._lightning_framework import VERSION, io, pl
 from resume_adapters._lightning_loops import IN_EPOCH, Loops, mean_of_gradients, set_epoch
+from resume_adapters._trackers import Trackers
 from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen
 from resume_adapters.core.loader import LoaderWatch, length_of
@@ -111,6 +112,7 @@ class Restoration(Session):
         super().__init__(
             run,
             callback.parts,
+            trackers=Trackers(self._writers, self._mlflow_run),
             verify=callback.verify,
             topology={"accumulate_grad_batches": trainer.accumulate_grad_batches},
             accumulation=trainer.accumulate_grad_batches,
@@ -253,7 +255,7 @@ class Restoration(Session):
             metrics = self.loops.share_of_metrics([each["metrics"] for each in others], *place)
             gradients = self._gradients_here([each["gradients"] for each in others])
         self.loops.set_metrics(metrics, own["moment"])
-        self.loops.set_progress(self._progress_here(progress), own["moment"])
+        self.loops.set_progress(self._progress_here(progress), own["moment"], own["row"])
         self.loops.set_gradients(gradients)
         self.loops.start_evaluation_workers(own["evaluation_workers"])
         for each in saving(trainer):
@@ -295,6 +297,14 @@ class Restoration(Session):
                 "alike",
             )
         return self.loops.in_batches(saved, size, None if at_end else int(done))
+
+    def _writers(self) -> list[Any]:
+        loggers = self.trainer.loggers if self.trainer.is_global_zero else []
+        return [each.experiment for each in loggers if isinstance(each, pl.loggers.TensorBoardLogger)]
+
+    def _mlflow_run(self) -> str | None:
+        loggers = self.trainer.loggers if self.trainer.is_global_zero else []
+        return next((each.run_id for each in loggers if isinstance(each, pl.loggers.MLFlowLogger)), None)
 
     def further_parts(self) -> dict[str, state.Stateful]:
         """Return what differs between ranks in what Lightning saves of the first alone."""

@@ -106,6 +106,7 @@ class FitSession(Restoration):
             "loaders": [self._loader_state(each, between) for each in self.watches],
             "progress": loops.progress(),
             "metrics": loops.metrics(),
+            "row": loops.row_due(self.moment),
             "gradients": loops.gradients(),
             "evaluation_workers": loops.evaluation_workers(),
             "should_stop": trainer.should_stop,

@@ -14,7 +14,7 @@ counters    core       the loops' counters, and the moment in the loop; gradient
 rng         core       after the save, on every rank
 data        core       the training loaders, watched in place
 metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
-trackers    core       run ids of W&B and MLflow
+trackers    core       run ids of W&B and MLflow, directories of TensorBoard
 others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
 ==========  =========  ==========================================================================================
 

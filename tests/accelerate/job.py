@@ -229,6 +229,7 @@ DEFAULTS: dict[str, Any] = {
     "left_at": None,
     "load": None,
     "wrapped": True,
+    "trackers": [],
     "options": {},
 }
 
@@ -270,6 +271,7 @@ def new_accelerator() -> Accelerator:
             "project", automatic_checkpoint_naming=CONFIG["naming"], total_limit=CONFIG["limit"]
         ),
         kwargs_handlers=handlers,
+        log_with=CONFIG["trackers"],
     )
 
 
@@ -332,6 +334,9 @@ class Job:
 
     def train(self) -> None:
         run = self.run
+        if CONFIG["trackers"]:
+            run.resume()
+            self.accelerator.init_trackers("tests", config={"seed": CONFIG["seed"]})
         for epoch in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
             event("epoch_begin", run.global_step)
             if CONFIG["set_epoch"]:
@@ -371,6 +376,8 @@ class Job:
         rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["elastic"] else {}
         trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex(), **rows)
         event("batch_end", step)
+        if CONFIG["trackers"] and synced:
+            self.accelerator.log({"loss": loss.item()}, step=step)
         run.step(loss=loss)
         if step == CONFIG["asks_at"] and not synced:
             run.save()
@@ -438,6 +445,7 @@ def main() -> None:
         job.train()
     else:
         job.train_unwrapped()
+    job.accelerator.end_training()
     event("train_end", job.run.global_step)
     job.finish()
 

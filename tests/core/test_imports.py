@@ -23,6 +23,8 @@ ADAPTERS = {
 }
 """The frameworks that each adapter may import. The Trainer trains through accelerate, and peft saves its adapters."""
 FRAMEWORKS = {"transformers", "accelerate", "peft", "lightning", "pytorch_lightning", "deepspeed", "datasets"}
+TRACKERS = {"mlflow", "tensorboard", "wandb"}
+"""They train nothing, and an adapter leaves them to ``_trackers``."""
 PURE = ("manifest", "retention", "keys", "cursor", "cadence")
 WRITES = {
     "copy", "copy2", "copyfile", "copytree", "fdopen", "fsync", "hardlink_to", "link", "makedirs", "mkdir", "mkstemp",
@@ -100,6 +102,13 @@ def test_what_adapters_share_of_deepspeed_imports_the_core_and_deepspeed_only() 
         assert own <= {"core", "errors"} | {name for name in own if name.startswith("_zero_")}, file.name
 
 
+def test_what_adapters_share_of_trackers_imports_the_core_and_trackers_only() -> None:
+    for file in PACKAGE.glob("_tracker*.py"):
+        assert roots(file) <= TRACKERS | {"torch", "resume_adapters"} | sys.stdlib_module_names, file.name
+        own = {name.split(".")[1] for name in imported(file) if name.startswith("resume_adapters.")}
+        assert own <= {"core", "errors", "_tracker_seams"}, file.name
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_adapter_imports_the_core_and_its_framework_only(adapter: str) -> None:
     files = [*PACKAGE.glob(f"{adapter}.py"), *PACKAGE.glob(f"_{adapter}_*.py")]
@@ -107,7 +116,7 @@ def test_an_adapter_imports_the_core_and_its_framework_only(adapter: str) -> Non
         pytest.skip(f"there is no adapter for {adapter}")
     others = set(ADAPTERS) - {adapter}
     for file in files:
-        assert not roots(file) & (FRAMEWORKS - ADAPTERS[adapter]), file.name
+        assert not roots(file) & (FRAMEWORKS | TRACKERS) - ADAPTERS[adapter], file.name
         for name in imported(file):
             parts = name.split(".")
             if parts[0] == "resume_adapters" and len(parts) > 1:

@@ -327,6 +327,10 @@ def main() -> None:
         install_scaler(trainer)
     result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
     finish(trainer, result, ema)
+    if "wandb" in arguments.report_to:
+        import wandb
+
+        wandb.finish()  # a forked job ends without what W&B registers for the end
 
 
 def resume_callback(ema: Ema | None, data: Any) -> Any:

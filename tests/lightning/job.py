@@ -242,6 +242,7 @@ DEFAULTS: dict[str, Any] = {
     "odd_hyperparameters": False,
     "checkpoints": [{}],
     "logger": False,
+    "trackers": False,
     "io": True,
     "async_io": False,
     "ckpt_path": "last",
@@ -281,7 +282,7 @@ def main() -> None:
             "accelerator": "cpu",
             "devices": int(os.environ.get("WORLD_SIZE", "1")),
             "strategy": strategy(),
-            "logger": CSVLogger("logs", flush_logs_every_n_steps=1) if CONFIG["logger"] else False,
+            "logger": loggers(),
             "enable_progress_bar": False,
             "enable_model_summary": False,
             "callbacks": callbacks(model, train),
@@ -295,6 +296,22 @@ def main() -> None:
     validation = {"val_dataloaders": DataLoader(Mapped(12), batch_size=4)} if CONFIG["validate"] else {}
     trainer.fit(model, train, ckpt_path=CONFIG["ckpt_path"], **validation)
     finish(trainer, model)
+    if CONFIG["trackers"]:
+        trainer.loggers[-1].experiment.finish()  # a forked job ends without what W&B registers for the end
+
+
+def loggers() -> Any:
+    if CONFIG["trackers"]:
+        from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+
+        from resume_adapters import tracker_run
+
+        return [
+            TensorBoardLogger("runs", version=0),
+            MLFlowLogger(tracking_uri=os.environ["MLFLOW_TRACKING_URI"], run_id=tracker_run("out", "mlflow")),
+            WandbLogger(id=tracker_run("out", "wandb")),
+        ]
+    return CSVLogger("logs", flush_logs_every_n_steps=1) if CONFIG["logger"] else False
 
 
 def take_own_disk(place: str) -> None:

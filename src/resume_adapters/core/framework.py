@@ -11,7 +11,7 @@ from typing import Any
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.session import Session
+from resume_adapters.core.session import Session, Trackers
 from resume_adapters.core.state import Stateful
 
 Tree = dict[str, Any]
@@ -43,6 +43,9 @@ class Framework(abc.ABC):
 
     carries_windows: bool = False
     """Whether an accumulation goes on from one pass over the data into the next."""
+
+    trackers: Trackers
+    """The framework's experiment trackers."""
 
     fixed: Mapping[str, int] = {}
     """What must be as it was when the checkpoint was saved, in a user's words."""

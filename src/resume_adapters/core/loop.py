@@ -66,6 +66,7 @@ class ResumableLoop:
             fixed=framework.fixed,
             spread=framework.spread,
             on_batch_change=on_batch_change,
+            trackers=framework.trackers,
         )
         self._session.carries_windows = framework.carries_windows
         self._each_epoch = each_epoch
@@ -417,7 +418,7 @@ class ResumableLoop:
             PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
             PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
             PartEntry("metrics", "core", "best values, and which checkpoint has them"),
-            PartEntry("trackers", "core", "run ids of W&B and MLflow"),
+            PartEntry("trackers", "core", "run ids of W&B and MLflow, directories of TensorBoard"),
         ]
 
     def _missing(self) -> list[PartEntry]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from resume_adapters.core import loader, report, rng, shards, trackers, weights
+from resume_adapters.core import loader, report, rng, shards, weights
 from resume_adapters.core.buckets import BucketOrder
 from resume_adapters.core.cursor import steps_done
 from resume_adapters.core.lifecycle import Decision
@@ -38,12 +38,23 @@ Tree = dict[str, Any]
 _RANKS = "number of ranks"
 
 
+class Trackers(Protocol):
+    """The experiment trackers that the training logs to: the only ones who know W&B, MLflow and TensorBoard."""
+
+    def capture(self) -> dict[str, Any]:
+        """Return which runs are logged to, once all that was logged is on its way to a disk."""
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Let the trackers continue those runs, and log nothing there a second time."""
+
+
 class Session:
     """One training call on a run directory.
 
     Args:
         run: the run, not yet opened.
         parts: the parts that the user named.
+        trackers: what the training logs to.
         verify: prove what is restored.
         topology: what the order of the data may depend on beside the number of ranks, by the name under which a user
             sets it.
@@ -73,6 +84,7 @@ class Session:
         run: ResumableRun,
         parts: Mapping[str, Stateful],
         *,
+        trackers: Trackers,
         verify: bool,
         topology: Mapping[str, int],
         accumulation: int = 1,
@@ -101,6 +113,7 @@ class Session:
         self.stopping = False
         self.under_way = False
         self._spread = spread
+        self._trackers = trackers
         self._orders: list[BucketOrder] = []
         self._described: dict[str, str] | None = None
         self._reported = False
@@ -129,7 +142,7 @@ class Session:
                 )
                 if other := _differences(self.own["fixed"], self.fixed):
                     raise self._mismatch(other, "it cannot be resumed from")
-                trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+                self._trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
@@ -458,7 +471,7 @@ class Session:
             }
 
         architecture = self._architecture(model)
-        added = {"architecture": Value(architecture), "trackers": Value(trackers.capture())}
+        added = {"architecture": Value(architecture), "trackers": Value(self._trackers.capture())}
         self.run.save(
             name,
             step,

@@ -1,0 +1,18 @@
+"""The run of DeepSpeed's TensorBoard monitor goes on, and has each step once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import contract
+import stores
+
+pytest.importorskip("tensorboard")
+
+
+def test_the_monitor_of_the_engine_continues_the_run(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"config": {"tensorboard": {"enabled": True, "output_path": "logs", "job_name": "run"}}}
+    kill = {"event": "step_end", "step": 18}
+    stores.continue_the_run(bench, tmp_path, config, kill, trackers=["tensorboard"])

@@ -1,0 +1,148 @@
+"""What the trackers' local stores hold, and the law that a killed run leaves in them what an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from resume_adapters._tracker_seams import offline_records
+
+import contract
+
+ENVIRONMENT = {
+    "WANDB_MODE": "offline",
+    "WANDB_SILENT": "true",
+    "WANDB_PROJECT": "tests",
+    "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "0.01",  # by default what a kill takes with it is 15 seconds
+    "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
+    "MLFLOW_EXPERIMENT_NAME": "tests",
+}
+
+TIMED = ("runtime", "per_second", "timestamp", "_wandb")
+
+Values = dict[tuple[str, int], list[Any]]
+"""Each value that was logged for a name at a step, in order."""
+
+
+def continue_the_run(
+    bench: contract.Bench,
+    directory: Path,
+    config: contract.Config,
+    *kills: contract.Kill,
+    trackers: Sequence[str] = ("wandb", "mlflow", "tensorboard"),
+) -> None:
+    """Each tracker has one run, and in it each step once, with the values of a run that was not killed.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        kills: at what event of which step each launch is killed. The one after the last runs to the end.
+        trackers: what it logs to.
+    """
+    for name in ("reference", "killed"):
+        (directory / name).mkdir()
+    if "mlflow" in trackers:
+        make_database(directory / "mlflow.db")
+        for name in ("reference", "killed"):
+            shutil.copy(directory / "mlflow.db", directory / name)
+    bench.run(directory / "reference", config, env=ENVIRONMENT).require_success()
+    expected = {tracker: READERS[tracker](directory / "reference") for tracker in trackers}
+    for kill in kills:
+        outcome = bench.run(directory / "killed", {**config, "kill": kill}, env=ENVIRONMENT)
+        assert outcome.statuses == (-signal.SIGKILL,), outcome.output
+        for tracker in trackers:
+            logged = READERS[tracker](directory / "killed")
+            assert 0 < len(logged) < len(expected[tracker]), f"{tracker}: nothing was logged before or after the kill"
+    bench.run(directory / "killed", config, env=ENVIRONMENT).require_success()
+    for tracker in trackers:
+        _require_same(READERS[tracker](directory / "killed"), expected[tracker], tracker)
+
+
+def _require_same(found: Values, expected: Values, tracker: str) -> None:
+    """Require each value, and none more often. What the framework logs twice at a step, a resumed run may log once."""
+    assert {name: set(values) for name, values in found.items()} == {
+        name: set(values) for name, values in expected.items()
+    }, tracker
+    assert not {name for name, values in found.items() if len(values) > len(expected[name])}, tracker
+
+
+def _is_timed(name: str) -> bool:
+    return any(word in name for word in TIMED)
+
+
+# ---- W&B
+
+
+def _wandb_values(directory: Path) -> Values:
+    """Read the offline directories of one run: each launch has its own."""
+    files = sorted(directory.glob("wandb/offline-run-*/*.wandb"))
+    assert len({file.name for file in files}) == 1, f"one run became {sorted({file.name for file in files})}"
+    found: Values = defaultdict(list)
+    for file in files:
+        for row in _rows(file):
+            step = row.pop("_step")
+            for name, value in row.items():
+                found[name, step].append(value)
+    return dict(found)
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for document in offline_records(file.read_bytes()):
+        record = Record.FromString(document)
+        if record.WhichOneof("record_type") == "history":
+            items = {each.key or "/".join(each.nested_key): each.value_json for each in record.history.item}
+            yield {name: json.loads(value) for name, value in items.items() if not _is_timed(name)}
+
+
+# ---- MLflow
+
+
+def make_database(file: Path) -> None:
+    """Make the tables, which takes MLflow seconds."""
+    from mlflow import MlflowClient
+
+    MlflowClient(f"sqlite:///{file}").search_experiments()
+
+
+def _mlflow_values(directory: Path) -> Values:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{directory}/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert len(runs) == 1, f"one run became {len(runs)}"
+    found: Values = defaultdict(list)
+    for name in runs[0].data.metrics:
+        for each in client.get_metric_history(runs[0].info.run_id, name):
+            if not _is_timed(name):
+                found[name, each.step].append(each.value)
+    return dict(found)
+
+
+# ---- TensorBoard
+
+
+def _tensorboard_values(directory: Path) -> Values:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    found: Values = defaultdict(list)
+    runs = set()
+    for file in sorted(directory.rglob("*tfevents*")):
+        for event in EventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if not _is_timed(value.tag) and value.metadata.plugin_data.plugin_name == "scalars":
+                    found[value.tag, event.step].append(make_ndarray(value.tensor).item())
+                    runs.add(file.parent)
+    assert len(runs) == 1, f"one run became {runs}"
+    return dict(found)
+
+
+READERS = {"wandb": _wandb_values, "mlflow": _mlflow_values, "tensorboard": _tensorboard_values}
