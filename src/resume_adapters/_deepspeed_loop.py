@@ -46,12 +46,7 @@ class DeepSpeedFramework(Framework):
 
     def in_window(self) -> bool:
         """Return whether the engine is accumulating gradients."""
-        engine = self.engine
-        if not engine.managed_gradient_accumulation():
-            return bool(engine._unmanaged_backward_count > 0)  # seam: deepspeed 0.19
-        if engine._is_gradient_accumulation_boundary is not None:  # seam: deepspeed 0.19: set by the script
-            return not engine._is_gradient_accumulation_boundary  # seam: deepspeed 0.19
-        return bool(engine.micro_steps % engine.gradient_accumulation_steps() != 0)
+        return self._state.in_window()
 
     def begin_within_window(self, batches: int) -> None:
         """Count batches as accumulated."""

@@ -38,5 +38,4 @@ def adopt(engine: Any, run_directory: Path) -> EngineState:
     """
     from resume_adapters import _zero_engine
 
-    _zero_engine.require_supported(engine, str(run_directory))
-    return _zero_engine.EngineState(engine)
+    return _zero_engine.adopt(engine, run_directory)

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from resume_adapters import _zero_names as zero
 from resume_adapters.core import rng
 from resume_adapters.core.listing import FILE_SUFFIX
 from resume_adapters.core.manifest import PartEntry
@@ -94,9 +95,9 @@ def foreign_step(path: Path) -> int | None:
 
 
 def owner(file: Path) -> int:
-    """Return the rank that wrote a file of Lightning; of sharded ones, the rank in the name."""
+    """Return the rank that wrote a file of Lightning or DeepSpeed; of sharded ones, the rank in the name."""
     stem = file.name.removeprefix("__")
-    return int(stem.partition("_")[0]) if stem != file.name and stem.partition("_")[0].isdigit() else 0
+    return int(stem.partition("_")[0]) if stem != file.name and stem.partition("_")[0].isdigit() else zero.owner(file)
 
 
 def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:

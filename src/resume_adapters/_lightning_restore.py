@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -10,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
 from resume_adapters import _lightning_state as module_state
 from resume_adapters._lightning_framework import VERSION, io, pl
@@ -52,7 +54,7 @@ def require_supported(trainer: Any) -> None:
         ),
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
-        "DeepSpeed shards the state behind the trainer": type(strategy).__name__ == "DeepSpeedStrategy",
+        **zero.refused(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),
@@ -99,6 +101,7 @@ class Restoration(Session):
         self.watches: list[LoaderWatch] = []
         self.unwanted: set[str] = set()
         directory = Path(os.path.realpath(saving(trainer)[0].dirpath))
+        self.engine = zero.engine_state(trainer.strategy, directory)
         inside = named is None or files.same(Path(named).parent, directory) or self._is_hpc(named)
         run = ResumableRun(
             directory,
@@ -107,7 +110,7 @@ class Restoration(Session):
             keep=callback.keep or KeepUnless(self.unwanted, files.OWN_NAME.partition("{")[0]),
             stop=callback.stop,
             cadence=chosen(callback.save_every, callback.mtbf),
-            foreign=files.foreign_step,
+            foreign=files.foreign_step if self.engine is None else zero.foreign(self.engine),
         )
         super().__init__(
             run,
@@ -116,7 +119,10 @@ class Restoration(Session):
             verify=callback.verify,
             topology={"accumulate_grad_batches": trainer.accumulate_grad_batches},
             accumulation=trainer.accumulate_grad_batches,
-            fixed=module_state.fixed(trainer, run.ranks.world_size),
+            fixed={
+                **module_state.fixed(trainer, run.ranks.world_size),
+                **({} if self.engine is None else self.engine.fixed),
+            },
             spread=functools.partial(module_state.spread, trainer),
             on_batch_change=callback.on_batch_change,
         )
@@ -151,7 +157,7 @@ class Restoration(Session):
         if found is None or self.run.resume == "scratch!":
             return
         try:
-            step = files.foreign_step(Path(found))
+            step = self.run.foreign(Path(found))
         except CheckpointDamaged as damage:
             report.logger.warning("%s is passed over: %s", found, damage)
             return
@@ -166,7 +172,7 @@ class Restoration(Session):
         precision = self.trainer.precision_plugin
         if isinstance(precision, pl.plugins.HalfPrecision | pl.plugins.DoublePrecision):
             precision.convert_module(module)  # the strategy will, but later than the weights are compared
-        self.require_architecture(module)
+        self.require_architecture(self.model)
         for name in ("state_dict", "current_model_state"):
             if loaded.get(name):
                 matched = weights.match(loaded[name], module.state_dict(), self.checkpoint.path)
@@ -177,6 +183,8 @@ class Restoration(Session):
                 loaded["callbacks"][each.state_key] = _moved(saved, str(saved["dirpath"]), str(each.dirpath))
         self._proof = dict(loaded)
         if self.own is None:
+            for each in saving(self.trainer):  # else it saves this step once more, in the middle of the next
+                each._last_global_step_saved = self.checkpoint.step  # seam: lightning 2.6
             return
         self.finished = self.is_finished(self.checkpoint.step, self.horizon())
         self.trainer.fit_loop.run = self._run  # seam: lightning 2.6, in place of FitLoop.run for this call
@@ -191,6 +199,18 @@ class Restoration(Session):
             report.logger.info("This run finished at step %d: nothing to do.", self.trainer.global_step)
         # Of a finished run too: what followed its last checkpoint may have changed weights, as averaging does.
         self.loops.run_from(self.own["moment"], self._put_back, self._restore_random_state)
+
+    @property
+    def model(self) -> Any:
+        """What has the names and the whole shapes of the weights."""
+        return self.engine or self.trainer.lightning_module
+
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which Lightning loads, running no code of the checkpoint."""
+        if self.engine is None:
+            return contextlib.nullcontext()
+        self.require_architecture(self.engine)
+        return self.engine.loading(self)
 
     def watch_loaders(self, loaders: list[Any]) -> None:
         """Watch the training loaders, and set them where they were.
@@ -248,6 +268,8 @@ class Restoration(Session):
         saved, self._proof = self._proof, {}
         if self.verify and self.checkpoint is not None:
             module_state.prove(trainer, saved, self.checkpoint.path)
+        if self.engine is not None:
+            self.engine.restore(own["engine"])
         self.align_buckets(trainer.model)
         metrics, progress, gradients = own["metrics"], own["progress"], own["gradients"]
         if self.has_other_ranks:
@@ -307,8 +329,12 @@ class Restoration(Session):
         return next((each.run_id for each in loggers if isinstance(each, pl.loggers.MLFlowLogger)), None)
 
     def further_parts(self) -> dict[str, state.Stateful]:
-        """Return what differs between ranks in what Lightning saves of the first alone."""
-        return {"buffers": module_state.Buffers(self.trainer)} if self.run.ranks.world_size > 1 else {}
+        """Return what DeepSpeed does not save, and what differs between ranks where the first alone is saved."""
+        of_engine = {} if self.engine is None else self.engine.parts()
+        return {
+            **of_engine,
+            **({"buffers": module_state.Buffers(self.trainer)} if self.run.ranks.world_size > 1 else {}),
+        }
 
     def _remind(self, callback: Any, memory: dict[str, Any]) -> None:
         for name in MEMORY:

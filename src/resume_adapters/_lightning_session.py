@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -9,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
-from resume_adapters._lightning_io import ResumeCheckpointIO
+from resume_adapters._lightning_io import ResumeCheckpointIO, without_code
 from resume_adapters._lightning_loops import END, EPOCH, IN_EPOCH, VALIDATION
 from resume_adapters._lightning_restore import MEMORY, Restoration, saving
 from resume_adapters.core.loader import LoaderWatch
@@ -31,6 +33,8 @@ class FitSession(Restoration):
     def begin_training(self) -> None:
         """Take the signals, and note the order of DDP's gradients."""
         self.take_signals()
+        if self.engine is not None:
+            zero.require_whole_windows(self.trainer)
         if self.own is None:
             self.align_buckets(self.trainer.model)
         expected = self.trainer.estimated_stepping_batches
@@ -40,6 +44,8 @@ class FitSession(Restoration):
         """At an optimizer step, ask whether to save, and whether to stop."""
         if self.loops.is_accumulating:
             return
+        if self.engine is not None:
+            self.engine.has_stepped()
         horizon = None if self._steps is None else self._steps + self.shift
         decision = self.end_step(self.trainer.global_step, self._epoch(), horizon)
         if decision.save:
@@ -73,23 +79,26 @@ class FitSession(Restoration):
 
     def save(self, path: Path, native: Callable[[], None]) -> None:
         """Save a checkpoint of the current step around the trainer's own save."""
+        if self.engine is not None and self.moment != END:
+            zero.require_no_window(self.engine)
         self.unwanted.discard(path.name)
         self.save_checkpoint(
             path.name,
             self.trainer.global_step,
-            model=self.trainer.lightning_module,
+            model=self.model,
             native=functools.partial(self._write, path, native),
             own=functools.partial(self._own, path),
             parts=self.further_parts(),
             owner=files.owner,
-            entries=lambda: files.parts(self.trainer, dict(self.parts)),
+            entries=lambda: files.parts(self.trainer, {**self.parts, **self.further_parts()}),
             facts=self._facts,
             best=self._best(),
             is_file=not is_sharded(self.trainer.strategy),
         )
 
     def _write(self, path: Path, native: Callable[[], None]) -> None:
-        native()
+        with without_code(), contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+            native()
         plugin = self.trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO) and plugin.error is not None:
             error, plugin.error = plugin.error, None
@@ -109,6 +118,7 @@ class FitSession(Restoration):
             "row": loops.row_due(self.moment),
             "gradients": loops.gradients(),
             "evaluation_workers": loops.evaluation_workers(),
+            "engine": None if self.engine is None else self.engine.own(),
             "should_stop": trainer.should_stop,
             "checkpoints": {each.state_key: self._memory(each, path) for each in saving(trainer)},
         }
@@ -176,6 +186,8 @@ class FitSession(Restoration):
 
 def is_sharded(strategy: Any) -> bool:
     """Return whether a strategy saves a directory, into which every rank writes its share."""
-    return getattr(strategy, "_state_dict_type", "full") == "sharded" or bool(
-        getattr(strategy, "_save_distributed_checkpoint", False)  # seam: lightning 2.6, as the line before
+    return (
+        zero.is_used(strategy)
+        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.6, as the line after
+        or bool(getattr(strategy, "_save_distributed_checkpoint", False))
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters._lightning_framework import pl
 from resume_adapters.core import state, weights
 
@@ -18,8 +19,8 @@ def is_spread(trainer: Any) -> bool:
 
 
 def spread(trainer: Any) -> Tree:
-    """Return what is spread over the ranks, by the name of the component."""
-    if not is_spread(trainer):
+    """Return what is spread over the ranks, by the name of the component; what DeepSpeed has is proved by itself."""
+    if not is_spread(trainer) or zero.is_used(trainer.strategy):
         return {}
     optimizers = {f"optimizer {index}": each.state_dict() for index, each in enumerate(trainer.optimizers)}
     return {"model": dict(trainer.lightning_module.named_parameters()), **optimizers}
@@ -32,7 +33,8 @@ def fixed(trainer: Any, ranks: int) -> dict[str, int]:
     if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
         parallel = trainer.strategy.device_mesh["tensor_parallel"].size()
         return {"tensor_parallel_size": parallel, **({"number of ranks": ranks} if parallel > 1 else {})}
-    if isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy):
+    whole = isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy | pl.strategies.DDPStrategy)
+    if whole and not zero.is_used(trainer.strategy):
         return {}
     return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
 

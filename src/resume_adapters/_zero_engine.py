@@ -56,6 +56,16 @@ def require_supported(engine: Any, run_dir: str) -> None:
     refuse(refused)
 
 
+def adopt(engine: Any, run_directory: Path) -> EngineState:
+    """Return the state of an engine that another framework drives.
+
+    Raises:
+        UnsupportedSetting: a setting rules an exact resume out.
+    """
+    require_supported(engine, str(run_directory))
+    return EngineState(engine)
+
+
 class LossScale:
     """The state of whatever scales the loss.
 
@@ -116,6 +126,15 @@ class EngineState:
         self._powers.observe(self.engine.was_step_applied())
         return True
 
+    def in_window(self) -> bool:
+        """Return whether the engine is accumulating gradients, which it does not save."""
+        engine = self.engine
+        if not engine.managed_gradient_accumulation():
+            return bool(engine._unmanaged_backward_count > 0)  # seam: deepspeed 0.19
+        if engine._is_gradient_accumulation_boundary is not None:  # seam: deepspeed 0.19: set by the script
+            return not engine._is_gradient_accumulation_boundary  # seam: deepspeed 0.19
+        return bool(engine.micro_steps % engine.gradient_accumulation_steps() != 0)
+
     # ---- Saving
 
     def state_dict(self) -> Tree:
@@ -173,12 +192,22 @@ class EngineState:
         Raises:
             NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
         """
+        with self.loading(session):
+            self.engine.load_checkpoint(str(directory), tag=tag)
+
+    @contextlib.contextmanager
+    def loading(self, session: Session) -> Iterator[None]:
+        """Let ``load_checkpoint``, whoever calls it meanwhile, load as data; then prove what it loaded.
+
+        Raises:
+            NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
+        """
         checkpoint, engine = session.checkpoint, self.engine
         assert checkpoint is not None
         session.schedules.note(engine.lr_scheduler)
         with self.data_only() as checkpoint_engine:
-            loaded, _ = engine.load_checkpoint(str(directory), tag=tag)
-        steps = session.run.ranks.gather(engine.global_steps if loaded else None)
+            yield
+        steps = session.run.ranks.gather(engine.global_steps if checkpoint_engine.read else None)
         if set(steps) != {checkpoint.step}:
             raise NotRestored(
                 f"DeepSpeed was to load step {checkpoint.step} from {checkpoint.path.name}, and the ranks now stand at "

@@ -32,7 +32,7 @@ from typing import Any
 from resume_adapters import _lightning_io, _lightning_restore
 from resume_adapters._lightning_framework import pl
 from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
-from resume_adapters._lightning_session import FitSession
+from resume_adapters._lightning_session import FitSession, is_sharded
 from resume_adapters.core import report
 from resume_adapters.core.cadence import SaveEvery
 from resume_adapters.core.retention import Policy
@@ -114,7 +114,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         plugin = trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
             plugin.is_managed = True
-        else:
+        elif not is_sharded(trainer.strategy):
             report.enable()
             report.logger.info(
                 "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
@@ -134,7 +134,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         if chosen is None:
             native(None)
             return
-        with _lightning_io.without_code():
+        with _lightning_io.without_code(), session.loading():
             native(chosen, weights_only=True)
         session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.6
 

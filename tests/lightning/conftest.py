@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "lightning.pytorch", "torch._dynamo", "torchdata.stateful_dataloader")
+    server = Server("torch", "lightning.pytorch", "torch._dynamo", "torchdata.stateful_dataloader", "deepspeed")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
 

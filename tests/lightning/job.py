@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from training import CONFIG, RANK, Ema, configure, digest, draws, event, policy, trace
+from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
 WIDTH = 8
 
@@ -129,7 +129,7 @@ class Model(pl.LightningModule):
             torch.nn.Dropout(CONFIG["dropout"]),
         )
         self.body = torch.compile(body, backend="eager") if CONFIG["compiled"] else body
-        self.head = torch.nn.Linear(CONFIG["width"], 1)
+        self.head = torch.nn.Linear(CONFIG["width"], CONFIG["outputs"])
         self.automatic_optimization = not CONFIG["manual"]
         self.average: Ema | None = None
 
@@ -250,6 +250,9 @@ DEFAULTS: dict[str, Any] = {
     "own_disk": False,
     "strategy": "auto",
     "sharded": True,
+    "zero": 0,
+    "outputs": 1,
+    "engine": {},
     "callback": {},
     "callback_off": False,
     "trace_files": True,
@@ -342,7 +345,21 @@ def strategy() -> Any:
     if CONFIG["strategy"] == "fsdp2":
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=CONFIG["sharded"])
-    return CONFIG["strategy"]
+    return zero() if CONFIG["strategy"] == "deepspeed" else CONFIG["strategy"]
+
+
+def zero() -> Any:
+    """Return DeepSpeed's strategy, persuaded to train without a GPU."""
+    import deepspeed
+    from lightning.pytorch.strategies import deepspeed as strategies
+
+    deepspeed_on_cpu()
+    strategies.CUDAAccelerator = pl.accelerators.CPUAccelerator
+    strategies._validate_device_index_selection = lambda devices: None
+    initialize = deepspeed.initialize
+    index = int(os.environ["LOCAL_RANK"])  # a CPU has none, and DeepSpeed wants one
+    deepspeed.initialize = lambda args, **rest: initialize(args=argparse.Namespace(device_rank=index), **rest)
+    return strategies.DeepSpeedStrategy(stage=CONFIG["zero"], logging_batch_size_per_gpu=4, **CONFIG["engine"])
 
 
 def plugins() -> list[Any]:
@@ -392,7 +409,7 @@ def finish(trainer: Any, model: Model) -> None:
     saving = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
     trace(
         final=True,
-        weights=digest(*(whole(each) for each in model.state_dict().values())),
+        weights=digest(*weights(model)),
         values=[value for each in model.state_dict().values() for value in whole(each).flatten().tolist()]
         if CONFIG["elastic"]
         else None,
@@ -409,6 +426,16 @@ def finish(trainer: Any, model: Model) -> None:
     )
 
 
+def weights(model: Model) -> list[torch.Tensor]:
+    """Return the weights and the buffers, put together from all ranks where they are spread over them."""
+    if CONFIG["strategy"] == "deepspeed" and CONFIG["zero"] == 3:
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(model.parameters())):
+            return [each.detach().clone() for each in (*model.parameters(), *model.buffers())]
+    return [whole(each) for each in model.state_dict().values()]
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor, put together from its shards where it has any."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -417,7 +444,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def share(model: Model) -> float:
     """Return how much of the weights this rank holds."""
     held = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
-    return sum(each.numel() for each in held) / sum(each.numel() for each in model.parameters())
+    return sum(each.numel() for each in held) / max(sum(each.numel() for each in model.parameters()), 1)
 
 
 def moments(trainer: Any) -> list[torch.Tensor]:

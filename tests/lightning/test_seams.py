@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
@@ -48,6 +48,7 @@ ATTRIBUTES = {
     ModelCheckpoint: [
         *("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "_last_time_checked"),
     ],
+    DeepSpeedStrategy: ["load_full_weights", "exclude_frozen_parameters"],
     FSDPStrategy: ["_state_dict_type"],
     ModelParallelStrategy: ["_save_distributed_checkpoint"],
 }
