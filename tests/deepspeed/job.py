@@ -52,7 +52,7 @@ class Net(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(FEATURES, width)
         self.norm = torch.nn.BatchNorm1d(width) if CONFIG["batch_norm"] else torch.nn.Identity()
-        self.dropout = torch.nn.Dropout(0.2)
+        self.dropout = torch.nn.Dropout(CONFIG["dropout"])
         self.middle = torch.nn.Linear(width, width)
         # Two: on two ranks nothing is padded then, and what DeepSpeed pads with is left to chance.
         self.last = torch.nn.Linear(width, 2)
@@ -117,6 +117,9 @@ DEFAULTS: dict[str, Any] = {
     "max_steps": None,
     "accumulate": 2,
     "stage": 0,
+    "dropout": 0.2,
+    "elastic": False,
+    "workers": 0,
     "precision": "fp32",
     "optimizer": "torch",
     "offload": False,
@@ -195,6 +198,13 @@ class Job:
         return torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.1)
 
     def user_loader(self, data: Mapped) -> Any:
+        if CONFIG["elastic"]:
+            from resume_adapters.data import ElasticSampler, SeededPerSample
+
+            order = ElasticSampler(data, seed=1, rank=RANK, world_size=self.engine.world_size)
+            return torch.utils.data.DataLoader(
+                SeededPerSample(data, order), batch_size=CONFIG["batch"], sampler=order, num_workers=CONFIG["workers"]
+            )
         sampler = (
             torch.utils.data.DistributedSampler(data, self.engine.world_size, RANK) if CONFIG["set_epoch"] else None
         )
@@ -230,7 +240,7 @@ class Job:
     def step(self, batch: dict[str, torch.Tensor]) -> None:
         time.sleep(CONFIG["slow"])
         engine, run = self.engine, self.run
-        step = run.global_step
+        step, rate = run.global_step, float(engine.get_lr()[0])
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[CONFIG["precision"]]
         loss = (engine(batch["x"].to(kind)).float() - batch["y"]).square().mean()
         engine.backward(loss)
@@ -238,10 +248,11 @@ class Job:
         engine.step()
         if self.ema and engine.micro_steps % CONFIG["accumulate"] == 0:
             self.ema.update()
-        rate = float(engine.get_lr()[0])
         scaler = getattr(engine.optimizer, "loss_scale_config", engine.optimizer)
         scale = float(getattr(scaler, "cur_scale", 0.0))
-        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=rate.hex(), scale=scale)
+        rows = {"rows": [digest(row) for row in batch["x"]], "mean": loss.item()} if CONFIG["elastic"] else {}
+        line = {"step": step, "loss": loss.item().hex(), "batch": digest(batch["x"], batch["y"]), "lr": rate.hex()}
+        trace(**line, scale=scale, **rows)
         event("batch_end", step)
         run.step(loss=loss)
         if run.global_step != step:
