@@ -1,9 +1,15 @@
-"""The project's sessions. ``nox -s <session> -- <arguments>`` passes the arguments through; environments are reused."""
+"""The project's sessions. ``nox -s <session> -- <arguments>`` passes the arguments through; environments are reused.
+
+``hf``, ``lightning``, ``accelerate`` and ``deepspeed`` run the tests of one adapter, each in several versions of its
+framework: ``nox -s "hf(transformers='5.0.0')" -- -k seams``.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import nox
@@ -11,7 +17,17 @@ import nox
 nox.options.sessions = ["lint", "typing", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-CONSTRAINTS = Path(__file__).parent / "constraints.txt"
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+
+TRANSFORMERS = ["4.57.6", "5.0.0", "5.23.0"]
+LIGHTNING = ["2.4.0", "2.5.6", "2.6.6"]
+ACCELERATE = ["1.6.0", "1.10.1", "1.15.0"]
+DEEPSPEED = ["0.17.6", "0.18.9", "0.19.8"]
+"""The versions of the frameworks: the oldest that trains with the torch of constraints.txt, one between, the newest."""
+
+_AT_ONCE = ["-n", "2", "--dist", "loadgroup"]
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def install(session: nox.Session, *what: str) -> None:
@@ -19,13 +35,18 @@ def install(session: nox.Session, *what: str) -> None:
     session.install("-c", str(CONSTRAINTS), *what)
 
 
+def run_tests(session: nox.Session, *folders: str, require: str = "") -> None:
+    """Run folders of tests; what follows ``--`` is added, and says itself what to run where it names a path."""
+    named = any((ROOT / word.partition("::")[0]).exists() for word in session.posargs)
+    words = [*_AT_ONCE, *(() if named else folders), *session.posargs]
+    session.run("python", "-m", "pytest", *words, env={**_ONE_THREAD, "RESUME_ADAPTERS_REQUIRE": require})
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run every test; none may be skipped because a framework is missing."""
     install(session, "-e", ".[test-all]")
-    arguments = session.posargs or ["-n", "2", "--dist", "loadgroup"]
-    required = {"RESUME_ADAPTERS_REQUIRE": "hf,lightning,accelerate,deepspeed"}
-    session.run("python", "-m", "pytest", *arguments, env=required)
+    run_tests(session, require="hf,lightning,accelerate,deepspeed")
 
 
 @nox.session
@@ -34,8 +55,102 @@ def core(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     absent = "import importlib.util as u; assert not any(map(u.find_spec, ('transformers', 'accelerate', 'lightning')))"
     session.run("python", "-c", absent)
-    arguments = session.posargs or ["-n", "2", "--dist", "loadgroup", "tests/core", "tests/cli"]
-    session.run("python", "-m", "pytest", *arguments)
+    run_tests(session, "tests/core", "tests/cli")
+
+
+# ---- The versions of the frameworks
+
+
+@nox.session
+@nox.parametrize("transformers", TRANSFORMERS)
+def hf(session: nox.Session, transformers: str) -> None:
+    """Run the tests of the Trainer's adapter with one version of transformers."""
+    free = ("transformers", "tokenizers", "huggingface-hub", "datasets", "peft")
+    wanted = (f"transformers=={transformers}", "accelerate", "datasets", "peft", "wandb", "deepspeed", "filelock")
+    install_version(session, free, *wanted)
+    run_tests(session, "tests/hf", require="hf")
+
+
+@nox.session
+@nox.parametrize("lightning", LIGHTNING)
+def lightning(session: nox.Session, lightning: str) -> None:
+    """Run the tests of Lightning's adapter with one version of it."""
+    free = ("lightning", "pytorch-lightning", "lightning-utilities", "torchmetrics", "packaging", "fsspec")
+    wanted = (f"lightning=={lightning}", f"pytorch-lightning=={lightning}", "torchdata", "deepspeed", "filelock")
+    install_version(session, free, *wanted)
+    run_tests(session, "tests/lightning", require="lightning")
+
+
+@nox.session
+@nox.parametrize("accelerate", ACCELERATE)
+def accelerate(session: nox.Session, accelerate: str) -> None:
+    """Run the tests of Accelerate's adapter with one version of it."""
+    wanted = (f"accelerate=={accelerate}", "transformers", "torchdata", "peft", "deepspeed", "filelock")
+    install_version(session, ("accelerate",), *wanted)
+    run_tests(session, "tests/accelerate", require="accelerate")
+
+
+@nox.session
+@nox.parametrize("deepspeed", DEEPSPEED)
+def deepspeed(session: nox.Session, deepspeed: str) -> None:
+    """Run the tests of DeepSpeed's adapter with one version of it."""
+    install_version(session, ("deepspeed",), f"deepspeed=={deepspeed}", "filelock")
+    run_tests(session, "tests/deepspeed", require="deepspeed")
+
+
+def install_version(session: nox.Session, free: Iterable[str], *wanted: str) -> None:
+    """Install the package without an extra, and the framework in a version that constraints.txt does not name.
+
+    Args:
+        free: what that version has other requirements of than the newest: left out of the constraints.
+        wanted: what is installed beside the package and its tests' tools.
+    """
+    session.install("-c", str(_constraints(session, free)), "-e", ".[test]", *wanted)
+
+
+def _constraints(session: nox.Session, free: Iterable[str], pins: Iterable[str] = ()) -> Path:
+    """Write the constraints without those of some packages, and with others."""
+    gone = set(free)
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if line.partition("==")[0] not in gone]
+    written = Path(session.create_tmp()) / "constraints.txt"
+    written.write_text("\n".join([*lines, *pins]) + "\n")
+    return written
+
+
+@nox.session
+def minimums(session: nox.Session) -> None:
+    """Run the core's tests with the lowest versions that pyproject.toml allows of what the package itself needs.
+
+    All but torch: the package index has its older releases only with the libraries of accelerators.
+    """
+    project = nox.project.load_toml(ROOT / "pyproject.toml")["project"]
+    extras = project["optional-dependencies"]
+    lowest = dict(re.findall(r"([\w-]+)>=([\d.]+)", " ".join([*project["dependencies"], *extras["cli"]])))
+    del lowest["torch"]
+    pins = [f"{name}=={version}" for name, version in lowest.items()]
+    pinned = _constraints(session, [*lowest, "matplotlib", "contourpy", "pandas", "click"], pins)
+    session.install("-c", str(pinned), "-e", ".[test]")
+    run_tests(session, "tests/core", "tests/cli")
+
+
+# ---- The package as it is shipped
+
+
+@nox.session(reuse_venv=False)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel, install it where nothing else is, and hold it to the contract with the sources out of reach."""
+    built = Path(session.create_tmp()) / "wheel"
+    shutil.rmtree(built, ignore_errors=True)
+    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), ".")
+    (package,) = built.glob("resume_adapters-*.whl")
+    install(session, f"{package}[test-accelerate]")
+    shutil.copytree(ROOT / "tests", built / "tests")
+    shutil.copy(ROOT / "pyproject.toml", built)
+    with session.chdir(built):
+        found = "import resume_adapters as r; assert 'site-packages' in r.__file__, r.__file__; print(r.__version__)"
+        session.run("python", "-c", found)
+        session.run("resume-adapters", "--help", silent=True)
+        run_tests(session, "tests/core", "tests/cli", "tests/accelerate/test_laws.py", require="accelerate")
 
 
 @nox.session
@@ -49,8 +164,11 @@ def slurm(session: nox.Session) -> None:
     if missing:
         session.run("apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", "munge", external=True)
     install(session, "-e", ".[test-hf]")
-    environment = {"RESUME_ADAPTERS_SLURM": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"RESUME_ADAPTERS_SLURM": "1", **_ONE_THREAD}
     session.run("python", "-m", "pytest", "tests/slurm", *session.posargs, env=environment)
+
+
+# ---- The sources
 
 
 @nox.session
@@ -79,18 +197,4 @@ def docs(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Measure what each adapter costs, side by side with its bare framework."""
     install(session, "-e", ".[hf,lightning,accelerate,deepspeed,cli]")
-    session.run("python", "-m", "benchmarks", *session.posargs, env={"OMP_NUM_THREADS": "1"})
-
-
-@nox.session(reuse_venv=False)
-def wheel(session: nox.Session) -> None:
-    """Build the wheel, install it where nothing else is, import it and start the command."""
-    built = Path(session.create_tmp()) / "wheel"
-    for old in built.glob("*.whl"):
-        old.unlink()
-    session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), ".")
-    (package,) = built.glob("resume_adapters-*.whl")
-    install(session, f"{package}[cli]")
-    with session.chdir(built):
-        session.run("python", "-c", "import resume_adapters; print(resume_adapters.__version__)")
-        session.run("resume-adapters", "--help")
+    session.run("python", "-m", "benchmarks", *session.posargs, env=_ONE_THREAD)
