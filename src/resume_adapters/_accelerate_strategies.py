@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import DeepSpeedSchedulerWrapper, DistributedType, load_fsdp_model, load_fsdp_optimizer
+from accelerate.utils import DistributedType, load_fsdp_model, load_fsdp_optimizer
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there without DeepSpeed too
 
 from resume_adapters import _accelerate_files as files
 from resume_adapters import _zero_names as zero

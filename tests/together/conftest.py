@@ -1,4 +1,4 @@
-"""One forking server for the pages and the examples of all frameworks."""
+"""What concerns all adapters at once: one forking server for the pages, the examples and the options."""
 
 from __future__ import annotations
 

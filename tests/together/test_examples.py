@@ -17,7 +17,7 @@ from launch import Server
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORKS = ("hf", "lightning", "accelerate", "deepspeed")
 
-pytestmark = pytest.mark.xdist_group("docs")
+pytestmark = pytest.mark.xdist_group("together")
 
 
 def functions(framework: str) -> dict[str, str]:

@@ -1,0 +1,87 @@
+"""An option is the same wherever it is given: its name, default, type and meaning, and the values that are refused."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import resume_adapters
+
+from launch import Server
+
+PACKAGE = Path(resume_adapters.__file__).parent
+TAKES = {
+    "hf": "ResumeCallback",
+    "lightning": "ResumeCallback",
+    "accelerate": "register_for_resume",
+    "deepspeed": "ResumeHooks",
+}
+MODULES = {"hf": "transformers"}
+OPTIONS = ("resume", "keep", "stop", "save_every", "mtbf", "verify")
+
+pytestmark = pytest.mark.xdist_group("together")
+
+
+def taker(adapter: str) -> tuple[ast.FunctionDef, str]:
+    """Return the function that takes an adapter's options, and the docstring that says what they mean."""
+    module = ast.parse((PACKAGE / f"{adapter}.py").read_text())
+    found = next(node for node in module.body if getattr(node, "name", "") == TAKES[adapter])
+    assert isinstance(found, ast.FunctionDef | ast.ClassDef)
+    function = found
+    if isinstance(found, ast.ClassDef):
+        function = next(node for node in found.body if getattr(node, "name", "") == "__init__")
+    assert isinstance(function, ast.FunctionDef)
+    return function, ast.get_docstring(found) or ""
+
+
+def signature(adapter: str) -> dict[str, tuple[str, str]]:
+    """Return the type and the default of each keyword."""
+    arguments = taker(adapter)[0].args
+    assert arguments.kwarg is not None and arguments.kwarg.arg == "parts"
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return {each.arg: (ast.unparse(each.annotation), ast.unparse(default)) for each, default in pairs}
+
+
+def meaning(adapter: str, option: str) -> str:
+    """Return what the docstring says of an option, up to where it says what the framework's own default is."""
+    found = re.search(rf"^ +{option}: (.*?)(?=^ +\w+: |^$)", taker(adapter)[1], re.M | re.S)
+    assert found is not None, f"{adapter} does not say what {option} is"
+    text = " ".join(found[1].split())
+    return text if option == "mtbf" else re.split(r"[;.] [bB]y default|[;] beside", text)[0].rstrip(".")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_has_the_same_type_and_default(option: str) -> None:
+    assert len({signature(adapter)[option] for adapter in TAKES}) == 1
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "parts"])
+def test_an_option_has_the_same_meaning(option: str) -> None:
+    assert len({meaning(adapter, option) for adapter in TAKES}) == 1
+
+
+def test_every_option_is_in_the_table_of_each_page() -> None:
+    for adapter in TAKES:
+        page = (Path(__file__).parents[2] / "docs" / f"{adapter}.md").read_text()
+        missing = [option for option in signature(adapter) if f"| `{option}` |" not in page]
+        assert not missing, f"docs/{adapter}.md does not say what {missing} do"
+
+
+def test_the_same_values_are_refused_for_the_same_reasons(server: Server, tmp_path: Path) -> None:
+    refused = {}
+    for adapter in TAKES:
+        if importlib.util.find_spec(MODULES.get(adapter, adapter)) is None:
+            continue
+        (tmp_path / adapter).mkdir()
+        script = Path(__file__).with_name("options_job.py")
+        server.start(script, [adapter], tmp_path / adapter, 1, {}).wait().require_success()
+        refused[adapter] = json.loads((tmp_path / adapter / "refusals.json").read_text())
+    for adapter, cases in refused.items():
+        for case, refusal in cases.items():
+            assert refusal is not None, f"{adapter} takes {case}"
+            assert refusal == next(iter(refused.values()))[case], (adapter, case)
