@@ -182,7 +182,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typing(session: nox.Session) -> None:
     """Check types, strictly."""
-    install(session, "-e", ".[hf,cli,plots]", "mypy")
+    install(session, "-e", ".[all,test]", "mypy")
     session.run("mypy", *session.posargs)
 
 
