@@ -8,6 +8,7 @@ on every rank and for every micro-step (loss, batch digest, learning rate, all e
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ def interrupted_equals_uninterrupted(
         ignore: names of final facts that this comparison leaves out.
     """
     variants = [*relaunch, *[{} for _ in range(len(kills) + 1 - len(relaunch))]]
+    saved: dict[str, str] = {}
     for number, kill in enumerate([*kills, None]):
         anchor = max(committed(directory / bench.run_directory).values(), default=0)
         outcome = bench.run(directory, {**config, **variants[number], "kill": kill}, ranks=ranks)
@@ -150,6 +152,11 @@ def interrupted_equals_uninterrupted(
             outcome.require_success()
         else:
             assert outcome.killed, f"launch {number} was not killed: {outcome.statuses}\n{outcome.output[-6000:]}"
+        told = re.findall(r"(\S+) resumed at (.*)\.", outcome.output)
+        assert told or relaunch or not anchor
+        for name, cursor in told:
+            assert saved[name] == cursor, "where in the data it resumes is not where it said that it was saved"
+        saved |= dict(re.findall(r"(\S+) saved at (.*)\.", outcome.output))
         require_same_steps(trace, reference, start=anchor)
     require_same_end(trace, reference, ignore)
 

@@ -204,7 +204,6 @@ class TrainerSession(Restoration):
             "epoch": float(live.epoch),
             # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
             "metrics": self.metrics if self.evaluated_at == live.global_step else {},
-            "cursor": {"epoch": self.epoch, "micro_batches": self.consumed},
         }
 
     def _entries(self) -> list[PartEntry]:

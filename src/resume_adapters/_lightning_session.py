@@ -141,12 +141,10 @@ class FitSession(Restoration):
     def _facts(self) -> dict[str, Any]:
         fresh = self.moment in (VALIDATION, EPOCH)
         numbers = {name: float(value) for name, value in self.trainer.callback_metrics.items()} if fresh else {}
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress
         return {
             "epoch": self._epoch(),
             # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
             "metrics": finite(numbers),
-            "cursor": {"epoch": self.trainer.current_epoch, "micro_batches": progress.current.ready},
         }
 
     def _epoch(self) -> float:

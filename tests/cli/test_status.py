@@ -55,7 +55,7 @@ def test_describes_a_finished_run(command, run_dir):
     assert found["cursor"] == {"epoch": 0, "micro_batches": 30}
     text = command("status", run_dir)
     assert text.code == 0
-    for words in ("finished", "30 of 30", "checkpoint-30 (committed)", "micro_batches 30", "start 1"):
+    for words in ("finished", "30 of 30", "checkpoint-30 (committed)", "epoch 0, 30 batches", "start 1"):
         assert words in text.out
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resume_adapters.core.cursor import Cursor, Order, ShardProgress, deal, merge
+from resume_adapters.core.cursor import Cursor, Order, ShardProgress, deal, merge, tell
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
@@ -98,3 +98,22 @@ def test_progress_of_different_epochs_is_not_merged() -> None:
 
 def test_a_cursor_is_data() -> None:
     assert Cursor(**Cursor(2, 7, 30).to_tree()) == Cursor(2, 7, 30)
+
+
+TOLD = {
+    "epoch 3, 51,200 of 100,000 samples, order 7f3a90c1": {
+        "epoch": 3,
+        "micro_batches": 8,
+        "samples": 51200,
+        "of": 100000,
+        "order": "7f3a90c1",
+    },
+    "epoch 1, 64 samples": {"epoch": 1, "micro_batches": 2, "samples": 64, "of": None, "order": None},
+    "epoch 2, 8 batches": {"epoch": 2, "micro_batches": 8},
+    "": {},
+}
+
+
+@pytest.mark.parametrize("words", TOLD)
+def test_a_cursor_is_told_in_words(words: str) -> None:
+    assert tell(TOLD[words]) == words

@@ -42,6 +42,7 @@ def checkpoint(row: Listed, marks: list[str]) -> Document:
         "generation": manifest.generation if manifest else None,
         "world_size": manifest.world_size if manifest else None,
         "marks": marks,
+        "cursor": manifest.cursor if manifest else {},
     }
 
 

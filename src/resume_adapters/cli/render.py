@@ -22,6 +22,9 @@ _STYLES = {
     "killed": "bold red",
     "failed": "bold red",
 }
+_WIDE = 120
+"""Columns of a terminal from which on there is room to say where in the data each checkpoint is."""
+
 _PERIODS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
@@ -69,6 +72,12 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
+def _cursor(cursor: dict[str, Any]) -> str:
+    from resume_adapters.core.cursor import tell  # with numpy, which no other command needs
+
+    return tell(cursor)
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
@@ -84,7 +93,10 @@ def listing(console: Console, document: dict[str, Any], metric: str | None) -> N
     rows = document["checkpoints"]
     metric = metric or _main_metric(rows)
     shown = [metric] if metric else []
-    table = _table("name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", right=("step", "epoch"))
+    data = ["data"] if console.width >= _WIDE else []
+    table = _table(
+        "name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", *data, right=("step", "epoch")
+    )
     for row in rows:
         committed = row["state"] == "committed"
         table.add_row(
@@ -97,6 +109,7 @@ def listing(console: Console, document: dict[str, Any], metric: str | None) -> N
             escape(row["reason"]) if committed else "",
             *[_number(row["metrics"].get(name)) for name in shown],
             " ".join(row["marks"]),
+            *[escape(_cursor(row["cursor"])) for _ in data],
         )
     if rows:
         console.print(table)
@@ -137,7 +150,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "reason": escape(document["reason"]),
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
         "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
-        "cursor": ", ".join(f"{key} {value}" for key, value in document["cursor"].items()),
+        "cursor": escape(_cursor(document["cursor"])),
         "damaged": escape(", ".join(document["damaged"])),
     }
     if document["damaged"] and not anchor:
@@ -186,8 +199,8 @@ def _known(facts: dict[str, Any]) -> str:
     if isinstance(facts.get("seconds"), float):
         facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
     if isinstance(facts.get("cursor"), dict):
-        facts = {**facts, "cursor": ", ".join(f"{key} {value}" for key, value in facts["cursor"].items())}
-    return "; ".join(value if name == "reason" else f"{name} {value}" for name, value in facts.items())
+        facts = {**facts, "cursor": _cursor(facts["cursor"])}
+    return "; ".join(value if name in ("reason", "cursor") else f"{name} {value}" for name, value in facts.items())
 
 
 def verdicts(console: Console, document: dict[str, Any]) -> None:

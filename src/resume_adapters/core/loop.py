@@ -138,13 +138,13 @@ class ResumableLoop:
 
     def _restore_own(self, own: Tree) -> Resumed:
         assert self._session.checkpoint is not None
-        self._saved_feeds, self._resumed_begun = own["feeds"], own["begun"]
+        self._saved_feeds, self._resumed_begun = own["loaders"], own["begun"]
         if len(self._saved_feeds) > 1:
             self._session.no_horizon = SEVERAL_LOADERS
         self._losses = (own["losses"]["count"], own["losses"]["sum"])
         metrics = self._run.read_part(self._session.checkpoint, "metrics")
         self._best, self._best_checkpoint = metrics["best"], metrics["checkpoint"]
-        return Resumed(own["epoch"], self._session.checkpoint.step, _consumed(own["feeds"]))
+        return Resumed(own["epoch"], self._session.checkpoint.step, _consumed(own["loaders"]))
 
     # ---- The loop
 
@@ -263,7 +263,7 @@ class ResumableLoop:
         if len(self._feeds) < len(self._saved_feeds):
             index = len(self._feeds)
             feed.restore(
-                self._saved_feeds[index], self._session, self._resumed_epoch(), lambda own: own["feeds"][index]
+                self._saved_feeds[index], self._session, self._resumed_epoch(), lambda own: own["loaders"][index]
             )
             self._session.move_schedules()
             if self._session.begun:
@@ -386,7 +386,7 @@ class ResumableLoop:
         return {
             "epoch": self.epoch,
             "begun": self._begun,
-            "feeds": self._feed_states(),
+            "loaders": self._feed_states(),
             "losses": {"count": self._losses[0], "sum": self._losses[1]},
             "framework": self._framework.state(),
             "rng": rng.capture(),
@@ -400,7 +400,6 @@ class ResumableLoop:
         return {
             "epoch": self._fraction(),
             "metrics": finite({name: float(value) for name, value in self._noted.items()}),
-            "cursor": {"epoch": self.epoch, "micro_batches": next((feed.consumed for feed in self._running()), 0)},
         }
 
     def _fraction(self) -> float:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from resume_adapters.core import loader, report, rng, shards, weights
+from resume_adapters.core import loader, report, rng, shards, tree, weights
 from resume_adapters.core.buckets import BucketOrder
-from resume_adapters.core.cursor import steps_done
+from resume_adapters.core.cursor import steps_done, tell
 from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import PartEntry
@@ -143,6 +143,10 @@ class Session:
                 if other := _differences(self.own["fixed"], self.fixed):
                     raise self._mismatch(other, "it cannot be resumed from")
                 self._trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+                if self.run.ranks.rank == 0:
+                    cursor = _cursor(self.checkpoint.manifest.epoch, self.own)
+                    report.logger.info("%s resumed at %s.", self.checkpoint.path.name, tell(cursor))
+                    self.run.journal.note("resume", step=self.checkpoint.step, cursor=cursor)
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
         return self.checkpoint
@@ -453,7 +457,7 @@ class Session:
             parts: further parts of the adapter.
             owner: the rank that answers for a file of the framework.
             entries: says of each part who captures it.
-            facts: ``epoch``, ``metrics`` and ``cursor`` of the manifest.
+            facts: ``epoch`` and ``metrics`` of the manifest.
             best: name of the best checkpoint.
             is_file: the framework writes one file of that name, not a directory.
         """
@@ -463,12 +467,24 @@ class Session:
             if not self._reported and self.run.ranks.rank == 0:
                 report.parts(found)
             self._reported = True
+            known = facts()
+            cursor = _cursor(known["epoch"], kept)
+            if self.run.ranks.rank == 0:
+                report.logger.info("%s saved at %s.", name, tell(cursor))
             return {
                 "reason": self.reason,
                 "parts": tuple(found),
                 "architecture": weights.architecture_digest(architecture),
-                **facts(),
+                "cursor": cursor,
+                **known,
             }
+
+        def of_this_rank() -> dict[str, Any]:
+            kept.update(own())
+            added = {"topology": self.topology, "fixed": self.fixed, "shares": self._shares(), "shift": self.shift}
+            return {**kept, **added, "buckets": [each.order for each in self._orders]}
+
+        kept: Tree = {}
 
         architecture = self._architecture(model)
         added = {"architecture": Value(architecture), "trackers": Value(self._trackers.capture())}
@@ -476,14 +492,7 @@ class Session:
             name,
             step,
             native=native,
-            own=lambda: {
-                **own(),
-                "topology": self.topology,
-                "fixed": self.fixed,
-                "shares": self._shares(),
-                "shift": self.shift,
-                "buckets": [each.order for each in self._orders],
-            },
+            own=of_this_rank,
             parts={**self.parts, **parts, **added},
             owner=owner,
             facts=described,
@@ -523,6 +532,25 @@ class Session:
         """Record why the run failed, if it got as far as owning its directory."""
         if self.run.generation:
             self.run.record("failed", step=step, reason=f"{type(error).__name__}: {error}")
+
+
+def _cursor(epochs: float, own: Tree) -> Tree:
+    """Return, for people, where a rank that saved this as its own is in its first loader that is under way."""
+    states = [each for each in own.get("loaders", [own]) if each.get("position") is not None]
+    state = next((each for each in states if not each["position"]["ended"]), states[0] if states else None)
+    if state is None:
+        return {"epoch": int(epochs)}
+    position, done = state["position"], 0 if state["position"]["ended"] else state["consumed"]
+    elastic = (position["elastic"] or {}).get("cursor", {})
+    samples = elastic.get("consumed", done * state["together"]) if done else 0
+    order = [elastic["seed"], elastic["epoch"]] if elastic else (position["sampler"] or {}).get("iter")
+    return {
+        "epoch": int(epochs),
+        "micro_batches": done,
+        "samples": samples if samples or not done else None,
+        "of": position["length"],
+        "order": (tree.digest_of(order) or "")[:8] if done and order else None,
+    }
 
 
 def _differences(saved: Mapping[str, int], here: Mapping[str, int]) -> list[str]:
