@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import resume_adapters.data
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.state import Value
 
@@ -100,6 +101,15 @@ def finished(directory: Path) -> None:
     run.flush()
     run.record("finished", step=1500, epoch=3.0, horizon=1500)
     run.close()
+
+
+def test_everything_public_is_on_the_page_of_the_api() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    public = {
+        f"resume_adapters.{name}" for name in resume_adapters.__all__ if name not in ("__version__", "ResumeError")
+    }
+    public |= {f"resume_adapters.data.{name}" for name in resume_adapters.data.__all__}
+    assert public <= set(re.findall(r"^::: (\S+)$", page, re.M))
 
 
 def test_the_pages_of_the_frameworks_have_the_same_headings() -> None:
