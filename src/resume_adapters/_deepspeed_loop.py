@@ -37,7 +37,7 @@ class DeepSpeedFramework(Framework):
         self.engine = engine
         self._state = EngineState(engine)
         self.accumulation = int(engine.gradient_accumulation_steps())
-        self.fixed = self._state.fixed
+        self.fixed = {"ZeRO stage": self._state.stage}
         self.trackers = Trackers(self._writers)
         loader = engine.training_dataloader
         self._batches = None if loader is None else len(loader)

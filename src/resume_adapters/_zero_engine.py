@@ -17,6 +17,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from resume_adapters import _zero_files as files
 from resume_adapters import _zero_names as names
+from resume_adapters import _zero_universal as universal
 from resume_adapters._zero_powers import BetaPowers
 from resume_adapters.core import state
 from resume_adapters.core.session import Session
@@ -192,8 +193,19 @@ class EngineState:
         Raises:
             NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
         """
+        if self.stage and session.has_other_ranks:
+            self._load_universal(session, directory / tag)
+            return
         with self.loading(session):
             self.engine.load_checkpoint(str(directory), tag=tag)
+
+    def _load_universal(self, session: Session, shards: Path) -> None:
+        with universal.converted(session, shards) as place:
+            with self.loading(session), universal.loading(self.engine):
+                self.engine.load_checkpoint(str(place.parent), tag=place.name)
+                universal.complete(self.engine, place)
+            if session.verify:
+                universal.prove(session, self.engine, place)
 
     @contextlib.contextmanager
     def loading(self, session: Session) -> Iterator[None]:

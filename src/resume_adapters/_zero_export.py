@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
@@ -27,33 +25,17 @@ def whole_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         try:
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as put_together
 
-            from resume_adapters._zero_files import DATA_CLASSES
+            from resume_adapters._zero_files import as_data
         except ImportError as error:
             raise MissingFramework(
                 f"{checkpoint.name} is in pieces that only DeepSpeed can put together: "
                 "pip install 'resume-adapters[deepspeed]'"
             ) from error
         try:
-            with _as_data(DATA_CLASSES):
+            with as_data():
                 weights: dict[str, torch.Tensor] = put_together(str(checkpoint.parent), tag=checkpoint.name)
         except UnpicklingError as error:
             raise UnsupportedSetting(
                 f"{checkpoint.name} cannot be read without running code from it: {error}", path=checkpoint
             ) from error
     return weights
-
-
-@contextlib.contextmanager
-def _as_data(classes: list[Any]) -> Iterator[None]:
-    """Let ``torch.load`` read data only, also where DeepSpeed asks it to unpickle freely."""
-    import torch
-
-    former = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    try:
-        with torch.serialization.safe_globals(classes):
-            yield
-    finally:
-        del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
-        if former is not None:
-            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = former

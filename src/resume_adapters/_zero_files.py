@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -93,7 +95,7 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
         UnsupportedSetting: it holds objects whose loading could run code.
     """
     try:
-        with torch.serialization.safe_globals(DATA_CLASSES):
+        with _data_classes():
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except UnpicklingError as error:
         found = _unreadable(path)
@@ -105,11 +107,33 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _data_classes() -> Iterator[None]:
+    """Let torch load :data:`DATA_CLASSES`; one of these contexts may be within another."""
+    known = torch.serialization.get_safe_globals()
+    with torch.serialization.safe_globals([each for each in DATA_CLASSES if each not in known]):
+        yield
+
+
+@contextlib.contextmanager
+def as_data() -> Iterator[None]:
+    """Let ``torch.load`` read data only, also where DeepSpeed asks it to unpickle freely."""
+    former = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    try:
+        with _data_classes():
+            yield
+    finally:
+        del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
+        if former is not None:
+            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = former
+
+
 def _unreadable(path: Path) -> list[str]:
     """Return the names of the classes in a file that are not data."""
     if not zipfile.is_zipfile(path):  # the old format, which `"checkpoint": {"serialization": ...}` may choose
         return []
-    with torch.serialization.safe_globals(DATA_CLASSES):
+    with _data_classes():
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 

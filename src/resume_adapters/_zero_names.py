@@ -19,7 +19,7 @@ def owner(file: Path) -> int:
 
 
 def fixed(stage: int, ranks: int) -> dict[str, int]:
-    """Return what must be as it was when a checkpoint was saved, in a user's words.
+    """Return what must be as it was when a checkpoint was saved, in a user's words, where another framework drives.
 
     Without ZeRO every rank holds the whole optimizer; with it, its piece.
     """

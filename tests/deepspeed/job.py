@@ -6,6 +6,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import deepspeed
 import numpy as np
 import torch
+from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -58,8 +60,14 @@ class Net(torch.nn.Module):
         self.last = torch.nn.Linear(width, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.dropout(torch.relu(self.norm(self.first(x))))
-        return self.last(torch.relu(self.middle(x))).sum(-1)
+        x = torch.relu(self.norm(self.first(x)))
+        x = deepspeed.checkpointing.checkpoint(self.block, x) if CONFIG["recompute"] else self.block(x)
+        return self.last(x).sum(-1)
+
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        with get_cuda_rng_tracker().fork() if CONFIG["recompute"] else contextlib.nullcontext():
+            x = self.dropout(x)
+        return torch.relu(self.middle(x))
 
 
 class Warmup:
@@ -118,6 +126,7 @@ DEFAULTS: dict[str, Any] = {
     "accumulate": 2,
     "stage": 0,
     "dropout": 0.2,
+    "recompute": False,
     "elastic": False,
     "workers": 0,
     "precision": "fp32",
@@ -182,6 +191,9 @@ class Job:
             training_data=data if CONFIG["loader"] == "own" else None,
             config=ds_config(),
         )
+        if CONFIG["recompute"]:
+            deepspeed.checkpointing.configure(None, partition_activations=False, checkpoint_in_cpu=False)
+            get_cuda_rng_tracker().add("model-parallel-rng", 7)
         if CONFIG["rank_seeds"]:
             torch.manual_seed(1000 + RANK)
             random.seed(1000 + RANK)
@@ -266,11 +278,13 @@ class Job:
         trace(
             final=True,
             weights=digest(*tensors.values()),
+            sums={name: each.double().sum().item() for name, each in tensors.items()} if CONFIG["elastic"] else None,
             optimizer=digest(*self.moments()),
             global_steps=engine.global_steps,
             skipped_steps=engine.skipped_steps,
             ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
             draws=draws(),
+            tracked=[digest(each) for each in get_cuda_rng_tracker().get_states().values()],
         )
 
     def gathered(self) -> dict[str, torch.Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import deepspeed
 import pytest
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
@@ -50,6 +52,14 @@ def test_saving_and_loading_go_through_the_checkpoint_engine() -> None:
     assert list(inspect.signature(TorchCheckpointEngine.__init__).parameters) == ["self", "config_params"]
     for name in ("save", "load"):
         assert list(inspect.signature(getattr(TorchCheckpointEngine, name)).parameters)[1] in ("state_dict", "path")
+
+
+def test_a_universal_checkpoint_is_made_and_loaded_as_the_adapter_does_it() -> None:
+    converter = inspect.getsource(ds_to_universal)
+    used = {"input_folder", "output_folder", "num_extract_workers", "num_merge_workers", "inject_missing_state"}
+    assert set(re.findall(r"args\.(\w+)", converter)) == {*used, "keep_temp_folder", "strict"}, f"options {VERSION}"
+    assert 'for state in ("fp32", "exp_avg", "exp_avg_sq")' in converter, f"it converts other state {VERSION}"
+    assert "self._config.load_universal_checkpoint" in inspect.getsource(DeepSpeedEngine.load_universal_checkpoint)
 
 
 def test_the_engine_counts_as_the_adapter_reads() -> None:

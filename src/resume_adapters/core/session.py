@@ -19,7 +19,7 @@ from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.schedules import Schedules
-from resume_adapters.core.state import Stateful, Value
+from resume_adapters.core.state import Buffers, Stateful, Value
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 RESERVED = ("architecture", "callbacks", "trackers", "manifest")
@@ -361,6 +361,9 @@ class Session:
             for part in self.parts.values():
                 if hasattr(part, "get_last_lr"):
                     self.schedules.note(part)
+            if self.has_other_ranks:
+                # Of other ranks' running statistics none is this rank's; those of the first are among the weights.
+                further = {name: part for name, part in further.items() if not isinstance(part, Buffers)}
             self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
 
     def watch(self, data_loader: Any) -> LoaderWatch:
