@@ -25,6 +25,7 @@ ONE: dict[str, dict[str, Any]] = {
     "DeepSpeedCPUAdam": {"optimizer": "cpu"},
     "DeepSpeedCPUAdam, stage 2, offload": {"optimizer": "cpu", "stage": 2, "offload": True, "precision": "bf16"},
     "DeepSpeedCPUAdam with moving betas": {"optimizer": "cpu", "stage": 1, "cycle": True},
+    "activation checkpointing": {"stage": 1, "recompute": True},
     "FusedAdam": {"optimizer": "fused", "stage": 1},
 }
 

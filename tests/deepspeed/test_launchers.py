@@ -1,11 +1,13 @@
-"""A run that torchrun started and lost is continued by the ``deepspeed`` launcher, as users start them."""
+"""As users start them: with torchrun, with the ``deepspeed`` launcher, and the example as a plain script."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +35,29 @@ def test_torchrun_and_then_the_deepspeed_launcher(bench: contract.Bench, referen
     trace = contract.read_trace(tmp_path, 2)
     contract.require_same_steps(trace, expected, start=5)
     contract.require_same_end(trace, expected)
+
+
+def test_the_example_is_killed_and_started_again(tmp_path: Path) -> None:
+    """As a user has it, on one process."""
+    assert example(tmp_path, "reference").wait(200) == 0
+    running = example(tmp_path, "killed")
+    trace = tmp_path / "killed.trace"
+    while not trace.exists() or len(trace.read_bytes().splitlines()) < 8:
+        assert running.poll() is None, (tmp_path / "killed.log").read_text()
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    assert example(tmp_path, "killed").wait(200) == 0
+    logs = [(tmp_path / f"{name}.log").read_text() for name in ("reference", "killed")]
+    assert "Resuming from global_step" in logs[1]
+    digests = [re.findall(r"weights sha256 (\w+)", log) for log in logs]
+    assert digests[0] == digests[1] and len(digests[0]) == 1
+
+
+def example(directory: Path, name: str) -> subprocess.Popen[bytes]:
+    script = Path(__file__).parents[2] / "examples" / "deepspeed_train.py"
+    options = ["--cpu", "--steps", "12", "--save-steps", "3", "--eval-steps", "6"]
+    command = [sys.executable, str(script), *options, "--output-dir", name, "--trace", f"{name}.trace"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (directory / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
