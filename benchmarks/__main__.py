@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import digests, engines, figure, fits, loops, memory, resolving, saves, steps
+from benchmarks import asking, digests, engines, figure, fits, loops, memory, resolving, saves, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -24,6 +24,7 @@ _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 BENCHMARKS = {
     "steps": (steps.measure, 2000, 200),
+    "asking": (asking.measure, 200, 20),
     "saves": (saves.measure, 4, 1),
     "loop-steps": (loops.measure_steps, 2000, 200),
     "loop-saves": (loops.measure_saves, 4, 1),

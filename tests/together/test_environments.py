@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 import chain
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-pytestmark = pytest.mark.xdist_group("docs")
 
 COMMANDS = {
     "python": f'exec "{sys.executable}" "$@"',
