@@ -84,6 +84,12 @@ def test_a_process_that_began_after_the_status_is_another(command, run_dir):
     assert command("status", run_dir, "--json").json["state"] == "killed"
 
 
+def test_a_save_that_is_done_is_not_the_next(command, run_dir):
+    for next_save, shown in ((30, None), (35, 35)):
+        rewrite(run_dir, step=28, next_save=next_save)
+        assert command("status", run_dir, "--json").json["next_save"] == shown
+
+
 def test_a_process_on_another_host_cannot_be_told(command, run_dir):
     rewrite(run_dir, host="elsewhere.example")
     found = command("status", run_dir, "--json").json

@@ -159,6 +159,7 @@ def test_rewind_sets_later_checkpoints_aside(command, run_dir):
     assert (shelf / "checkpoint-30.1" / "resume" / "manifest.json").is_file(), "nothing is deleted"
     assert (run_dir / "latest").resolve().name == "checkpoint-10"
     assert status(run_dir)["state"] == "stopped", "a finished run goes on"
+    assert (status(run_dir)["step"], status(run_dir)["epoch"]) == (10, 1.0)
     run = ResumableRun(run_dir)
     assert run.open().checkpoint.step == 10
     run.close()

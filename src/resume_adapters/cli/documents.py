@@ -70,6 +70,8 @@ def status(run: RunDirectory) -> Document:
     anchor, newest = run.anchor, run.newest
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
     killed = found is not None and found.state == "running" and alive is False
+    # A commit may be newer than the live status, and then that save is done.
+    ahead = found is not None and last is not None and found.next_save is not None and found.next_save > last.step
     return {
         "run_directory": str(run.path),
         "state": "unknown" if found is None else "killed" if killed else found.state,
@@ -78,7 +80,7 @@ def status(run: RunDirectory) -> Document:
         "horizon": found.horizon if found else None,
         "rate": found.rate if found else None,
         "eta": found.eta if found else None,
-        "next_save": found.next_save if found else None,
+        "next_save": found.next_save if found and ahead else None,
         "ends": found.ends if found else None,
         "job": found.job if found else None,
         "last_commit": newest.step if newest else None,

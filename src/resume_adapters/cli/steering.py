@@ -116,7 +116,9 @@ def rewind(
     point_to(STORAGE, latest, chosen.path.name, "file" if latest.is_file() and not latest.is_symlink() else "link")
     journal.note("rewind", step=step, generation=generation, set_aside=sorted(moved.values()))
     if status is None or status.state != "halted":
-        journal.set_status(Status(state="stopped", step=step, generation=generation, reason=f"rewound to step {step}"))
+        epoch = chosen.manifest.epoch if chosen.manifest else 0.0
+        reason = f"rewound to step {step}"
+        journal.set_status(Status(state="stopped", step=step, epoch=epoch, generation=generation, reason=reason))
     document = {"run_directory": str(run.path), "step": step, "checkpoint": chosen.path.name, "set_aside": moved}
     if json:
         documents.write(document)
