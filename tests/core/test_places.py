@@ -1,0 +1,95 @@
+"""What stands where the core wants to list, to link, to read or to save."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resume_adapters.core import place
+from resume_adapters.core.listing import candidates
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.twister import NumpyTwister
+from resume_adapters.errors import ResumeError, RunDirectoryUnusable
+
+import miniature
+from miniature import Miniature
+
+
+def test_a_file_is_not_a_directory_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert candidates(tmp_path / "missing") == []
+    with pytest.raises(RunDirectoryUnusable, match="is a file; expected the directory"):
+        candidates(tmp_path / "file")
+
+
+def test_a_directory_that_cannot_be_listed_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scandir(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(RunDirectoryUnusable, match="cannot be listed: Permission denied"):
+        candidates(tmp_path)
+
+
+@pytest.mark.parametrize("reason", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+    def symlink(target: str, link: Path) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    assert not LocalStorage().symlink("target", tmp_path / "link")
+    run = Miniature(tmp_path / "run")
+    run.commit(10)
+    run.run.close()
+    assert (tmp_path / "run" / "latest").read_text().strip() == "checkpoint-10"
+    assert Miniature(tmp_path / "run").step == 10
+
+
+def test_a_link_that_fails_for_another_reason_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "link").write_text("taken")
+    with pytest.raises(FileExistsError):
+        LocalStorage().symlink("target", tmp_path / "link")
+
+
+@pytest.mark.usefixtures("shape")
+def test_a_file_of_a_checkpoint_is_found_through_a_link(tmp_path: Path) -> None:
+    run = Miniature(tmp_path / "run")
+    run.commit(10)
+    link = tmp_path / "elsewhere.ckpt" if miniature.FILES else tmp_path / "elsewhere"
+    link.symlink_to(run.run.directory / miniature.name(10))
+    assert place.locate(link, "resume/manifest.json").is_file()
+
+
+def test_what_is_no_checkpoint_is_not_started_from(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ResumeError, match="it is not a checkpoint"):
+        Miniature(tmp_path / "run", resume=str(tmp_path / "mine"))
+
+
+def test_what_has_the_name_of_a_save_is_moved_and_not_written_into(tmp_path: Path) -> None:
+    """A link, and the user's own directory: neither is this package's to change."""
+    run = Miniature(tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    run.run.directory.joinpath("checkpoint-10").symlink_to(tmp_path / "mine")
+    run.run.directory.joinpath("checkpoint-20").mkdir()
+    (run.run.directory / "checkpoint-20" / "notes").write_text("kept")
+    run.commit(10)
+    run.commit(20)
+    assert run.committed() == {"checkpoint-10": 10, "checkpoint-20": 20}
+    assert list((tmp_path / "mine").iterdir()) == []
+    aside = run.run.directory / ".resume" / "set-aside"
+    assert (aside / "checkpoint-20.1" / "notes").read_text() == "kept"
+    assert (aside / "checkpoint-10.1").is_symlink()
+
+
+def test_another_generator_of_numpy_is_asked_itself() -> None:
+    former = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        assert NumpyTwister().state() == np.random.get_state(legacy=False)
+    finally:
+        np.random.set_bit_generator(former)
