@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import miniature
 from launch import Server
+
+# How long an example takes says how loaded the machine is, and nothing of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 MEMORY = Path("/dev/shm")
 """A file system in memory, where there is one: forcing files onto it costs nothing."""
