@@ -15,9 +15,11 @@ from accelerate.utils import send_to_device
 from resume_adapters import _accelerate_files as files
 from resume_adapters._accelerate_strategies import strategy
 from resume_adapters._trackers import Trackers
+from resume_adapters.core import workers
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.loader import batch_size
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.sampler import Moment
@@ -296,14 +298,14 @@ def _samples(loader: Any, ranks: int) -> int:
     """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
     if hasattr(loader, "total_batch_size"):
         return int(loader.total_batch_size)
-    return (loader.batch_size or 0) * ranks
+    return (batch_size(loader) or 0) * ranks
 
 
 def _has_running_workers(loader: Any) -> bool:
     """Return whether the persistent workers of a loader that was not given to the loop are running."""
     if hasattr(loader, "resume_watch") or not (loader.num_workers and loader.persistent_workers):
         return False
-    return loader._iterator is not None  # seam: torch 2.13, DataLoader
+    return workers.are_kept(loader)
 
 
 def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:

@@ -14,6 +14,7 @@ from resume_adapters._trackers import Trackers
 from resume_adapters._zero_engine import EngineState
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.loader import batch_size
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.session import Session
@@ -87,8 +88,7 @@ class DeepSpeedFramework(Framework):
 
     def _samples(self, loader: Any) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
-        size = loader.batch_size or getattr(getattr(loader, "batch_sampler", None), "batch_size", 0)
-        return int(size) * int(self.engine.dp_world_size)
+        return (batch_size(loader) or 0) * int(self.engine.dp_world_size)
 
     # ---- Saving
 

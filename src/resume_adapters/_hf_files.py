@@ -11,7 +11,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from resume_adapters import _zero_names as zero
-from resume_adapters.core import state
+from resume_adapters.core import state, workers
 from resume_adapters.core import weights as weights_module
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import PartEntry
@@ -128,7 +128,7 @@ def restore_callbacks(trainer: Any) -> None:
 def evaluation_workers(trainer: Any) -> list[str]:
     """Return the names of the evaluation loaders whose persistent workers are running."""
     loaders = getattr(trainer, "_eval_dataloaders", {})  # seam: transformers 5.23
-    return [name for name, each in loaders.items() if each._iterator is not None]  # seam: torch 2.13, DataLoader
+    return [name for name, each in loaders.items() if workers.are_kept(each)]
 
 
 class _Callbacks:

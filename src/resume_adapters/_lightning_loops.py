@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters import _lightning_sums as sums
+from resume_adapters.core import workers
 
 Tree = dict[str, Any]
 
@@ -134,7 +135,7 @@ class Loops:
         """Return for each validation loader whether its workers outlive a validation and are running."""
         combined = self.epoch.val_loop._combined_loader
         loaders = combined.flattened if combined is not None else []
-        return [getattr(each, "_iterator", None) is not None for each in loaders]  # seam: torch 2.13, DataLoader
+        return [workers.are_kept(each) for each in loaders]
 
     # ---- Going on
 

@@ -177,6 +177,9 @@ def merge(parts: Iterable[ShardProgress]) -> ShardProgress:
     return ShardProgress(known[0].epoch, known[0].seed, offsets, finished)
 
 
+Reached = tuple[int, int]
+"""How far a reader is: the shards of its share that it has finished, and the records of the next that are consumed."""
+
 Share = list[tuple[int, int]]
 """What one reader reads: shards in order, each with the records of it to pass over."""
 

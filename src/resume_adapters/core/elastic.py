@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from resume_adapters.core.cursor import Cursor, ShardProgress, merge
+from resume_adapters.core.cursor import Cursor, Reached, ShardProgress, merge
 
 Tree = dict[str, Any]
-Reached = tuple[int, int]
 
 
 @runtime_checkable

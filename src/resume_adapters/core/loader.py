@@ -86,7 +86,8 @@ class LoaderWatch:
         self._held = False
         self._moment = Moment(loader)
         self._sampler: WatchedSampler | None = None
-        self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=max(_KEPT, 4 * self.workers))
+        kept = max(_KEPT, 4 * self.workers)
+        self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=kept)
         self._last_batch: Any = None
         self._spawn: Tree | None = None
         self._pool: dict[int, Any] = {}
@@ -100,7 +101,7 @@ class LoaderWatch:
         self._init: WorkerInit | None = None
         self._made = self._forget_initial_iterator()
         self._begun = 0
-        self._elastic = elastic.find(loader, max(_KEPT, 4 * self.workers))
+        self._elastic = elastic.find(loader, kept)
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
             self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
@@ -162,7 +163,7 @@ class LoaderWatch:
             "pool": dict(self._pool) if keeps else {},
             "proof": None,
             "generators": self._moment.generators(),
-            "step": {"process": rng.capture(), "registered": self._registered_states()},
+            "step": rng.capture_with(self._registered),
             "elastic": self._elastic.end() if self._elastic else None,
             **self._identity(),
         }
@@ -171,7 +172,7 @@ class LoaderWatch:
         return {
             "workers": self.workers,
             "length": length_of(self.loader.dataset),
-            "batch_size": _batch_size(self.loader),
+            "batch_size": self.batch_size,
         }
 
     def _replay_start(self, consumed: int) -> int:
@@ -222,7 +223,7 @@ class LoaderWatch:
     @property
     def batch_size(self) -> int | None:
         """Samples in a batch of the loader; ``None`` where it does not say."""
-        return _batch_size(self.loader)
+        return batch_size(self.loader)
 
     @property
     def is_elastic(self) -> bool:
@@ -293,7 +294,7 @@ class LoaderWatch:
         self._moment.restore_generators(position["generators"])
         self._seek(position)
         if process:
-            self._restore_step(position["step"])
+            rng.restore_with(position["step"], self._registered)
         self._spawn, self._pool = position["spawn"], dict(position["pool"])
         if not self._keeps_workers() or self._spawn is None:
             self._pending = None
@@ -310,7 +311,7 @@ class LoaderWatch:
     def restore_random_state(self, position: Tree) -> None:
         """Put back the random state of the moment at which a position was saved, of the process and of the loader."""
         self._moment.restore_generators(position["generators"])
-        self._restore_step(position["step"])
+        rng.restore_with(position["step"], self._registered)
 
     # ---- One pass
 
@@ -414,7 +415,7 @@ class LoaderWatch:
         if self._before:
             before = self._before.popleft()
             rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
-            self._restore_registered(before["registered"])
+            rng.restore_registered(before["registered"], self._registered)
         batch = self._fetch(inner)
         if self._ahead:
             self._ahead -= 1
@@ -425,7 +426,7 @@ class LoaderWatch:
 
     def _fetch(self, inner: Iterator[Any]) -> Any:
         # Without workers the fetch itself may draw random numbers, so a fetch that is ahead must be repeatable.
-        before = None if self.workers else (rng.capture_cpu(), self._registered_states())
+        before = None if self.workers else (rng.capture_cpu(), rng.registered_states(self._registered))
         try:
             batch = next(inner)
         except StopIteration:
@@ -455,20 +456,8 @@ class LoaderWatch:
     def _finish_restoring(self) -> None:
         step, self._step = self._step, None
         if step is not None:
-            self._restore_step(step)
+            rng.restore_with(step, self._registered)
         self.restored = True
-
-    def _restore_step(self, step: Tree) -> None:
-        rng.restore(step["process"])
-        self._restore_registered(step["registered"])
-
-    def _registered_states(self) -> Tree:
-        return {name: generator.state_dict() for name, generator in self._registered.items()}
-
-    def _restore_registered(self, states: Tree) -> None:
-        for name, generator in self._registered.items():
-            if name in states:
-                generator.load_state_dict(states[name])
 
     # ---- The sampler and the generators
 
@@ -528,8 +517,8 @@ def _before_to_tree(before: tuple[Any, Tree]) -> Tree:
     return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
 
 
-def _batch_size(loader: Any) -> int | None:
-    """Return the batch size, which a loader with a batch sampler of its own does not say itself."""
+def batch_size(loader: Any) -> int | None:
+    """Return the batch size of a loader, which one with a batch sampler of its own does not say itself."""
     found: int | None = loader.batch_size
     return getattr(loader.batch_sampler, "batch_size", None) if found is None else found
 

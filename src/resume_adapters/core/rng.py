@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Mapping
 from typing import Any
 
 from resume_adapters.core.twister import NumpyTwister, PythonTwister
@@ -155,6 +156,29 @@ class GeneratorState:
             self.generator.setstate(state["state"])
         else:
             self.generator.bit_generator.state = state["state"]
+
+
+def registered_states(generators: Mapping[str, GeneratorState]) -> Tree:
+    """Return the states of generators that the user registered, by name."""
+    return {name: generator.state_dict() for name, generator in generators.items()}
+
+
+def restore_registered(states: Tree, generators: Mapping[str, GeneratorState]) -> None:
+    """Put back what :func:`registered_states` returned."""
+    for name, generator in generators.items():
+        if name in states:
+            generator.load_state_dict(states[name])
+
+
+def capture_with(generators: Mapping[str, GeneratorState]) -> Tree:
+    """Return the state of the process and of generators that the user registered."""
+    return {"process": capture(), "registered": registered_states(generators)}
+
+
+def restore_with(saved: Mapping[str, Any], generators: Mapping[str, GeneratorState]) -> None:
+    """Put back what :func:`capture_with` returned."""
+    restore(saved["process"])
+    restore_registered(saved["registered"], generators)
 
 
 def is_generator(value: Any) -> bool:

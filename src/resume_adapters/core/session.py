@@ -106,6 +106,7 @@ class Session:
         self.carries_windows = False
         self.shift = self.begun = 0
         self._steps_here: int | None = None
+        self._everyone: list[Any] = []
         self.checkpoint: Checkpoint | None = None
         self.own: Any = None
         self.moved: list[str] = []
@@ -294,7 +295,10 @@ class Session:
     def everyone(self) -> list[Any]:
         """Return what each rank saved as its own, in rank order."""
         assert self.checkpoint is not None and self.checkpoint.manifest is not None
-        return [self.run.read_own(self.checkpoint, rank) for rank in range(self.checkpoint.manifest.world_size)]
+        if not self._everyone:
+            ranks = range(self.checkpoint.manifest.world_size)
+            self._everyone = [self.run.read_own(self.checkpoint, rank) for rank in ranks]
+        return self._everyone
 
     def require_architecture(self, model: Any) -> None:
         """Refuse a checkpoint of another model, before any weight is touched.
@@ -374,14 +378,11 @@ class Session:
 
     def random_state(self) -> dict[str, Any]:
         """Return the random state of the process and of the user's generators."""
-        registered = {name: part.state_dict() for name, part in self._generators().items()}
-        return {"process": rng.capture(), "registered": registered}
+        return rng.capture_with(self._generators())
 
     def restore_random_state(self, saved: Mapping[str, Any]) -> None:
         """Put back what :meth:`random_state` returned."""
-        rng.restore(saved["process"])
-        for name, part in self._generators().items():
-            part.load_state_dict(saved["registered"][name])
+        rng.restore_with(saved, self._generators())
 
     def _generators(self) -> dict[str, rng.GeneratorState]:
         return {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}

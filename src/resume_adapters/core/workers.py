@@ -6,7 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from resume_adapters.core import rng
-from resume_adapters.core.elastic import stream_of
+from resume_adapters.core.elastic import ElasticStream, stream_of
+
+
+def are_kept(loader: Any) -> bool:
+    """Return whether a loader's workers outlive its passes and are running."""
+    return getattr(loader, "_iterator", None) is not None  # seam: torch 2.13, DataLoader
 
 
 class WorkerCollate:
@@ -14,6 +19,8 @@ class WorkerCollate:
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
+        self._stream: ElasticStream | None = None
+        self._has_looked = False
 
     def __call__(self, samples: Any) -> tuple[Any, int, Any, Any]:
         from torch.utils.data import get_worker_info
@@ -22,8 +29,9 @@ class WorkerCollate:
         worker = get_worker_info()
         assert worker is not None
         # Always whole: the batch that carried an earlier state may have been thrown away with the rest of its pass.
-        stream = stream_of(worker.dataset)
-        reached = stream.reached() if stream is not None else None
+        if not self._has_looked:  # once in each worker: it is asked of every object that the dataset wraps
+            self._stream, self._has_looked = stream_of(worker.dataset), True
+        reached = self._stream.reached() if self._stream is not None else None
         return batch, worker.id, rng.to_bytes(rng.capture_cpu()), reached
 
 

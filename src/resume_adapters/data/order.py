@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from resume_adapters.core.cursor import Cursor, Order
+from resume_adapters.core.cursor import Cursor, Indices, Order
 from resume_adapters.errors import StateMismatch
 
 _BLOCKS = (64, 4096)
@@ -87,10 +87,9 @@ class _GlobalOrder:
         self._next_epoch, self._start = epoch + 1, 0
         return epoch, start
 
-    def _samples(self, epoch: int, positions: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
-        found: list[int]
-        found = (Order(self.size, self.seed, epoch).at(positions) if self.shuffle else positions).tolist()
-        return found
+    def _order(self, epoch: int) -> Callable[[Indices], Indices]:
+        """Return what finds the samples at positions of an epoch."""
+        return Order(self.size, self.seed, epoch).at if self.shuffle else lambda positions: positions
 
 
 class ElasticSampler(_GlobalOrder, Sampler[int]):
@@ -121,10 +120,11 @@ class ElasticSampler(_GlobalOrder, Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         epoch, start = self._begin()
+        order = self._order(epoch)
         stop = start + -(-(self.size - start) // self.world_size) * self.world_size
         for first, end in _blocks(start, stop, self.world_size):
             positions = np.arange(first + self.rank, end, self.world_size, dtype=np.int64)
-            yield from self._samples(epoch, positions % max(1, self.size))
+            yield from order(positions % max(1, self.size)).tolist()
 
 
 class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
@@ -165,15 +165,16 @@ class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, start = self._begin()
+        order = self._order(epoch)
         together = self.batch_size * self.world_size
         whole = (self.size - start) // together * together + start
         for first, end in _blocks(start, whole, together):
             positions = np.arange(first, end, dtype=np.int64)
             mine = positions.reshape(-1, self.world_size, self.batch_size)[:, self.rank]
-            samples = self._samples(epoch, mine.ravel())
+            samples = order(mine.ravel()).tolist()
             for begin in range(0, len(samples), self.batch_size):
                 yield samples[begin : begin + self.batch_size]
         if whole < self.size and not self.drop_last:
             rest = np.arange(whole, self.size, dtype=np.int64)
             mine = np.array_split(rest, self.world_size)[self.rank]
-            yield self._samples(epoch, mine if len(mine) else np.array([self.rank % self.size], dtype=np.int64))
+            yield order(mine if len(mine) else np.array([self.rank % self.size], dtype=np.int64)).tolist()

@@ -10,11 +10,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from resume_adapters.core import rng
-from resume_adapters.core.cursor import ShardProgress, Share, advance, deal, merge
+from resume_adapters.core.cursor import Reached, ShardProgress, Share, advance, deal, merge
 from resume_adapters.errors import StateMismatch
-
-Reached = tuple[int, int]
-"""How far a reader is: the shards of its share that it has finished, and the records of the next that are consumed."""
 
 
 class ElasticShards(IterableDataset[Any]):
