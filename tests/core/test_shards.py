@@ -97,6 +97,15 @@ def test_views_and_lazy_conjugates_count_as_what_they_show() -> None:
     assert whole(state) == whole(STATE)
 
 
+class NoTrackers:
+    """Of a training that logs nothing."""
+
+    def capture(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, saved: dict[str, Any]) -> None: ...
+
+
 def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
 
@@ -104,6 +113,7 @@ def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> Non
         made = Session(
             ResumableRun(tmp_path, ranks=Alone()),
             {},
+            trackers=NoTrackers(),
             verify=verify,
             topology={},
             spread=lambda: {"model": dict(model.named_parameters()), "optimizer": {"rate": 0.1}},
