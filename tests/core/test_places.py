@@ -71,16 +71,16 @@ def test_what_is_no_checkpoint_is_not_started_from(tmp_path: Path) -> None:
 
 
 def test_what_has_the_name_of_a_save_is_moved_and_not_written_into(tmp_path: Path) -> None:
-    """A link, and the user's own directory: neither is this package's to change."""
-    run = Miniature(tmp_path / "run")
-    (tmp_path / "mine").mkdir()
-    run.run.directory.joinpath("checkpoint-10").symlink_to(tmp_path / "mine")
+    """A link to another run's checkpoint, and the user's own directory: neither is this run's to change."""
+    other, run = Miniature(tmp_path / "other"), Miniature(tmp_path / "run")
+    other.commit(10, "another's")
+    run.run.directory.joinpath("checkpoint-10").symlink_to(tmp_path / "other" / "checkpoint-10")
     run.run.directory.joinpath("checkpoint-20").mkdir()
     (run.run.directory / "checkpoint-20" / "notes").write_text("kept")
     run.commit(10)
     run.commit(20)
     assert run.committed() == {"checkpoint-10": 10, "checkpoint-20": 20}
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert Miniature(tmp_path / "other").text == "another's"
     aside = run.run.directory / ".resume" / "set-aside"
     assert (aside / "checkpoint-20.1" / "notes").read_text() == "kept"
     assert (aside / "checkpoint-10.1").is_symlink()
