@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def _steps(directory: Path | None) -> Generator[float, None, None]:
 def _saves(directory: Path, rounds: int) -> list[list[float]]:
     """Return how long saves take: bare, bare with fsync, and with hooks until training goes on, and until committed."""
     from resume_adapters import KeepLast
+    from resume_adapters import _zero_names as names
     from resume_adapters.deepspeed import ResumeHooks
 
     engine = _engine(_WIDTH, _LAYERS, stage=1)
@@ -103,22 +105,30 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
         engine.step()
         run.step()
         began = time.perf_counter()
-        engine.save_checkpoint(str(directory / "bare"), tag="tag")
+        engine.save_checkpoint(str(directory / "bare"))
         bare = time.perf_counter() - began
-        for file in (directory / "bare" / "tag").iterdir():
+        for file in (directory / "bare" / names.tag(number + 1)).iterdir():
             _sync(file)
         synced = time.perf_counter() - began
+        shutil.rmtree(directory / "bare" / names.tag(number), ignore_errors=True)
         began = time.perf_counter()
         batch = next(batches)  # the body of the step before ends here, with a save
         blocked = time.perf_counter() - began
         while not (directory / "hooked" / f"global_step{number + 1}" / "resume" / "manifest.json").exists():
             time.sleep(0.001)
         committed = time.perf_counter() - began
+        _wait_for_prune(directory / "hooked", names.tag(number))
         if number:  # the first of each makes its buffers
             for kind, seconds in zip(times, (bare, synced, blocked, committed), strict=True):
                 kind.append(seconds)
     run.finish()
     return times
+
+
+def _wait_for_prune(run_directory: Path, former: str) -> None:
+    """Let the next save have the disk to itself."""
+    while (run_directory / former).exists() or any((run_directory / ".resume").glob("remove-*")):
+        time.sleep(0.001)
 
 
 def _sync(file: Path) -> None:
