@@ -48,3 +48,10 @@ def test_every_step_has_the_samples_that_it_would_have_had(
     scales = [trace.steps[0][-1]["scale"] for trace in (contract.read_trace(tmp_path, 2), expected)]
     assert scales[0] == scales[1]
     assert not list((tmp_path / "out" / ".resume").glob("remove-*"))
+
+
+def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """With a schedule of DeepSpeed's own; the accumulation that the position falls into is cut short."""
+    keep = {"cycle": True, "options": {"on_batch_change": "keep-samples"}}
+    launches = [on(1, 8, **keep), on(2, 13, **keep), on(1, batch=4, **keep)]
+    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, reference(launches[-1][1]))
