@@ -66,7 +66,15 @@ def calls(file: Path) -> Iterator[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
 def test_the_core_names_no_framework(file: Path) -> None:
-    allowed = {"torch", "numpy", "safetensors", "msgspec", "xxhash", "resume_adapters"} | sys.stdlib_module_names
+    allowed = {
+        "torch",
+        "numpy",
+        "safetensors",
+        "msgspec",
+        "xxhash",
+        "rich",
+        "resume_adapters",
+    } | sys.stdlib_module_names
     assert roots(file) <= allowed
     assert (
         not {name for name in imported(file) if name.startswith("resume_adapters.")}

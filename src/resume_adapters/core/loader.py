@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core import elastic, rng, tree
@@ -70,6 +70,7 @@ class LoaderWatch:
         exhausted: this pass has ended.
         restored: the position given to :meth:`restore` has been reached, and the random state put back.
         on_skip: called before each batch that is read only to get past it.
+        show_skipping: shows how far it is with the batches of a stream that are read only to get past them.
     """
 
     def __init__(self, loader: Any, generators: Mapping[str, GeneratorState]) -> None:
@@ -83,6 +84,7 @@ class LoaderWatch:
         self.exhausted = False
         self.restored = True
         self.on_skip: Callable[[], None] = lambda: None
+        self.show_skipping: Callable[[range], Iterable[int]] = lambda batches: batches
         self._held = False
         self._moment = Moment(loader)
         self._sampler: WatchedSampler | None = None
@@ -382,7 +384,8 @@ class LoaderWatch:
             skip = 0 if self._elastic else position["start"]
             self._watched_sampler().resume_at(skip, position["sampler"])
         inner = self._start_workers(make)
-        for _ in range(position["consumed"] - position["start"]):
+        passed_over = range(position["consumed"] - position["start"])
+        for _ in self.show_skipping(passed_over) if self.is_stream and not self._elastic else passed_over:
             self.on_skip()
             self._fetch(inner)
         self._before = deque(position["before"])

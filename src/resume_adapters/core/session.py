@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from resume_adapters.core import loader, report, rng, shards, tree, weights
+from resume_adapters.core import loader, report, rng, shards, skipping, tree, weights
 from resume_adapters.core.buckets import BucketOrder
 from resume_adapters.core.cursor import steps_done, tell
 from resume_adapters.core.lifecycle import Decision
@@ -374,6 +374,8 @@ class Session:
         """Watch a loader in place, together with the generators among the user's parts."""
         watched = loader.watch(data_loader, self._generators())
         watched.on_skip = self.run.skip_batch
+        if self.run.ranks.rank == 0:
+            watched.show_skipping = skipping.shown
         return watched
 
     def random_state(self) -> dict[str, Any]:
