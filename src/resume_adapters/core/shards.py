@@ -82,7 +82,8 @@ def _held(tensor: Any, *, is_first: bool) -> Iterator[tuple[torch.Tensor, tuple[
         return
     copies = (at for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
     if not any(copies):
-        (chunk,) = tensor.__create_chunk_list__()  # by which torch.distributed.checkpoint asks where a shard lies
+        # seam: torch 2.13, DTensor: by this torch.distributed.checkpoint asks where a shard lies.
+        (chunk,) = tensor.__create_chunk_list__()
         yield tensor.to_local().detach(), tuple(chunk.offsets)
 
 
