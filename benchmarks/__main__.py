@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import asking, digests, engines, figure, fits, loops, memory, resolving, saves, steps
+from benchmarks import asking, digests, engines, figure, fits, loops, memory, positions, resolving, saves, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -32,6 +32,7 @@ BENCHMARKS = {
     "fit-saves": (fits.measure_saves, 4, 1),
     "digests": (digests.measure, 15, 3),
     "resolving": (resolving.measure, 15, 3),
+    "positions": (positions.measure, 15, 3),
     "memory": (memory.measure, 3, 1),
     "deepspeed": (engines.measure, 1000, 200),
 }
