@@ -406,6 +406,8 @@ def goes_on_by_samples(
     every_record_once_on_any_topology(bench, directory, launches, samples)
     ends = [steps[max(steps)][1] for steps in (_steps(read_trace(directory, launches[-1][0])), _steps(reference))]
     assert ends[0] == ends[1], "the last step has another learning rate"
+    finals = read_trace(directory, launches[-1][0]).final
+    assert len({final["weights"] for final in finals if final}) == 1, "the ranks have other weights"
 
 
 def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:

@@ -65,6 +65,7 @@ def test_another_global_batch_is_refused(bench: contract.Bench, tmp_path: Path) 
 
 def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     keep = {"callback": {"on_batch_change": "keep-samples"}, "samples": 48}
-    last = on(1, per_device_train_batch_size=16, gradient_accumulation_steps=1)
-    launches = [(ranks, {**config, **keep}) for ranks, config in (on(1, 8), on(2, 11), last)]
-    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, reference(launches[-1][1]))
+    between = on(1, 11, per_device_train_batch_size=16, gradient_accumulation_steps=1)
+    last = on(2, gradient_accumulation_steps=4)  # begins in the middle of an accumulation
+    launches = [(ranks, {**config, **keep}) for ranks, config in (on(1, 8), between, last)]
+    contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, reference(launches[-1][1], 2))
