@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resume_adapters.core.cursor import Cursor, Order, ShardProgress, deal, merge, tell
+from resume_adapters.core.cursor import Cursor, Order, ShardProgress, deal, merge
+from resume_adapters.core.manifest import tell
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from resume_adapters.core.manifest import tell
+
 _STYLES = {
     "committed": "green",
     "valid": "green",
@@ -72,12 +74,6 @@ def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _cursor(cursor: dict[str, Any]) -> str:
-    from resume_adapters.core.cursor import tell  # with numpy, which no other command needs
-
-    return tell(cursor)
-
-
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
@@ -109,7 +105,7 @@ def listing(console: Console, document: dict[str, Any], metric: str | None) -> N
             escape(row["reason"]) if committed else "",
             *[_number(row["metrics"].get(name)) for name in shown],
             " ".join(row["marks"]),
-            *[escape(_cursor(row["cursor"])) for _ in data],
+            *[escape(tell(row["cursor"])) for _ in data],
         )
     if rows:
         console.print(table)
@@ -150,7 +146,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "reason": escape(document["reason"]),
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
         "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
-        "cursor": escape(_cursor(document["cursor"])),
+        "cursor": escape(tell(document["cursor"])),
         "damaged": escape(", ".join(document["damaged"])),
     }
     if document["damaged"] and not anchor:
@@ -199,7 +195,7 @@ def _known(facts: dict[str, Any]) -> str:
     if isinstance(facts.get("seconds"), float):
         facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
     if isinstance(facts.get("cursor"), dict):
-        facts = {**facts, "cursor": _cursor(facts["cursor"])}
+        facts = {**facts, "cursor": tell(facts["cursor"])}
     return "; ".join(value if name in ("reason", "cursor") else f"{name} {value}" for name, value in facts.items())
 
 

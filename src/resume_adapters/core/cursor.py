@@ -96,18 +96,6 @@ class Cursor:
         return asdict(self)
 
 
-def tell(cursor: Mapping[str, Any]) -> str:
-    """Return the cursor of a manifest in words, for example ``epoch 3, 51,200 of 100,000 samples, order 7f3a90c1``."""
-    words = [f"epoch {cursor['epoch']}"] if "epoch" in cursor else []
-    if cursor.get("samples") is not None:
-        words.append(f"{cursor['samples']:,}" + (f" of {cursor['of']:,}" if cursor.get("of") else "") + " samples")
-    elif "micro_batches" in cursor:
-        words.append(f"{cursor['micro_batches']:,} batches")
-    if cursor.get("order"):
-        words.append(f"order {cursor['order']}")
-    return ", ".join(words)
-
-
 def steps_done(epoch: int, consumed: int, length: int, accumulation: int, *, carried: bool) -> int:
     """Return the optimizer steps after which a run has come to a batch of an epoch.
 

@@ -7,6 +7,7 @@ flipped bit in a manifest is found like one in any other file.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
 from pathlib import PurePosixPath
 from typing import Any
@@ -157,3 +158,15 @@ def finite(metrics: dict[str, Any]) -> dict[str, float | None]:
     """Keep the numbers of an evaluation, with ``None`` for those that are not finite (JSON has no NaN)."""
     numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def tell(cursor: Mapping[str, Any]) -> str:
+    """Return the cursor of a manifest in words, for example ``epoch 3, 51,200 of 100,000 samples, order 7f3a90c1``."""
+    words = [f"epoch {cursor['epoch']}"] if "epoch" in cursor else []
+    if cursor.get("samples") is not None:
+        words.append(f"{cursor['samples']:,}" + (f" of {cursor['of']:,}" if cursor.get("of") else "") + " samples")
+    elif "micro_batches" in cursor:
+        words.append(f"{cursor['micro_batches']:,} batches")
+    if cursor.get("order"):
+        words.append(f"order {cursor['order']}")
+    return ", ".join(words)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from resume_adapters.core import loader, report, rng, shards, skipping, tree, weights
 from resume_adapters.core.buckets import BucketOrder
-from resume_adapters.core.cursor import steps_done, tell
+from resume_adapters.core.cursor import steps_done
 from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.loader import LoaderWatch
-from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.manifest import PartEntry, tell
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.schedules import Schedules
