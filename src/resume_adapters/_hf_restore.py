@@ -23,9 +23,10 @@ from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.loader import LoaderWatch, length_of
+from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import GIVEN_IN_STEPS, Session
+from resume_adapters.core.session import Session
 from resume_adapters.core.settings import refuse
 
 if TYPE_CHECKING:

@@ -21,9 +21,10 @@ from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen
 from resume_adapters.core.loader import LoaderWatch, length_of
 from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.resumption import GIVEN_IN_STEPS, SEVERAL_LOADERS
 from resume_adapters.core.retention import KeepUnless
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import GIVEN_IN_STEPS, SEVERAL_LOADERS, Session
+from resume_adapters.core.session import Session
 from resume_adapters.core.settings import refuse
 from resume_adapters.errors import CheckpointDamaged, StateMismatch, UnsupportedSetting
 

@@ -11,7 +11,8 @@ from typing import Any
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.session import Session, Trackers
+from resume_adapters.core.resumption import Trackers
+from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
 
 Tree = dict[str, Any]

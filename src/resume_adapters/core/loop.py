@@ -19,8 +19,9 @@ from resume_adapters.core import report, rng
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.manifest import PartEntry, finite
+from resume_adapters.core.resumption import GIVEN_IN_STEPS, SEVERAL_LOADERS
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import GIVEN_IN_STEPS, SEVERAL_LOADERS, Session
+from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful, Value
 from resume_adapters.errors import Stopped, UnsupportedSetting
 

@@ -1,0 +1,410 @@
+"""What one training call resumes from: chosen, put back on whatever topology it was saved, and proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from resume_adapters.core import loader, report, rng, shards, skipping, tree, weights
+from resume_adapters.core.buckets import BucketOrder
+from resume_adapters.core.cursor import steps_done
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.manifest import tell
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.schedules import Schedules
+from resume_adapters.core.state import Buffers, Stateful
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+
+KEEP_SAMPLES = "keep-samples"
+"""What ``on_batch_change`` is called where a run goes on by samples."""
+
+GIVEN_IN_STEPS = "max_steps= counts steps, which have another number of samples now. Give the run's length in epochs"
+SEVERAL_LOADERS = "of several training loaders each would have to be divided alike"
+"""Why a run's length cannot be computed; see :attr:`Session.no_horizon`."""
+
+Tree = dict[str, Any]
+
+_RANKS = "number of ranks"
+
+
+class Trackers(Protocol):
+    """The experiment trackers that the training logs to: the only ones who know W&B, MLflow and TensorBoard."""
+
+    def capture(self) -> dict[str, Any]:
+        """Return which runs are logged to, once all that was logged is on its way to a disk."""
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Let the trackers continue those runs, and log nothing there a second time."""
+
+
+class Resumption:
+    """What one training call resumes from, and how all of it comes back.
+
+    Args:
+        run: the run, not yet opened.
+        parts: the parts that the user named.
+        trackers: what the training logs to.
+        verify: prove what is restored.
+        topology: what the order of the data may depend on beside the number of ranks, by the name under which a user
+            sets it.
+        fixed: what must be as it was when the checkpoint was saved, likewise.
+        accumulation: batches of the training loop in an optimizer step.
+        spread: returns the state that is spread over the ranks, by the name of the component.
+        on_batch_change: ``"keep-samples"`` goes on where an optimizer step has another number of samples; ``"refuse"``
+            does not.
+
+    Attributes:
+        schedules: what the adapter noted of the learning rate schedules before it loaded them.
+        no_horizon: why the run's length cannot be computed where an optimizer step has another number of samples.
+        carries_windows: an accumulation goes on from one pass over the data into the next.
+        begun: batches of the first step's accumulation that were consumed in steps of another size.
+        shift: optimizer steps that the run has taken beyond those that would have brought it here in this launch.
+        checkpoint: what this call resumes from; ``None`` for a fresh start.
+        own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint. Where it was
+            saved by fewer ranks, what another rank saved.
+        moved: what of the topology was another when it was saved, in words.
+    """
+
+    def __init__(
+        self,
+        run: ResumableRun,
+        parts: Mapping[str, Stateful],
+        *,
+        trackers: Trackers,
+        verify: bool,
+        topology: Mapping[str, int],
+        accumulation: int = 1,
+        fixed: Mapping[str, int] | None = None,
+        spread: Callable[[], Mapping[str, Any]] = dict,
+        on_batch_change: str = "refuse",
+    ) -> None:
+        if on_batch_change not in ("refuse", KEEP_SAMPLES):
+            raise UnsupportedSetting(f'on_batch_change={on_batch_change!r} is neither "refuse" nor "{KEEP_SAMPLES}"')
+        self.run = run
+        self.parts = parts
+        self.verify = verify
+        self.topology = dict(topology)
+        self.accumulation = accumulation
+        self.fixed = dict(fixed or {})
+        self.keeps_samples = on_batch_change == KEEP_SAMPLES
+        self.schedules = Schedules()
+        self.no_horizon = ""
+        self.carries_windows = False
+        self.shift = self.begun = 0
+        self._steps_here: int | None = None
+        self._everyone: list[Any] = []
+        self.checkpoint: Checkpoint | None = None
+        self.own: Any = None
+        self.moved: list[str] = []
+        self._spread = spread
+        self._trackers = trackers
+        self._orders: list[BucketOrder] = []
+        self._described: dict[str, str] | None = None
+
+    # ---- Resuming
+
+    def choose(self) -> Checkpoint | None:
+        """Open the run directory, say what is resumed from, and read what this rank saved in it.
+
+        Raises:
+            StateMismatch: what is fixed was another when it was saved.
+            ResumeError: as :meth:`ResumableRun.open` does.
+        """
+        report.enable()
+        choice = self.run.open()
+        self.checkpoint = choice.checkpoint
+        if self.run.ranks.rank == 0:
+            report.start(choice)
+        if self.checkpoint is not None and self.checkpoint.manifest is not None:
+            saved_by = self.checkpoint.manifest.world_size
+            self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
+            if self.own is not None:
+                self.shift = self.own["shift"]
+                self.moved = _differences(
+                    {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
+                )
+                if other := _differences(self.own["fixed"], self.fixed):
+                    raise self._mismatch(other, "it cannot be resumed from")
+                self._trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+                if self.run.ranks.rank == 0:
+                    cursor = cursor_of(self.checkpoint.manifest.epoch, self.own)
+                    report.logger.info("%s resumed at %s.", self.checkpoint.path.name, tell(cursor))
+                    self.run.journal.note("resume", step=self.checkpoint.step, cursor=cursor)
+        known = self.checkpoint.manifest if self.checkpoint else None
+        self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
+        return self.checkpoint
+
+    def _mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
+        assert self.checkpoint is not None
+        return StateMismatch(
+            f"{self.checkpoint.path.name} was saved with {'; '.join(differences)}: {why}. Launch as before, or start "
+            "another run directory",
+            path=self.checkpoint.path,
+            step=self.checkpoint.step,
+        )
+
+    def loader_state(self, position: Tree, consumed: int, together: int) -> Tree:
+        """Return where a loader is, as :meth:`restore_loader` takes it.
+
+        Args:
+            position: the position of the torch loader.
+            consumed: batches of the training loop that are done of this pass.
+            together: samples in such a batch, on all ranks together.
+        """
+        samples = together * self.accumulation
+        return {"position": position, "consumed": consumed, "together": together, "samples": samples}
+
+    def restore_loader(
+        self,
+        watched: LoaderWatch,
+        saved: Tree,
+        together: int,
+        share: int,
+        of_rank: Callable[[Any], Tree],
+        *,
+        epoch: int,
+        length: int | None,
+    ) -> int:
+        """Put a loader where it was, on whatever topology the checkpoint was saved.
+
+        Args:
+            watched: the loader.
+            saved: what :meth:`loader_state` returned for it.
+            together: samples in a batch of the training loop now, on all ranks together.
+            share: batches of it on this rank for each batch of the training loop.
+            of_rank: returns what :meth:`loader_state` returned on another rank, from what that saved as its own.
+            epoch: the epoch, from 0, of the pass that was under way or had ended.
+            length: batches of the training loop in a pass now; ``None`` where that is not known.
+
+        Returns:
+            The batches of the training loop, of the size that they have now, that are done of this pass.
+
+        Raises:
+            StateMismatch: an optimizer step would have another number of samples, the data are not the same, or their
+                order depends on the topology.
+        """
+        position = saved["position"]
+        moved = self.moved = list(dict.fromkeys([*self.moved, *watched.differences(position)]))
+        if not moved:
+            watched.restore(position)
+            return int(saved["consumed"])
+        before, now = saved["samples"], together * self.accumulation
+        if not watched.is_elastic or position["elastic"] is None:
+            raise self._mismatch(
+                moved,
+                "the order of the batches depends on it, so others would silently follow. Data of resume_adapters.data "
+                "can be taken up with it, in a run that has begun with them",
+            )
+        if before != now:
+            consumed = self._go_on_by_samples(watched, saved, together, moved, epoch, length)
+        else:
+            report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
+            consumed = saved["consumed"] * saved["together"] // together
+            if self.keeps_samples and self.checkpoint is not None:
+                self._steps_here = self.checkpoint.step - self.shift
+        everyone = [of_rank(own)["position"] for own in self.everyone()]
+        watched.adopt(self.of_this_rank(position), everyone, int(consumed * share))
+        return int(consumed)
+
+    def is_rebatched(self, saved: Tree, together: int) -> bool:
+        """Return whether an optimizer step had another number of samples than it has now."""
+        return bool(saved["samples"] != together * self.accumulation)
+
+    def _go_on_by_samples(
+        self,
+        watched: LoaderWatch,
+        saved: Tree,
+        together: int,
+        moved: Sequence[str],
+        epoch: int,
+        length: int | None,
+    ) -> int:
+        """Find where in this launch's steps the position is, for the schedules; return the batches that are done."""
+        assert self.checkpoint is not None
+        before, now = saved["samples"], together * self.accumulation
+        if not self.keeps_samples:
+            raise self._mismatch(
+                moved,
+                f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
+                "number of steps would silently be others. Change the batch size or the accumulation so that it has "
+                f'{before}, or go on by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"',
+            )
+        left = watched.left(saved["position"], together)
+        if left is None or length is None or self.no_horizon:
+            reason = self.no_horizon or "how many samples a pass over the data has is not known"
+            raise self._mismatch(moved, f"the schedule's length cannot be computed anew: {reason}")
+        consumed = max(0, length - left)
+        steps = steps_done(epoch, consumed, length, self.accumulation, carried=self.carries_windows)
+        self.begun = consumed % self.accumulation
+        self._steps_here, self.shift = steps, self.checkpoint.step - steps
+        report.logger.info(
+            "Saved with %s: an optimizer step had %d samples and has %d now. Going on by samples: after %d steps the "
+            "run is where %d steps of this size would have brought it.",
+            "; ".join(moved),
+            before,
+            now,
+            self.checkpoint.step,
+            steps,
+        )
+        return consumed
+
+    def move_schedules(self) -> None:
+        """Bring the schedules to where the run is by samples, where it goes on by them.
+
+        Call it when schedules and loaders are restored.
+
+        Raises:
+            StateMismatch: a schedule does not go by counting steps.
+        """
+        if self._steps_here is not None:
+            self.schedules.move(self._steps_here)
+
+    def of_this_rank(self, position: Tree) -> Tree:
+        """Return a saved position with random state that no other rank has, where this rank had saved none."""
+        assert self.checkpoint is not None and self.checkpoint.manifest is not None
+        rank = self.run.ranks.rank
+        if rank < self.checkpoint.manifest.world_size:
+            return position
+        step = position["step"]
+        return {**position, "step": {**step, "process": rng.forked(step["process"], rank)}}
+
+    @property
+    def has_other_ranks(self) -> bool:
+        """Whether the checkpoint was saved by another number of ranks."""
+        manifest = self.checkpoint.manifest if self.checkpoint else None
+        return manifest is not None and manifest.world_size != self.run.ranks.world_size
+
+    def everyone(self) -> list[Any]:
+        """Return what each rank saved as its own, in rank order."""
+        assert self.checkpoint is not None and self.checkpoint.manifest is not None
+        if not self._everyone:
+            ranks = range(self.checkpoint.manifest.world_size)
+            self._everyone = [self.run.read_own(self.checkpoint, rank) for rank in ranks]
+        return self._everyone
+
+    def require_architecture(self, model: Any) -> None:
+        """Refuse a checkpoint of another model, before any weight is touched.
+
+        Raises:
+            StateMismatch: with the first tensors that differ.
+        """
+        assert self.checkpoint is not None
+        saved = self.run.read_part(self.checkpoint, "architecture")
+        if saved is not None:
+            weights.require_architecture(saved, self._architecture(model), self.checkpoint.path)
+
+    def load_weights(self, model: Any, content: dict[str, Any]) -> None:
+        """Load weights that were read from the checkpoint, whatever wraps the model, and prove them.
+
+        Raises:
+            StateMismatch: they do not fit the model.
+            NotRestored: a tensor did not come back bit for bit.
+        """
+        assert self.checkpoint is not None
+        weights.load(model, content, self.checkpoint.path)
+        if self.verify:
+            weights.prove(model, content, self.checkpoint.path)
+
+    def prove_shares(self) -> None:
+        """Prove that what is spread over the ranks came back, on whatever number of ranks. Every rank calls it.
+
+        Raises:
+            NotRestored: naming the first component that differs; on every rank.
+        """
+        if not self.verify or self.own is None:
+            return
+        assert self.checkpoint is not None
+        saved = shards.together(own["shares"] for own in self.everyone())
+        live = shards.together(self.run.ranks.gather(self._shares()))
+        for name, digest in saved.items():
+            if live.get(name) != digest:
+                raise NotRestored(
+                    f"{name}: what the ranks hold of it together, after loading {self.checkpoint.path.name}, differs "
+                    "from what was saved. A hook or a wrapper changes it while it is loaded: mend it, or pass "
+                    "verify=False to continue with the difference",
+                    path=self.checkpoint.path,
+                    step=self.checkpoint.step,
+                )
+
+    def _shares(self) -> dict[str, int]:
+        first = self.run.ranks.rank == 0
+        live = self._spread() if self.verify else {}
+        return {name: shards.digest(component, is_first=first) for name, component in live.items()}
+
+    def _architecture(self, model: Any) -> dict[str, str]:
+        if self._described is None:
+            self._described = weights.architecture(model.state_dict())
+        return self._described
+
+    def restore_parts(self, further: Mapping[str, Stateful]) -> None:
+        """Load the user's parts, and the adapter's ``further`` ones, and prove them.
+
+        Raises:
+            StateMismatch: the checkpoint lacks one of them.
+            NotRestored: one did not come back as it was saved.
+        """
+        if self.checkpoint is not None:
+            for part in self.parts.values():
+                if hasattr(part, "get_last_lr"):
+                    self.schedules.note(part)
+            if self.has_other_ranks:
+                # Of other ranks' running statistics none is this rank's; those of the first are among the weights.
+                further = {name: part for name, part in further.items() if not isinstance(part, Buffers)}
+            self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
+
+    def watch(self, data_loader: Any) -> LoaderWatch:
+        """Watch a loader in place, together with the generators among the user's parts."""
+        watched = loader.watch(data_loader, self._generators())
+        watched.on_skip = self.run.skip_batch
+        if self.run.ranks.rank == 0:
+            watched.show_skipping = skipping.shown
+        return watched
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the random state of the process and of the user's generators."""
+        return rng.capture_with(self._generators())
+
+    def restore_random_state(self, saved: Mapping[str, Any]) -> None:
+        """Put back what :meth:`random_state` returned."""
+        rng.restore_with(saved, self._generators())
+
+    def _generators(self) -> dict[str, rng.GeneratorState]:
+        return {name: part for name, part in self.parts.items() if isinstance(part, rng.GeneratorState)}
+
+    def align_buckets(self, module: Any) -> None:
+        """Let DDP reduce gradients in the order of the uninterrupted run; for other modules, do nothing.
+
+        Call it before the first step, with no gradients held; for several modules, in the same order in every launch.
+        """
+        if not BucketOrder.applies(module):
+            return
+        order, saved = BucketOrder(module), self.own["buckets"][len(self._orders) :] if self.own else []
+        self._orders.append(order)
+        if saved and saved[0]:
+            order.replay(saved[0])
+        else:
+            order.record()
+
+
+def cursor_of(epochs: float, own: Tree) -> Tree:
+    """Return, for people, where a rank that saved this as its own is in its first loader that is under way."""
+    states = [each for each in own.get("loaders", [own]) if each.get("position") is not None]
+    state = next((each for each in states if not each["position"]["ended"]), states[0] if states else None)
+    if state is None:
+        return {"epoch": int(epochs)}
+    position, done = state["position"], 0 if state["position"]["ended"] else state["consumed"]
+    elastic = (position["elastic"] or {}).get("cursor", {})
+    samples = elastic.get("consumed", done * state["together"]) if done else 0
+    order = [elastic["seed"], elastic["epoch"]] if elastic else (position["sampler"] or {}).get("iter")
+    return {
+        "epoch": int(epochs),
+        "micro_batches": done,
+        "samples": samples if samples or not done else None,
+        "of": position["length"],
+        "order": (tree.digest_of(order) or "")[:8] if done and order else None,
+    }
+
+
+def _differences(saved: Mapping[str, int], here: Mapping[str, int]) -> list[str]:
+    return [f"{name} {saved[name]}, this launch has {here[name]}" for name in here if saved[name] != here[name]]
