@@ -69,6 +69,7 @@ def test_the_example_is_found():
     assert example("hf").is_file()
 
 
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is missing")
 def test_refuses_a_directory_that_is_in_use(command, tmp_path):
     (tmp_path / "precious").write_text("kept")
     done = command("demo", "--dir", tmp_path)
