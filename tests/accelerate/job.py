@@ -445,9 +445,9 @@ def main() -> None:
         job.train()
     else:
         job.train_unwrapped()
-    job.accelerator.end_training()
     event("train_end", job.run.global_step)
     job.finish()
+    job.accelerator.end_training()  # which ends the process group too, and what is spread could not be put together
 
 
 if __name__ == "__main__":
