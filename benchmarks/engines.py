@@ -99,30 +99,40 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
     run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1))
     batches = run.batches(torch.utils.data.DataLoader(torch.randn(1000, _WIDTH), batch_size=4))
     batch = next(batches)
-    times: list[list[float]] = [[], [], [], []]
+    bare: list[tuple[float, float]] = []
+    hooked: list[tuple[float, float]] = []
     for number in range(rounds + 1):
         engine.backward(engine(batch).square().mean())
         engine.step()
         run.step()
-        began = time.perf_counter()
-        engine.save_checkpoint(str(directory / "bare"))
-        bare = time.perf_counter() - began
-        for file in (directory / "bare" / names.tag(number + 1)).iterdir():
-            _sync(file)
-        synced = time.perf_counter() - began
-        shutil.rmtree(directory / "bare" / names.tag(number), ignore_errors=True)
+        if number % 2:  # whoever is second finds the disk and the memory as the first has left them
+            bare.append(_save_bare(engine, directory / "bare", number))
         began = time.perf_counter()
         batch = next(batches)  # the body of the step before ends here, with a save
         blocked = time.perf_counter() - began
-        while not (directory / "hooked" / f"global_step{number + 1}" / "resume" / "manifest.json").exists():
+        while not (directory / "hooked" / names.tag(number + 1) / "resume" / "manifest.json").exists():
             time.sleep(0.001)
-        committed = time.perf_counter() - began
+        hooked.append((blocked, time.perf_counter() - began))
         _wait_for_prune(directory / "hooked", names.tag(number))
-        if number:  # the first of each makes its buffers
-            for kind, seconds in zip(times, (bare, synced, blocked, committed), strict=True):
-                kind.append(seconds)
+        if not number % 2:
+            bare.append(_save_bare(engine, directory / "bare", number))
     run.finish()
-    return times
+    # The first of each makes its buffers.
+    return [*map(list, zip(*bare[1:], strict=True)), *map(list, zip(*hooked[1:], strict=True))]
+
+
+def _save_bare(engine: Any, directory: Path, number: int) -> tuple[float, float]:
+    """Return how long a save takes without fsync and with it; of the saves before, none is left."""
+    from resume_adapters import _zero_names as names
+
+    began = time.perf_counter()
+    engine.save_checkpoint(str(directory))
+    bare = time.perf_counter() - began
+    for file in (directory / names.tag(number + 1)).iterdir():
+        _sync(file)
+    synced = time.perf_counter() - began
+    shutil.rmtree(directory / names.tag(number), ignore_errors=True)
+    return bare, synced
 
 
 def _wait_for_prune(run_directory: Path, former: str) -> None:
