@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from launch import free_port
+
 CONFIGURATION = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -62,7 +64,7 @@ class Cluster:
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o400)
         host = socket.gethostname().split(".")[0]
-        text = CONFIGURATION.format(host=host, root=self.root, ports=[_free_port(), _free_port()])
+        text = CONFIGURATION.format(host=host, root=self.root, ports=[free_port(), free_port()])
         (self.root / "slurm.conf").write_text(text)
         names = ("socket", "pid", "log", "seed")
         options = [f"--{name}{'' if name == 'socket' else '-file'}={self.root}/munge.{name}" for name in names]
@@ -107,13 +109,6 @@ def running() -> Iterator[Cluster]:
     finally:
         cluster.stop()
         shutil.rmtree(root)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait(is_there: object, what: str, timeout: float = 60.0) -> None:

@@ -21,7 +21,7 @@ KEEP_SAMPLES = "keep-samples"
 
 GIVEN_IN_STEPS = "max_steps= counts steps, which have another number of samples now. Give the run's length in epochs"
 SEVERAL_LOADERS = "of several training loaders each would have to be divided alike"
-"""Why a run's length cannot be computed; see :attr:`Session.no_horizon`."""
+"""Why a run's length cannot be computed; see :attr:`Resumption.no_horizon`."""
 
 Tree = dict[str, Any]
 
