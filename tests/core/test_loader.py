@@ -1,18 +1,340 @@
-"""A watched loader behaves as before wherever a pass is left."""
+"""A watched loader, put back where another one was, gives what that one would have given: this pass and the next."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from torch.utils.data import DataLoader
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from resume_adapters.core import loader
+from resume_adapters.core import loader, tree
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.rng import GeneratorState
+from resume_adapters.core.sampler import Moment
+from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+
+SAMPLES, BATCH = 22, 4
+
+
+def drawn() -> float:
+    """Draw from each generator of the process."""
+    return random.random() + float(np.random.random()) + torch.rand(()).item()
+
+
+class Drawing(Dataset[Any]):
+    """Draws random numbers for each sample, from a generator of its own as well."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.augmenting = generator
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        own = 0.0 if self.augmenting is None else torch.rand((), generator=self.augmenting).item()
+        return [float(index), drawn(), own]
+
+
+class Stream(IterableDataset[Any]):
+    """Draws random numbers for each record; with workers, each reads its share."""
+
+    def __iter__(self) -> Iterator[list[float]]:
+        worker = torch.utils.data.get_worker_info()
+        for index in range(worker.id if worker else 0, SAMPLES, worker.num_workers if worker else 1):
+            yield [float(index), drawn()]
+
+
+def records(shard: int) -> list[list[float]]:
+    return [[float(shard), float(number)] for number in range(3 + shard % 3)]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def elastic(**options: Any) -> DataLoader[Any]:
+    sampler = ElasticSampler(SAMPLES, seed=3)
+    return DataLoader(SeededPerSample(Drawing(), sampler), sampler=sampler, **{"batch_size": BATCH, **options})
+
+
+def elastic_batches(batch_size: int = BATCH) -> DataLoader[Any]:
+    return DataLoader(Drawing(), batch_sampler=ElasticBatchSampler(SAMPLES, batch_size, seed=3))
+
+
+def shards(**options: Any) -> DataLoader[Any]:
+    return DataLoader(ElasticShards(range(7), records, seed=5), **{"batch_size": BATCH, **options})
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    "in order": lambda seed: DataLoader(Drawing(), BATCH),
+    "shuffled": lambda seed: DataLoader(Drawing(), BATCH, shuffle=True),
+    "a generator of the loader": lambda seed: DataLoader(Drawing(), BATCH, shuffle=True, generator=seeded(seed)),
+    "a generator of the sampler": lambda seed: DataLoader(
+        Drawing(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES), generator=seeded(seed)), BATCH, True)
+    ),
+    "a registered generator": lambda seed: DataLoader(Drawing(seeded(seed)), BATCH, shuffle=True),
+    "a stream": lambda seed: DataLoader(Stream(), BATCH),
+    "an elastic sampler": lambda seed: elastic(),
+    "elastic batches": lambda seed: elastic_batches(),
+    "elastic shards": lambda seed: shards(),
+}
+WORKERS: dict[str, Callable[[int], Any]] = {
+    "workers": lambda seed: DataLoader(Drawing(), BATCH, shuffle=True, num_workers=2),
+    "kept workers": lambda seed: DataLoader(Drawing(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
+    "workers of a stream": lambda seed: DataLoader(Stream(), BATCH, num_workers=2),
+    "kept workers of a stream": lambda seed: DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True),
+    "workers of shards": lambda seed: shards(num_workers=2),
+    "workers of an elastic sampler": lambda seed: elastic(num_workers=2),
+}
+
+
+_MADE: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_workers() -> Iterator[None]:
+    """Let workers that are kept end before their loader is garbage: torch would wait seconds for each of them."""
+    yield
+    while _MADE:
+        _MADE.pop()._iterator = None
+
+
+def started(case: str, seed: int) -> tuple[Any, LoaderWatch]:
+    """Make a loader in a process whose random state comes of the seed, and watch it."""
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+    made = {**CASES, **WORKERS}[case](seed)
+    _MADE.append(made)
+    registered = getattr(made.dataset, "augmenting", None)
+    return made, loader.watch(made, {} if registered is None else {"augmenting": GeneratorState(registered)})
+
+
+def rows(batches: Any) -> list[Any]:
+    return [torch.stack([torch.as_tensor(column) for column in batch]).tolist() for batch in batches]
+
+
+def stored(position: Any) -> Any:
+    """Return a position as a checkpoint gives it back."""
+    document, tensors = tree.encode(position)
+    return tree.decode(document, copy.deepcopy(tensors))
+
+
+def taken_up(case: str, position: Any) -> tuple[Any, LoaderWatch]:
+    """Put a loader of another process where one was."""
+    made, watch = started(case, 99)
+    watch.restore(stored(position))
+    if watch.at_end:
+        watch.restore_now()
+    return made, watch
+
+
+def require_same_rest(case: str, consumed: int, ahead: int) -> None:
+    made, watch = started(case, 1)
+    passing = iter(made)
+    fetched = rows(itertools.islice(passing, consumed + ahead))
+    position = stored(watch.position(consumed))
+    assert (watch.passes, watch.fetched, position["ahead"]) == (1, consumed + ahead, ahead)
+    expected = [*fetched[consumed:], *rows(passing), *rows(made), drawn()]
+
+    resumed, watch = taken_up(case, position)
+    found = [*rows(resumed), *rows(resumed), drawn()]
+    assert found == expected
+    assert watch.restored
+
+
+@pytest.mark.parametrize(("consumed", "ahead"), [(0, 1), (2, 0), (3, 2), (4, 1)])
+@pytest.mark.parametrize("case", CASES)
+def test_the_rest_of_a_pass_and_the_next_one_are_the_same(case: str, consumed: int, ahead: int) -> None:
+    require_same_rest(case, consumed, ahead)
+
+
+@pytest.mark.parametrize("case", WORKERS)
+def test_the_rest_of_a_pass_is_the_same_with_workers(case: str) -> None:
+    require_same_rest(case, 3, 1)
+
+
+@pytest.mark.parametrize("case", ["shuffled", "a stream", "an elastic sampler", "elastic shards", "kept workers"])
+def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
+    made, watch = started(case, 1)
+    count = len(rows(made))
+    ends = [stored(watch.position(count)), stored(watch.position_between())]
+    assert [(position["ended"], position["ahead"]) for position in ends] == [(True, 0)] * 2
+    expected = [*rows(made), drawn()]
+    for position in ends:
+        resumed, _ = taken_up(case, position)
+        assert [*rows(resumed), drawn()] == expected
 
 
 def test_a_pass_that_is_left_early_leaves_the_workers_known() -> None:
     """Batches that were fetched ahead are thrown away with what they carried, and the next pass goes on."""
-    plain = DataLoader(list(range(16)), batch_size=1, num_workers=2, persistent_workers=True)
-    watch = loader.watch(plain)
-    assert [int(batch) for batch in itertools.islice(plain, 1)] == [0]
-    assert [int(batch) for batch in plain] == list(range(16))
-    assert set(watch.position(16)["pool"]) == {0, 1}
+    made, watch = started("kept workers", 1)
+    rows(itertools.islice(made, 1))
+    assert len(rows(made)) == 6
+    assert set(watch.position(6)["pool"]) == {0, 1}
+
+
+@pytest.mark.parametrize("case", ["shuffled", "an elastic sampler", "elastic shards"])
+def test_what_is_left_of_a_pass_is_empty_where_every_batch_was_used(case: str) -> None:
+    """The frameworks ask for the rest of a pass that has ended, and for one before its time."""
+    made, watch = started(case, 1)
+    count = len(rows(made))
+    position = stored(watch.position(count))
+    expected = rows(made)
+    resumed, watch = taken_up(case, position)
+    watch.restore(stored(position))
+    watch.end_pass()
+    assert rows(resumed) == []
+    watch.hold()
+    assert rows(resumed) == [] and watch.passes == 0
+    assert rows(resumed) == expected
+
+
+def test_a_pass_begins_after_batches_that_only_their_number_is_known_of() -> None:
+    """Of a checkpoint of the bare framework: no random state, no proof."""
+    made, _ = started("in order", 1)
+    expected = [[index for index, *_ in zip(*batch, strict=True)] for batch in rows(made)][3:]
+    for case in ("in order", "a stream", "workers"):
+        resumed, watch = started(case, 2)
+        watch.skip(3)
+        assert not watch.restored
+        found = [[index for index, *_ in zip(*batch, strict=True)] for batch in rows(resumed)]
+        assert watch.restored and len(found) == 3
+        assert case == "workers" or found == expected
+
+
+def test_batches_of_a_stream_are_counted_while_they_are_passed_over() -> None:
+    made, watch = started("a stream", 1)
+    rows(itertools.islice(made, 3))
+    resumed, again = started("a stream", 2)
+    again.restore(stored(watch.position(3)))
+    told: list[str] = []
+    again.on_skip = lambda: told.append("asked")
+    again.show_skipping = lambda batches: (told.append("shown") or batch for batch in batches)
+    assert len(rows(resumed)) == 3
+    assert told == ["shown", "asked"] * 3
+
+
+def test_random_state_comes_back_without_the_position() -> None:
+    """Where the run goes on in the middle of something else than a pass."""
+    made, watch = started("a generator of the loader", 1)
+    rows(itertools.islice(made, 2))
+    position = stored(watch.position(2))
+    expected = (drawn(), made.generator.initial_seed(), made.generator.get_state().tolist())
+    resumed, again = started("a generator of the loader", 1)
+    again.restore_random_state(position)
+    assert (drawn(), resumed.generator.initial_seed(), resumed.generator.get_state().tolist()) == expected
+
+
+OTHER_BATCHES: dict[str, tuple[Any, int | None]] = {
+    "an elastic sampler": (lambda: elastic(batch_size=5), 3),
+    "elastic batches": (lambda: elastic_batches(batch_size=7), 2),
+    "elastic shards": (lambda: shards(batch_size=3), None),
+}
+"""For each a loader of batches of another size, and how many of those are left after two of four, if that is known."""
+
+
+@pytest.mark.parametrize("case", OTHER_BATCHES)
+def test_an_elastic_position_is_taken_up_with_other_batches(case: str) -> None:
+    """Each sample that is left comes once."""
+    make, left = OTHER_BATCHES[case]
+    made, watch = started(case, 1)
+    seen = rows(itertools.islice(made, 2))
+    position = stored(watch.position(2))
+    other = make()
+    again = loader.watch(other)
+    assert again.is_elastic and len(again.differences(position)) == 1
+    assert again.left(position, again.batch_size or 0) == left
+    again.adopt(position, [position], 0)
+    seen += rows(other)
+    samples = [tuple(row[: 2 if left is None else 1]) for batch in seen for row in zip(*batch, strict=True)]
+    assert len(samples) == len(set(samples)) == (sum(map(len, map(records, range(7)))) if left is None else SAMPLES)
+
+
+@pytest.mark.parametrize("case", OTHER_BATCHES)
+def test_the_end_of_an_elastic_pass_is_taken_up_with_other_batches(case: str) -> None:
+    made, watch = started(case, 1)
+    rows(made)
+    position = stored(watch.position_between())
+    expected = [sorted(row[0] for row in zip(*batch, strict=True)) for batch in rows(made)]
+    other = OTHER_BATCHES[case][0]()
+    again = loader.watch(other)
+    assert again.left(position, 5) == 0 or OTHER_BATCHES[case][1] is None
+    again.adopt(position, [position], 0)
+    assert again.at_end
+    again.restore_now()
+    found = [row[0] for batch in rows(other) for row in zip(*batch, strict=True)]
+    assert sorted(found) == sorted(itertools.chain(*expected))
+    assert sorted(found[:4]) == expected[0] or case == "elastic shards", "in the order of the epoch that follows"
+
+
+def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
+    with pytest.raises(UnsupportedSetting, match=r"come from a list; expected a torch\.utils\.data\.DataLoader"):
+        loader.watch([1, 2])
+    with pytest.raises(UnsupportedSetting, match="in_order=False"):
+        loader.watch(DataLoader(Drawing(), num_workers=1, in_order=False))
+
+
+def test_watching_twice_is_watching_once_and_the_class_keeps_its_name() -> None:
+    made, watch = started("in order", 1)
+    assert loader.watch(made) is watch
+    assert type(made).__qualname__ == "DataLoader" and isinstance(made, DataLoader)
+    assert len(iter(made)) == 6
+    assert made.batch_sampler.sampler is made.sampler and len(made._index_sampler) == 6
+    assert made._index_sampler.drop_last is False
+    assert iter(made)._num_yielded == 0, "what torch's own iterator knows can be asked of the watched one"
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"batch_size": 5}, "batch size 4, this launch has 5"),
+        ({"num_workers": 1}, "num_workers 0, this launch has 1"),
+        ({"dataset": range(9)}, "a dataset of length 22, this launch has 9"),
+        ({"dataset": Stream()}, "a dataset of length 22, this launch has None"),
+    ],
+)
+def test_another_loader_is_refused_with_what_differs(other: Any, words: str) -> None:
+    made, watch = started("in order", 1)
+    rows(itertools.islice(made, 2))
+    with pytest.raises(StateMismatch, match=words):
+        loader.watch(DataLoader(**{"dataset": Drawing(), "batch_size": BATCH, **other})).restore(watch.position(2))
+
+
+def test_other_data_are_noticed_at_the_batch_that_was_fetched_ahead() -> None:
+    made, watch = started("in order", 1)
+    rows(itertools.islice(made, 3))
+    other = DataLoader([[-1.0]] * SAMPLES, BATCH)
+    loader.watch(other).restore(watch.position(2))
+    with pytest.raises(NotRestored, match="batch 2 of this pass is not the batch that followed"):
+        rows(other)
+
+
+def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> None:
+    """A StatefulDataLoader begins it when it is first asked for its state."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        torch.manual_seed(4)
+        made = stateful.StatefulDataLoader(range(SAMPLES), BATCH, shuffle=True)
+        moment = Moment(made).capture()
+        made.state_dict()
+        return made, moment
+
+    bare, _ = make()
+    expected = [batch.tolist() for batch in bare]
+    for noted in (True, False):
+        made, moment = make()
+        if noted:
+            made.resume_made = moment
+        loader.watch(made)
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        passing = iter(made)
+        assert torch.equal(torch.get_rng_state(), before) == noted
+        assert ([batch.tolist() for batch in passing] == expected) == noted

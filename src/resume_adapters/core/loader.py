@@ -382,7 +382,7 @@ class LoaderWatch:
         self._seek(position)
         if not self.is_stream:
             skip = 0 if self._elastic else position["start"]
-            self._watched_sampler().resume_at(skip, position["sampler"])
+            self._watched_sampler().resume_at(skip, position["sampler"], within=position["start"] > 0)
         inner = self._start_workers(make)
         passed_over = range(position["consumed"] - position["start"])
         for _ in self.show_skipping(passed_over) if self.is_stream and not self._elastic else passed_over:

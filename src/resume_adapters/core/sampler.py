@@ -50,6 +50,7 @@ class WatchedSampler:
         self._at_iter: Tree | None = None
         self._at_first: Tree | None = None
         self._resume: tuple[int, Tree | None] | None = None
+        self._is_within = True
         self.after_first: Tree | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -62,9 +63,16 @@ class WatchedSampler:
         """Return the random state when this pass began and when its first index was asked for."""
         return None if self._at_first is None else {"iter": self._at_iter, "first": self._at_first}
 
-    def resume_at(self, skip: int, moments: Tree | None) -> None:
-        """Begin the next pass as at ``moments`` (as things are, without) and after ``skip`` batches of indices."""
+    def resume_at(self, skip: int, moments: Tree | None, *, within: bool = True) -> None:
+        """Begin the next pass as at ``moments`` (as things are, without) and after ``skip`` batches of indices.
+
+        Args:
+            skip: batches of indices to pass over.
+            moments: what :meth:`moments` returned.
+            within: the pass goes on in its middle. One that begins anew draws its order and then its first batch.
+        """
         self._resume = (skip, moments)
+        self._is_within = within
         self.after_first = None
 
     def forget(self) -> None:
@@ -97,8 +105,8 @@ class WatchedSampler:
         self._moment.restore(self._at_first)
         first = next(itertools.islice(inner, skip, None), None)
         self.after_first = self._moment.capture()
-        # The sampler drew its numbers at the start of the pass; the batch draws its own at its own time.
-        rng.restore_cpu(now)
+        if self._is_within:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
+            rng.restore_cpu(now)
         if first is not None:
             yield first
             yield from inner
