@@ -17,7 +17,7 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- NotRestored             (RuntimeError)       the restored state differs from what was saved
     |-- NotSerialisable         (TypeError)          a part holds something a checkpoint cannot carry
     |-- UnsupportedSetting      (ValueError)         a setting under which an exact resume is impossible
-    `-- MissingFramework        (ImportError)        the adapter's framework is not installed
+    `-- MissingFramework        (ImportError)        the adapter's framework is not installed, or too old
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class UnsupportedSetting(ResumeError, ValueError):
 
 
 class MissingFramework(ResumeError, ImportError):  # type: ignore[misc]  # ImportError has a path too
-    """The framework of an adapter is not installed."""
+    """The framework of an adapter is not installed, or older than the adapter needs."""
 
 
 class Stopped(SystemExit):

@@ -30,7 +30,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
+
 try:
+    import transformers
     import transformers.trainer as trainer_module
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
@@ -44,9 +47,12 @@ from resume_adapters._hf_session import TrainerSession
 from resume_adapters.core.cadence import SaveEvery
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.session import RESERVED
+from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import UnsupportedSetting
+
+require_version("transformers", transformers.__version__, "5.3", extra="hf")
 
 
 class ResumeCallback(TrainerCallback):
@@ -288,10 +294,16 @@ def _unless_managed(native: Callable[..., Any], instead: Callable[[], Any]) -> C
     return retention
 
 
+def _on_a_numbered_cpu(storage: Any, location: str) -> Any:
+    """Restore a tensor of ``torch.load`` where older transformers send those of several processes: to ``cpu:0``."""
+    return storage if location.startswith("cpu:") else None
+
+
 def _install() -> None:
     """Wrap ``Trainer.train`` and the three functions through which it skips and deletes; once."""
     if hasattr(Trainer.train, "resume_adapters"):
         return
+    torch.serialization.register_package(15, lambda storage: None, _on_a_numbered_cpu)
     module, trainer_class = cast("Any", trainer_module), cast("Any", Trainer)
     trainer_class.train = _train(trainer_class.train)
     module.skip_first_batches = _skip_first_batches(module.skip_first_batches)  # seam: transformers 5.23

@@ -321,6 +321,8 @@ def main() -> None:
         data_collator=collate,
         callbacks=callbacks(ema, data),
     )
+    # Where the Trainer divides by it and Accelerate does again, gradients depend on the split into batches.
+    trainer.accelerator.gradient_accumulation_steps = 1
     if CONFIG["late"]:
         trainer.add_callback(resume_callback(ema, data))
     if CONFIG["scaler"]:

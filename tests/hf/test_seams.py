@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from resume_adapters import hf
 from resume_adapters.core import loader
+from resume_adapters.errors import MissingFramework
 
 METHODS: dict[str, list[str]] = {
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
@@ -63,6 +68,16 @@ METHODS: dict[str, list[str]] = {
 }
 
 
+def test_a_version_older_than_is_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    oldest = re.search(r"transformers>=([\d.]+)", (Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert oldest is not None
+    monkeypatch.setattr(transformers, "__version__", "4.0.1")
+    spec = importlib.util.spec_from_file_location("resume_adapters.hf", hf.__file__)
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(MissingFramework, match=f"found transformers 4.0.1, and needs {oldest[1]} or newer"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_trainer_has_the_method_as_it_is_overridden(name: str) -> None:
     parameters = list(inspect.signature(inspect.unwrap(getattr(Trainer, name))).parameters)
@@ -82,11 +97,12 @@ def test_the_order_of_a_save_and_a_resume() -> None:
     for earlier, later in (
         ("self.get_train_dataloader()", "self._init_training_state("),
         ("self._init_training_state(", "self._prepare_for_training("),
-        ("self._initial_global_step =", "on_train_begin("),
         ("self._tr_loss =", "on_train_begin("),
         ("self._globalstep_last_logged =", "on_train_begin("),
     ):
         assert 0 <= loop.index(earlier) < loop.index(later)
+    if "_initial_global_step" in inspect.getsource(Trainer):
+        assert loop.index("self._initial_global_step =") < loop.index("on_train_begin(")
     for earlier, later in (
         ("skip_first_batches(", "set_epoch("),
         ("set_epoch(epoch)", "iter(train_dataloader)"),

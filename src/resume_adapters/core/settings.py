@@ -1,10 +1,34 @@
-"""Settings of a framework under which a resume cannot be exact."""
+"""Versions and settings of a framework under which a resume cannot be exact."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import MissingFramework, UnsupportedSetting
+
+
+def require_version(package: str, found: str, oldest: str, *, extra: str) -> None:
+    """Refuse a framework that is older than its adapter can resume exactly.
+
+    Args:
+        package: name of the framework's package.
+        found: the version that is installed.
+        oldest: the oldest that serves, as ``"5.3"``.
+        extra: the extra of this package that brings the framework, which is also the adapter's module.
+
+    Raises:
+        MissingFramework: naming both versions and the remedy.
+    """
+
+    def ordered(version: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", version)[: oldest.count(".") + 1]]
+
+    if ordered(found) < ordered(oldest):
+        raise MissingFramework(
+            f"resume_adapters.{extra} found {package} {found}, and needs {oldest} or newer: "
+            f"pip install --upgrade 'resume-adapters[{extra}]'"
+        )
 
 
 def refuse(settings: Mapping[str, object], remedy: str = "change it") -> None:

@@ -1,0 +1,22 @@
+"""Versions and settings of a framework that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from resume_adapters.core.settings import require_version
+from resume_adapters.errors import MissingFramework
+
+
+@pytest.mark.parametrize("found", ["5.3.0", "5.3", "5.10.1", "6.0.0.dev0", "5.3.0rc1", "5.23.0+local"])
+def test_a_version_that_serves(found: str) -> None:
+    require_version("framework", found, "5.3", extra="hf")
+
+
+@pytest.mark.parametrize("found", ["5.2.9", "4.57.6", "5", "0.99"])
+def test_an_older_version_is_refused_with_both_versions_and_the_remedy(found: str) -> None:
+    with pytest.raises(MissingFramework) as caught:
+        require_version("framework", found, "5.3", extra="hf")
+    remedy = "pip install --upgrade 'resume-adapters[hf]'"
+    assert str(caught.value) == f"resume_adapters.hf found framework {found}, and needs 5.3 or newer: {remedy}"
+    assert isinstance(caught.value, ImportError)
