@@ -184,6 +184,7 @@ def _serve(imports: list[str]) -> None:
             reply: int | None = os.fork()
             if reply == 0:
                 _become(request)
+            statuses.pop(reply, None)  # of an earlier job of that number: the kernel gives them out again
         else:
             reply = _status(request["pid"], statuses)
         print(json.dumps(reply), file=replies, flush=True)
