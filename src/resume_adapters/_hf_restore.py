@@ -179,8 +179,8 @@ class Restoration(Session):
         self.finished = self.is_finished(live.global_step, max_steps + self.shift)
         self.over = at_end or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
-            position = {**position, "ended": True}
-        saved = {**own, "position": position}
+            position = position | {"ended": True}
+        saved = own | {"position": position}
         consumed = self.restore_loader(
             self.loader_watch,
             saved,

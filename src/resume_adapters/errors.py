@@ -8,6 +8,7 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- NoValidCheckpoint       (RuntimeError)       checkpoints exist, none is valid on every rank
     |-- CheckpointsExist        (FileExistsError)    resume="scratch" in a run directory with committed checkpoints
     |-- FormatTooNew            (ValueError)         written by a later on-disk format
+    |-- FormatMismatch          (ValueError)         lacks what this version reads of a checkpoint
     |-- RunDirectoryUnusable    (OSError)            not a directory, not writable
     |-- RunHalted               (RuntimeError)       the run was halted; a human decides whether it goes on
     |-- SaveFailed              (OSError)            a save could not be completed; nothing was committed
@@ -58,6 +59,10 @@ class CheckpointsExist(ResumeError, FileExistsError):
 
 class FormatTooNew(ResumeError, ValueError):
     """The manifest was written by a later on-disk format than this version reads."""
+
+
+class FormatMismatch(ResumeError, ValueError):
+    """The checkpoint lacks something that this version reads: another version of this package wrote it."""
 
 
 class RunDirectoryUnusable(ResumeError, OSError):

@@ -4,8 +4,11 @@ framework around it, in one process."""
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from resume_adapters.core import loader as loaders
+from resume_adapters.core import state, tree
 from resume_adapters.core.cadence import Cadence
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -26,9 +30,8 @@ from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.core.tree import first_difference
 from resume_adapters.data import ElasticSampler
-from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
+from resume_adapters.errors import FormatMismatch, Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
 WEIGHTS = "weights.pt"
 
@@ -560,7 +563,7 @@ def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> 
     before = copy.deepcopy(launch.framework.state_dict())
     with pytest.raises(StateMismatch, match=r"3\.bias: saved nothing, the model has float32"):
         launch()
-    assert first_difference(before, launch.framework.state_dict()) is None
+    assert tree.first_difference(before, launch.framework.state_dict()) is None
 
 
 def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
@@ -583,6 +586,58 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
     assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
     with pytest.raises(StateMismatch, match="has no part 'ema'"):
         Launch(tmp_path, parts={**parts, "ema": Buffers([])})()
+
+
+LACKING: dict[str, tuple[Any, ...]] = {
+    "rank-00000.json": (
+        ("shift",),
+        ("fixed",),
+        ("topology", "gradient_accumulation_steps"),
+        ("shares",),
+        ("begun",),
+        ("losses", "sum"),
+        ("framework", "held"),
+        ("rng",),
+        ("loaders",),
+        ("loaders", 0, "number"),
+        ("loaders", 0, "samples"),
+        ("loaders", 0, "position", "length"),
+        ("loaders", 0, "position", "step"),
+        ("loaders", 0, "position", "elastic"),
+    ),
+    "metrics.json": ((), ("checkpoint",)),
+    "trackers.json": ((),),
+}
+"""What other versions of the format may not have, by file; without a key, the whole file."""
+
+
+@pytest.mark.parametrize(("file", "keys"), [(file, keys) for file, places in LACKING.items() for keys in places])
+def test_a_checkpoint_of_another_version_of_the_format_is_refused(
+    tmp_path: Path, file: str, keys: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole, and lacks a key that this version reads: the error names it and its file, and nothing is trained."""
+    native = state._write_encoded
+
+    def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+        if f"{name}.json" != file:
+            native(storage, directory, name, document, tensors)
+        elif keys:
+            content = tree.decode(document, tensors)
+            holder = functools.reduce(operator.getitem, keys[:-1], content)
+            del holder[keys[-1]]
+            native(storage, directory, name, *tree.encode(content))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_write_encoded", write)
+        with pytest.raises(Killed):
+            Launch(tmp_path, killed_after(5), data="elastic")()
+    place = f"{'.'.join(map(str, keys))} in {file}" if keys else file
+    batch = 8 if keys[-1:] in (("samples",), ("step",)) else 4
+    launch = Launch(tmp_path, data="elastic", batch=batch, on_batch_change="keep-samples", spread=lambda framework: {})
+    with pytest.raises(FormatMismatch, match=rf"checkpoint-4 has no {re.escape(place)}.*resume-adapters \d") as refused:
+        launch()
+    assert (refused.value.path, refused.value.step) == (tmp_path / "checkpoint-4", 4)
+    assert not launch.trace
 
 
 def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -113,5 +113,5 @@ class Feed:
         if state["number"] is None:
             self.watch.restore_now(process=False)
         else:
-            self._restoring = {**state, "consumed": consumed}
+            self._restoring = state | {"consumed": consumed}
             self.number, self.consumed = state["number"], consumed

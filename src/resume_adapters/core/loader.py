@@ -270,7 +270,7 @@ class LoaderWatch:
         saved = [each["elastic"] for each in everyone]
         empty: Tree = {"ahead": 0, "spawn": None, "sampler": None, "before": [], "pool": {}, "proof": None}
         here = {"consumed": consumed, "start": consumed, "elastic": self._elastic.moved(saved)}
-        self.restore({**position, **empty, **here, **self._identity(), "length": position["length"]})
+        self.restore(position | {**empty, **here, **self._identity(), "length": position["length"]})
 
     def skip(self, consumed: int) -> None:
         """Begin the next pass after ``consumed`` batches, with no random state to put back (a foreign checkpoint)."""

@@ -143,7 +143,7 @@ class ResumableLoop:
         if len(self._saved_feeds) > 1:
             self._session.no_horizon = SEVERAL_LOADERS
         self._losses = (own["losses"]["count"], own["losses"]["sum"])
-        metrics = self._run.read_part(self._session.checkpoint, "metrics")
+        metrics = self._run.read_record(self._session.checkpoint, "metrics")
         self._best, self._best_checkpoint = metrics["best"], metrics["checkpoint"]
         return Resumed(own["epoch"], self._session.checkpoint.step, _consumed(own["loaders"]))
 

@@ -122,11 +122,11 @@ class Resumption:
             if self.own is not None:
                 self.shift = self.own["shift"]
                 self.moved = _differences(
-                    {_RANKS: saved_by, **self.own["topology"]}, {_RANKS: self.run.ranks.world_size, **self.topology}
+                    self.own["topology"] | {_RANKS: saved_by}, {_RANKS: self.run.ranks.world_size, **self.topology}
                 )
                 if other := _differences(self.own["fixed"], self.fixed):
                     raise self._mismatch(other, "it cannot be resumed from")
-                self._trackers.restore(self.run.read_part(self.checkpoint, "trackers"))
+                self._trackers.restore(self.run.read_record(self.checkpoint, "trackers"))
                 if self.run.ranks.rank == 0:
                     cursor = cursor_of(self.checkpoint.manifest.epoch, self.own)
                     report.logger.info("%s resumed at %s.", self.checkpoint.path.name, tell(cursor))
@@ -267,7 +267,7 @@ class Resumption:
         if rank < self.checkpoint.manifest.world_size:
             return position
         step = position["step"]
-        return {**position, "step": {**step, "process": rng.forked(step["process"], rank)}}
+        return position | {"step": {**step, "process": rng.forked(step["process"], rank)}}
 
     @property
     def has_other_ranks(self) -> bool:

@@ -27,6 +27,7 @@ from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.place import CONTROL, superseded
 from resume_adapters.core.ranks import Ranks, everywhere
+from resume_adapters.core.record import Record, Source
 from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.start import Start
@@ -269,11 +270,23 @@ class ResumableRun:
             rank: the rank; this one by default.
         """
         name = state.rank_file("", self.ranks.rank if rank is None else rank)
-        return state.read_part(self.storage, place.added(checkpoint.path), name)
+        found = state.read_part(self.storage, place.added(checkpoint.path), name)
+        return None if found is None else Record(found, _source(checkpoint, name))
 
     def read_part(self, checkpoint: Checkpoint, name: str) -> Any:
         """Return a part as it was saved by this rank, or by rank zero where the two were alike."""
         return state.read_part(self.storage, place.added(checkpoint.path), name, self.ranks.rank)
+
+    def read_record(self, checkpoint: Checkpoint, name: str) -> Record:
+        """Return a part that this package saved for itself.
+
+        Raises:
+            FormatMismatch: there is none, since another version wrote the checkpoint; so does what the record lacks.
+        """
+        found, source = self.read_part(checkpoint, name), _source(checkpoint, name)
+        if found is None:
+            raise source.lacks(source.file)
+        return Record(found, source)
 
     def require_valid(self, path: Path) -> None:
         """Check a committed checkpoint of this run before something is read from it other than by a resume.
@@ -460,6 +473,11 @@ class ResumableRun:
         finally:
             self._committer.shutdown()
         self.flush()
+
+
+def _source(checkpoint: Checkpoint, name: str) -> Source:
+    package = checkpoint.manifest.package if checkpoint.manifest else ""
+    return Source(checkpoint.path, f"{name}.json", checkpoint.step, package)
 
 
 def _version() -> str:
