@@ -264,3 +264,32 @@ def test_a_process_that_ends_without_a_word_is_not_held_up(tmp_path: Path) -> No
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     subprocess.run([sys.executable, "-c", program, tmp_path], check=True, timeout=60, env=environment)
+
+
+def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    """A stop file that cannot be read asks for a stop all the same; an entry without an event is passed over."""
+    job = make()
+    control = tmp_path / ".resume"
+    (control / "stop").mkdir()
+    assert job.run.journal.stop_requested() == "stop in .resume"
+    before = job.run.journal.history()
+    with (control / "journal.jsonl").open("a") as file:
+        file.write('{"time": 1}\n{"event": "start"}\n[]\n')
+    assert job.run.journal.history() == before
+    (control / "journal.jsonl").unlink()
+    assert job.run.journal.history() == []
+
+
+def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:
+    job = make()
+    for step in (1, 2):
+        job.run.record("running", step=step)
+    assert [entry["event"] for entry in job.run.journal.history()].count("running") == 1
+
+
+def test_a_launcher_that_is_gone_stops_the_run(make: Callable[..., Miniature], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "launchers", lambda: lambda: False)
+    job = make()
+    until_asked(job)
+    assert job.run.flag.reason == "the launcher of this process is gone"
+    assert job.run.should_stop()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from resume_adapters.core import loader, tree
+from resume_adapters.core import dispatch, loader, tree
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.sampler import Moment
@@ -338,3 +338,20 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
         passing = iter(made)
         assert torch.equal(torch.get_rng_state(), before) == noted
         assert ([batch.tolist() for batch in passing] == expected) == noted
+
+
+def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
+    """A loader that fetches for all cuts it from its first batch: once in each pass, whatever it cuts after that."""
+    made, watch = started("in order", 1)
+    first = dispatch.FirstSlice(lambda batch, at: batch[at], watch)
+    rows(itertools.islice(made, 1))
+    assert [first([1, 2], 0), first([3, 4], 1)] == [1, 4] and first.kept == 1
+    rows(made)
+    assert first([5, 6], 1) == 6 and first.kept == 6
+    made, watch = started("in order", 1)
+    resumed = dispatch.FirstSlice(lambda batch, at: batch[at], watch)
+    resumed.restore(1)
+    rows(itertools.islice(made, 1))
+    assert [resumed([3, 4], 0), resumed([3, 4], 1)] == [1, 4]
+    rows(made)
+    assert resumed([7, 8], 0) == 7

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from resume_adapters.core import process
+from resume_adapters.core.journal import Status
 from resume_adapters.core.process import began
 
 WORKER = """
@@ -47,19 +51,19 @@ def test_a_worker_notices_that_its_launcher_is_gone(tmp_path: Path, name: str, n
     words = [WORKER, str(tmp_path / "out")] if depth == 1 else [between[0], WORKER, str(tmp_path / "out")]
     if depth == 2:
         launcher.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])")
-    process = subprocess.Popen([sys.executable, launcher, *words], start_new_session=True)
+    started = subprocess.Popen([sys.executable, launcher, *words], start_new_session=True)
     out = tmp_path / "out"
     try:
         wait_for(out, "True")
-        process.kill()
-        process.wait()
+        started.kill()
+        started.wait()
         if noticed:
             wait_for(out, "gone")
         else:
             time.sleep(0.3)
             assert out.read_text() == "True", "a shell that goes is no launcher"
     finally:
-        subprocess.run(["pkill", "-KILL", "-s", str(process.pid)], check=False)
+        subprocess.run(["pkill", "-KILL", "-s", str(started.pid)], check=False)
 
 
 def wait_for(file: Path, content: str) -> None:
@@ -67,3 +71,27 @@ def wait_for(file: Path, content: str) -> None:
     while not file.exists() or file.read_text() != content:
         assert time.monotonic() < deadline, f"expected {content!r}"
         time.sleep(0.01)
+
+
+def status(pid: int, host: str, updated: float) -> Status:
+    return Status(state="running", pid=pid, host=host, updated=updated)
+
+
+def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc is hidden, no launcher is found, and a process counts as alive that can be signalled."""
+    own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
+    assert process.is_alive(own) is True
+    assert process.is_alive(status(pid=own.pid, host="elsewhere", updated=own.updated)) is None
+    for pid in (0, 1 << 31, 1 << 30):
+        assert process.is_alive(status(pid=pid, host=own.host, updated=own.updated)) is False
+    assert process.is_alive(status(pid=own.pid, host=own.host, updated=1.0)) is False, "the number was given again"
+
+    def refuse(*arguments: Any) -> Any:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert process.is_alive(own) is True
+    assert process.launchers()() and not process._is_launcher(own.pid)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert process.is_alive(own) is True, "it is there, and somebody else's"

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 
 from resume_adapters import KeepLast
+from resume_adapters.core.directory import is_checkpoint
 from resume_adapters.core.listing import candidates, listing
 from resume_adapters.core.run import no_foreign
 from resume_adapters.core.storage import LocalStorage
@@ -380,3 +381,24 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_works(
         assert each["heard"][0].startswith("SaveFailed" if mine else "PeerFailed"), each
         assert set(each["then"].values()) == ({10, 20} if where == "after" else {10})
         assert set(each["at_last"].values()) == ({10, 20, 30} if where == "after" else {10, 30})
+
+
+def test_a_run_starts_from_a_checkpoint_of_the_bare_framework_that_is_named(tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    job = Miniature(tmp_path / "run", resume=bare, foreign=lambda path: 70 if path == bare else None)
+    assert job.step == 70 and job.choice.checkpoint is not None and job.choice.checkpoint.manifest is None
+
+
+def test_what_counts_as_a_checkpoint_is_what_a_start_would_have_to_do_with(tmp_path: Path) -> None:
+    def foreign(path: Path) -> int | None:
+        if path.name == "torn":
+            raise CheckpointDamaged("half of it is missing")
+        return 5 if path.name == "bare" else None
+
+    run = saved(tmp_path, 10)
+    for name in ("torn", "bare", "logs"):
+        (run / name).mkdir()
+    assert [is_checkpoint(run / name, foreign) for name in ("checkpoint-10", "torn", "bare", "logs")] == [
+        True, True, True, False,
+    ]  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
-from resume_adapters.core.retention import Candidate, plan
+from resume_adapters.core.retention import Candidate, KeepUnless, plan
 from resume_adapters.errors import UnsupportedSetting
 
 NOW = 1e6
@@ -140,3 +140,16 @@ def test_reasons_name_the_policy_and_join() -> None:
 def test_a_policy_that_can_keep_nothing_is_refused(make: object) -> None:
     with pytest.raises(UnsupportedSetting):
         make()  # type: ignore[operator]
+
+
+def test_what_the_framework_wants_gone_goes_and_what_is_only_passing_goes_with_it() -> None:
+    """Its set of names may grow after the policy was made."""
+    found = [Candidate(name, step, NOW) for step, name in enumerate(["old", "best", "resume-3", "last"])]
+    unwanted: set[str] = set()
+    policy = KeepUnless(unwanted, "resume-")
+    unwanted.add("old")
+    decided = plan(found, policy, now=NOW, anchor="last")
+    assert list(decided.remove) == ["old", "resume-3"]
+    assert decided.keep["best"] == "the framework keeps it"
+    assert decided.keep["last"] == "the framework keeps it, a restart would resume from it"
+    assert list(plan(found, KeepUnless(unwanted), now=NOW, anchor=None).remove) == ["old"]

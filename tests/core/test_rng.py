@@ -124,3 +124,19 @@ def test_another_number_of_devices_is_refused() -> None:
     state["devices"] = [torch.zeros(16, dtype=torch.uint8)] * (torch.cuda.device_count() + 1)
     with pytest.raises(UnsupportedSetting, match="devices"):
         rng.restore(state)
+
+
+def test_a_rank_that_had_no_random_state_gets_its_own_the_same_each_time() -> None:
+    seed(5)
+    saved = rng.capture()
+    seed(6)
+    before = rng.capture()
+    made = {rank: rng.forked(saved, rank) for rank in (1, 2)}
+    assert tree.first_difference(before, rng.capture()) is None, "the generators are left as they were"
+    assert tree.first_difference(made[1], rng.forked(saved, 1)) is None
+    numbers = []
+    for state in (saved, *made.values()):
+        rng.restore(through_disk(state))
+        numbers.append(draw())
+    assert all(len({each[kind] for each in numbers}) == 3 for kind in (0, 3)), "python's and numpy's"
+    assert len({tuple(each[-2]) for each in numbers}) == 3, "torch's"

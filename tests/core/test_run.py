@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -16,9 +17,20 @@ from typing import Any
 
 import pytest
 
-from resume_adapters import KeepLast
+from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.state import Value
 from resume_adapters.core.storage import LocalStorage
-from resume_adapters.errors import FencedOff, NotSerialisable, ResumeError, RunDirectoryUnusable, SaveFailed, Stopped
+from resume_adapters.errors import (
+    CheckpointDamaged,
+    FencedOff,
+    NotRestored,
+    NotSerialisable,
+    ResumeError,
+    RunDirectoryUnusable,
+    SaveFailed,
+    Stopped,
+)
 
 import faults
 import miniature
@@ -367,3 +379,92 @@ def test_a_status_or_generation_that_is_torn_does_not_stop_a_start(tmp_path: Pat
             (tmp_path / ".resume" / name).write_bytes(content)
         (tmp_path / ".resume" / name).write_bytes(b'{"state":"\xff\xfe","token":"\xff","generation":1}')
         assert Miniature(tmp_path).step == 10
+
+
+# ---- Saves of one name
+
+
+def test_a_save_whose_remains_could_not_be_removed_is_begun_anew(tmp_path: Path) -> None:
+    """The disk fails for the whole of a save, twice, and with it what would tidy up; then it works again."""
+    counting = faults.FailingStorage(errno.EIO, 10**9)
+    Miniature(tmp_path / "counted", storage=counting).commit(20)
+    for at in range(len(counting.operations)):
+        storage = faults.FailingStorage(errno.EIO, 10**9)
+        job = Miniature(tmp_path / str(at), storage=storage)
+        for number in (at, at + 1):
+            storage.fail_at, storage.lasting = len(storage.operations) + number, number == at
+            with contextlib.suppress(SaveFailed):
+                job.commit(20)
+            storage.fail_at = None
+        job.commit(20, "at last")
+        assert Miniature(tmp_path / str(at)).text == "at last"
+        assert not miniature.leftovers(tmp_path / str(at))
+
+
+def test_a_save_under_the_name_of_two_sets_the_older_one_aside(tmp_path: Path) -> None:
+    """A kill came between a second save of a step and the pruning of the first."""
+    job = Miniature(tmp_path)
+    job.commit(10, "first")
+    miniature.copy(tmp_path / "checkpoint-10", tmp_path / "checkpoint-10.superseded")
+    job.commit(10, "third")
+    assert miniature.committed(tmp_path) == {"checkpoint-10": 10}
+    assert miniature.set_aside(tmp_path) == ["checkpoint-10.superseded.1"]
+    assert Miniature(tmp_path).text == "third"
+
+
+def test_a_checkpoint_can_be_asked_for_before_it_is_read(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.save(10)
+    job.run.require_valid(tmp_path / "checkpoint-10")
+    faults.flip(tmp_path / "checkpoint-10" / "model.bin")
+    with pytest.raises(CheckpointDamaged, match=r"model\.bin has the digest"):
+        job.run.require_valid(tmp_path / "checkpoint-10")
+
+
+def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(tmp_path: Path) -> None:
+    storage = faults.FailingStorage(errno.EIO, 10**9)
+    job = Miniature(tmp_path, storage=storage, keep=KeepAll())
+    for step in (10, 20):
+        job.commit(step)
+    job.run.keep = KeepLast(1)
+    storage.fail_at = len(storage.operations)
+    job.run.prune_later()
+    with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):
+        job.run.flush()
+    storage.fail_at = None
+    job.run.prune_later(best="checkpoint-10")
+    job.run.flush()
+    assert set(job.committed()) == {"checkpoint-10", "checkpoint-20"}
+    job.run.prune_later()
+    job.run.flush()
+    assert set(job.committed()) == {"checkpoint-20"}
+
+
+def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_proved(tmp_path: Path) -> None:
+    class Dropping:
+        def state_dict(self) -> dict[str, int]:
+            return {"count": 0}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    job = Miniature(tmp_path)
+    job.commit(10)
+    resumed = Miniature(tmp_path)
+    assert resumed.choice.checkpoint is not None
+    with pytest.raises(NotRestored, match=r"ema was loaded but did not come back.*shadow: not restored"):
+        resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": Dropping()}, verify=True)
+    resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": Dropping()}, verify=False)
+    foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
+    resumed.run.restore_parts(foreign, {"ema": Dropping()}, verify=True)
+    value = Value({"shadow": 1})
+    resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": value}, verify=True)
+    assert value.value["step"] == 10
+
+
+def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    (tmp_path / "checkpoint-10" / "resume" / "ema.safetensors").unlink()
+    assert job.run.resumed is None
+    with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
+        job.run.read_part(Checkpoint(tmp_path / "checkpoint-10", 10, None), "ema")

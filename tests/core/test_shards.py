@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from resume_adapters.core import shards, tree
@@ -65,6 +65,18 @@ def test_the_shares_of_all_ranks_give_the_digest_of_the_whole(layout: str) -> No
         finally:
             dist.destroy_process_group()
     assert shards.together(shares) == whole(STATE)
+
+
+def test_a_rank_that_holds_nothing_adds_nothing() -> None:
+    """Its process is none of those that a tensor is spread over."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        mesh = DeviceMesh("cpu", [0], _init_backend=False)
+        assert mesh.get_coordinate() is None
+        cut = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False, shape=torch.Size([2]), stride=(1,))
+        assert shards.digest({"weight": cut}, is_first=False) == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def changed(name: str, change: Any) -> dict[str, Any]:

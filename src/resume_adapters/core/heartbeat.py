@@ -26,18 +26,16 @@ class Heartbeat:
     def __init__(self, duties: Sequence[Callable[[], None]]) -> None:
         self._duties = duties
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._beat, name="resume-adapters-heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._thread = threading.Thread(target=self._beat, name="resume-adapters-heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End; when this returns, nothing more is done."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _beat(self) -> None:
         while not self._ended.wait(_PERIOD):

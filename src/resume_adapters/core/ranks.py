@@ -24,9 +24,6 @@ class Ranks(Protocol):
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, in rank order, on every rank."""
 
-    def broadcast(self, value: T) -> T:
-        """Return rank zero's value on every rank."""
-
     def barrier(self) -> None:
         """Return when every rank has come here."""
 
@@ -42,9 +39,6 @@ class Alone:
 
     def gather(self, value: T) -> list[T]:
         return [value]
-
-    def broadcast(self, value: T) -> T:
-        return value
 
     def barrier(self) -> None:
         return None
@@ -70,13 +64,6 @@ class Distributed:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
-
-    def broadcast(self, value: T) -> T:
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
 
     def barrier(self) -> None:
         self.gather(None)

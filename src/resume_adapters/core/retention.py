@@ -6,6 +6,7 @@ restart would take now) and the best checkpoint, which nothing can remove.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,12 +35,12 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(abc.ABC):
     """A retention policy. Join two with ``|``: a checkpoint that either keeps is kept."""
 
+    @abc.abstractmethod
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
         """Return the names it keeps, each with the reason."""
-        raise NotImplementedError
 
     def __or__(self, other: Policy) -> Policy:
         return AnyOf((self, other))
