@@ -25,10 +25,17 @@ Kill = dict[str, Any]
 
 @dataclass(frozen=True)
 class Trace:
-    """What a job traced: each rank's micro-steps in the order in which they ran, and what it found at its end."""
+    """What a job traced: each rank's micro-steps in the order in which they ran, and what it found at its end.
+
+    Attributes:
+        steps: of each rank, its micro-steps.
+        final: of each rank, what it found at its end.
+        evaluated: of each rank, the step of each batch of an evaluation, where the job traces that.
+    """
 
     steps: tuple[tuple[dict[str, Any], ...], ...]
     final: tuple[dict[str, Any] | None, ...]
+    evaluated: tuple[tuple[int, ...], ...] = ()
 
     @property
     def first_step(self) -> int:
@@ -67,13 +74,14 @@ class Bench:
 
 def read_trace(directory: Path, ranks: int = 1) -> Trace:
     """Read what the last launch in ``directory`` traced."""
-    steps, finals = [], []
+    steps, finals, evaluated = [], [], []
     for rank in range(ranks):
         file = directory / f"trace.{rank}"
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         steps.append(tuple(line for line in lines if "loss" in line))
         finals.append(next((line for line in lines if line.get("final")), None))
-    return Trace(tuple(steps), tuple(finals))
+        evaluated.append(tuple(line["validated"] for line in lines if "validated" in line))
+    return Trace(tuple(steps), tuple(finals), tuple(evaluated))
 
 
 class References:
@@ -309,7 +317,7 @@ def stopped_then_resumed(
         config: the job.
         reference: an uninterrupted run of it.
         sends: which signal each launch sends itself, at what event of which step, on one rank or on all. The launch
-            after the last runs to the end.
+            after the last runs to the end. ``validated`` is in how many batches of an evaluation it must have left.
         ranks: number of ranks.
         within: steps within which it must have saved.
     """
@@ -322,11 +330,15 @@ def stopped_then_resumed(
         trace = read_trace(directory, ranks)
         assert trace.final == (None,) * ranks, f"{send}: a stopped run must not go on as if it had finished"
         status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
-        if status["step"] > start:  # else it was asked before its first step
+        if status.get("step", 0) > start:  # else it was asked before its first step
             require_same_steps(trace, reference, start=start)
-        start = max(committed(run_directory).values())
-        assert (status["state"], status["step"], status["reason"]) == ("stopped", start, send.get("send", "SIGTERM"))
+        start = max(committed(run_directory).values(), default=0)
+        found = (status["state"], status.get("step", 0), status["reason"])
+        assert found == ("stopped", start, send.get("send", "SIGTERM"))
         assert send["step"] <= start <= send["step"] + send.get("within", within), f"{send}: saved at {start}"
+        for evaluated in trace.evaluated if "validated" in send else ():
+            batches = evaluated.count(send["step"])
+            assert batches <= send["validated"], f"{send}: the evaluation went on for {batches} batches"
     resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
 
 

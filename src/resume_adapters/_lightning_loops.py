@@ -10,6 +10,7 @@ checks each of it against the installed version.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -20,10 +21,10 @@ from resume_adapters.core import workers
 
 Tree = dict[str, Any]
 
-BATCH, VALIDATION, EPOCH, END = "batch", "validation", "epoch", "end"
-"""The moments at which a checkpoint is saved: after a batch, a validation, an epoch, and the training."""
+BATCH, DUE, VALIDATION, EPOCH, END = "batch", "due", "validation", "epoch", "end"
+"""The moments at which a checkpoint is saved: after a batch, before a validation, after it, an epoch, the training."""
 
-IN_EPOCH = (BATCH, VALIDATION)
+IN_EPOCH = (BATCH, DUE, VALIDATION)
 
 _BATCHES = "epoch_loop.batch_progress"
 """The one counter that counts batches of the training; the others count steps, epochs, and batches of validations."""
@@ -40,6 +41,7 @@ class Loops:
         self.trainer = trainer
         self.fit = trainer.fit_loop
         self.epoch = trainer.fit_loop.epoch_loop
+        self.validation = trainer.fit_loop.epoch_loop.val_loop
 
     # ---- Saying where they are
 
@@ -133,9 +135,23 @@ class Loops:
 
     def evaluation_workers(self) -> list[bool]:
         """Return for each validation loader whether its workers outlive a validation and are running."""
-        combined = self.epoch.val_loop._combined_loader
-        loaders = combined.flattened if combined is not None else []
-        return [workers.are_kept(each) for each in loaders]
+        return [workers.are_kept(each) for each in self._validation_loaders()]
+
+    def validation_batches(self) -> int:
+        """Return how many batches a validation has on this rank at least; 0 where that is not known before its end."""
+        from torch.utils.data import IterableDataset
+
+        loop, step = self.validation, inspect.signature(self.trainer.lightning_module.validation_step)
+        loop.setup_data()
+        loaders = self._validation_loaders()
+        streams = (isinstance(getattr(each, "dataset", None), IterableDataset) for each in loaders)
+        if not loaders or any(streams) or math.inf in loop.max_batches or "dataloader_iter" in step.parameters:
+            return 0
+        return sum(loop.max_batches) if loop._is_sequential else min(loop.max_batches)
+
+    def _validation_loaders(self) -> list[Any]:
+        combined = self.validation._combined_loader
+        return list(combined.flattened) if combined is not None else []
 
     # ---- Going on
 
@@ -229,8 +245,7 @@ class Loops:
 
     def start_evaluation_workers(self, running: list[bool]) -> None:
         """Start the lasting workers of validation loaders that were running."""
-        combined = self.epoch.val_loop._combined_loader
-        for each, was_running in zip(combined.flattened if combined is not None else [], running, strict=False):
+        for each, was_running in zip(self._validation_loaders(), running, strict=False):
             if was_running:
                 iter(each)
 
@@ -246,7 +261,7 @@ class Loops:
             random_state()
             if moment == BATCH:
                 loop.batch_progress.increment_completed()
-            else:
+            elif moment == VALIDATION:
                 loop._skip_next_val = True
 
         loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew

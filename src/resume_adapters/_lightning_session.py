@@ -12,16 +12,22 @@ from typing import Any
 
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
+from resume_adapters import _lightning_state as module_state
 from resume_adapters._lightning_io import ResumeCheckpointIO, without_code
-from resume_adapters._lightning_loops import END, EPOCH, IN_EPOCH, VALIDATION
+from resume_adapters._lightning_loops import DUE, END, EPOCH, IN_EPOCH, VALIDATION
 from resume_adapters._lightning_restore import MEMORY, Restoration, saving
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import finite
 from resume_adapters.core.place import is_committed, is_pending
+from resume_adapters.core.rng import GeneratorState
 
 
 class FitSession(Restoration):
     """One call of ``fit()`` on a trainer that has a :class:`~resume_adapters.lightning.ResumeCallback`."""
+
+    _askings: float = 0
+    _before: dict[str, Any] | None = None
+    _fingerprint: str | None = None
 
     # ---- Training
 
@@ -52,6 +58,49 @@ class FitSession(Restoration):
             self._save_if_needed()
         self.leave_if_asked()
 
+    def validate(self, native: Callable[[], Any]) -> Any:
+        """Validate, and keep what this changes: a stop in the middle saves the moment before, and it is done again."""
+        batches = self.loops.validation_batches()
+        alone = self.run.ranks.world_size == 1
+        # Ranks ask together, so no more often than the one of the fewest batches can.
+        self._askings = math.inf if alone else min(self.run.ranks.gather(batches))
+        if not self.trainer.sanity_checking:
+            self.moment = DUE
+            self._before = self._state()
+            if self._askings and not self._is_saved:
+                self._fingerprint = self._take_fingerprint()
+        result = native()
+        self._before = self._fingerprint = None
+        return result
+
+    def end_validation_batch(self) -> None:
+        """Between the batches of a validation, ask whether to stop, and leave where nothing is lost by it.
+
+        Where something has changed what would be saved, as averages that take the place of the weights do, the
+        validation comes to its end first.
+
+        Raises:
+            Stopped: the ranks stop.
+        """
+        if self._askings <= 0:
+            return
+        self._askings -= 1
+        if not self.ask_to_stop():
+            return
+        self._askings = 0
+        if self.trainer.sanity_checking:
+            self.run.leave(self.trainer.global_step, self._epoch())
+        if self._is_saved or all(self.run.ranks.gather(self._is_as_before())):
+            self.leave_if_asked()
+
+    def _is_as_before(self) -> bool:
+        return self._fingerprint is not None and self._fingerprint == self._take_fingerprint()
+
+    def _take_fingerprint(self) -> str | None:
+        # Of a generator, what counts is what the loaders' positions hold.
+        parts = {name: part for name, part in self.parts.items() if not isinstance(part, GeneratorState)}
+        return module_state.fingerprint(self.trainer, {**parts, **self.further_parts()})
+
     def end_validation(self) -> None:
         """After a validation, which may be long, ask once more whether to stop."""
         self.ask_to_stop()
@@ -67,8 +116,12 @@ class FitSession(Restoration):
             self._save_if_needed()
             self.run.leave(self.trainer.global_step, self._epoch())
 
+    @property
+    def _is_saved(self) -> bool:
+        return bool(self.run.last_commit == self.trainer.global_step)
+
     def _save_if_needed(self) -> None:
-        if self.run.last_commit != self.trainer.global_step:
+        if not self._is_saved:
             self.trainer.save_checkpoint(self.run.directory / files.OWN_NAME.format(step=self.trainer.global_step))
 
     # ---- Saving
@@ -107,6 +160,10 @@ class FitSession(Restoration):
             files.require_loadable(path)
 
     def _own(self, path: Path) -> dict[str, Any]:
+        state = self._before if self.moment == DUE and self._before is not None else self._state()
+        return {**state, "checkpoints": {each.state_key: self._memory(each, path) for each in saving(self.trainer)}}
+
+    def _state(self) -> dict[str, Any]:
         trainer, loops = self.trainer, self.loops
         between = self.moment not in IN_EPOCH
         return {
@@ -120,7 +177,6 @@ class FitSession(Restoration):
             "evaluation_workers": loops.evaluation_workers(),
             "engine": None if self.engine is None else self.engine.own(),
             "should_stop": trainer.should_stop,
-            "checkpoints": {each.state_key: self._memory(each, path) for each in saving(trainer)},
         }
 
     def _loader_state(self, watch: LoaderWatch, between: bool) -> dict[str, Any]:

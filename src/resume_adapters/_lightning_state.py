@@ -8,7 +8,7 @@ from typing import Any
 
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters._lightning_framework import pl
-from resume_adapters.core import state, weights
+from resume_adapters.core import shards, state, weights
 
 Tree = dict[str, Any]
 
@@ -55,6 +55,31 @@ def prove(trainer: Any, saved: Tree, checkpoint: Path) -> None:
     for name, key, things in live:
         for one, other in zip(saved.get(key, []), things, strict=False):
             state.prove(name, one, other.state_dict())
+
+
+def fingerprint(trainer: Any, parts: Mapping[str, state.Stateful]) -> str | None:
+    """Return a digest of what is saved of the trainer and of parts, and which a validation may have changed.
+
+    Returns:
+        ``None`` where that cannot be compared: the weights are spread over the ranks, or something adds to a checkpoint
+        when it is saved, as averages of the weights do.
+    """
+    module, data = trainer.lightning_module, trainer.datamodule
+    adding_nothing = pl.LightningModule.on_save_checkpoint, pl.Callback.on_save_checkpoint
+    asked = [module, *trainer.callbacks]
+    if is_spread(trainer) or any(type(each).on_save_checkpoint not in adding_nothing for each in asked):
+        return None
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return shards.fingerprint(
+        {
+            "model": module.state_dict(),
+            "groups": [{name: value for name, value in group.items() if name != "params"} for group in groups],
+            # What a timer says is another at any moment.
+            "callbacks": [each.state_dict() for each in trainer.callbacks if not isinstance(each, pl.callbacks.Timer)],
+            "data": None if data is None else data.state_dict(),
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+        }
+    )
 
 
 class Buffers:

@@ -113,9 +113,17 @@ def _share(reduction: str, parts: Sequence[Tree], rank: int, ranks: int) -> Tree
 def metrics(module: Any) -> Tree:
     """Return the state of each torchmetrics object of a module, by name; it is no part of the weights."""
     return {
-        name: {"state": metric.metric_state, "updates": metric._update_count}  # seam: torchmetrics 1.9
+        name: {  # seam: torchmetrics 1.9
+            "state": {attribute: _copied(value) for attribute, value in metric.metric_state.items()},
+            "updates": metric._update_count,
+        }
         for name, metric in _metrics(module)
     }
+
+
+def _copied(value: Any) -> Any:
+    # What is summed up goes on in place; what is collected is a list that grows.
+    return list(value) if isinstance(value, list) else value.detach().clone()
 
 
 def set_metrics(module: Any, saved: Tree) -> None:

@@ -129,6 +129,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self._replace(trainer, "save_checkpoint", functools.partial(self._save, session))
         self._replace(trainer.strategy, "remove_checkpoint", functools.partial(self._remove, session))
         self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.6
+        self._replace(session.loops.validation, "run", session.validate)  # seam: lightning 2.6
         session.loops.watch_loaders(session.watch_loaders)
         chosen = session.open()
         if chosen is None:
@@ -247,6 +248,11 @@ class _AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
         """Ask whether to save, and whether to stop."""
         if self.callback.session is not None:
             self.callback.session.end_batch()
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        """Ask whether to stop, in the middle of a validation."""
+        if self.callback.session is not None:
+            self.callback.session.end_validation_batch()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Ask whether to stop."""

@@ -154,3 +154,16 @@ def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> Non
     with torch.no_grad():
         model.bias[1] += 1e-6
     session().prove_shares()  # nothing was saved to be compared with
+
+
+def test_a_fingerprint_tells_whether_a_state_changed() -> None:
+    """It notices what leaves no trace in a tensor's version: one bit, written through ``.data``."""
+    state = {"weight": torch.zeros(4), "tied": torch.zeros(4), "groups": [{"lr": 0.1}]}
+    before = shards.fingerprint(state)
+    assert before == shards.fingerprint(copy.deepcopy(state))
+    state["weight"].data.view(torch.int32)[3] = 1
+    assert shards.fingerprint(state) != before
+    state["weight"].zero_()
+    state["groups"][0]["lr"] = 0.2
+    assert shards.fingerprint(state) != before
+    assert shards.fingerprint({**state, "callback": object()}) is None

@@ -94,6 +94,13 @@ def training_data() -> Any:
     return CombinedLoader(pair, CONFIG["combined"])
 
 
+def validation_data() -> Any:
+    """Return the validation's loaders, each with as many rows as the configuration says."""
+    rows = [12] if CONFIG["validate"] is True else CONFIG["validate"] or []
+    more = 8 * RANK if CONFIG["uneven"] else 0
+    return [DataLoader(Mapped(each + more), batch_size=4) for each in rows]
+
+
 def loader(kind: str, size: int) -> Any:
     data = {"map": Mapped, "stream": Stream, "sized-stream": SizedStream}[kind](size)
     made = StatefulDataLoader if CONFIG["stateful"] else DataLoader
@@ -165,7 +172,7 @@ class Model(pl.LightningModule):
         for scheduler in self.lr_schedulers():
             scheduler.step()
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         event("validation_step", self.global_step)
         noise = torch.rand(1) * 0.01
@@ -238,6 +245,7 @@ DEFAULTS: dict[str, Any] = {
     "module_average": False,
     "patience": None,
     "validate": False,
+    "uneven": False,
     "hyperparameters": {},
     "odd_hyperparameters": False,
     "checkpoints": [{}],
@@ -296,8 +304,7 @@ def main() -> None:
             **CONFIG["trainer"],
         }
     )
-    validation = {"val_dataloaders": DataLoader(Mapped(12), batch_size=4)} if CONFIG["validate"] else {}
-    trainer.fit(model, train, ckpt_path=CONFIG["ckpt_path"], **validation)
+    trainer.fit(model, train, validation_data() or None, ckpt_path=CONFIG["ckpt_path"])
     finish(trainer, model)
     if CONFIG["trackers"]:
         trainer.loggers[-1].experiment.finish()  # a forked job ends without what W&B registers for the end

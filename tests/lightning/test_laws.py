@@ -253,13 +253,20 @@ def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) 
 # ---- Law 8
 
 
-@pytest.mark.parametrize("event", ["on_train_batch_end", "on_train_batch_start", "validation_step"])
-def test_a_stop_saves_then_leaves(event: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+VALIDATED = {"augment": True, "validate": [12, 24], "trainer": {"val_check_interval": 7}}
+IN_VALIDATION = {"event": "validation_step", "validated": 1, "within": 0}
+STOPS: list[dict[str, Any]] = [
+    {**IN_VALIDATION, "step": 0},  # in the check before the training
+    {"event": "on_train_batch_start", "step": 4},
+    {**IN_VALIDATION, "step": 7},
+    {**IN_VALIDATION, "step": 10},  # of which there is a checkpoint, from before a batch of the next step
+    {**IN_VALIDATION, "step": 16},  # with gradients of the next step
+]
+
+
+def test_a_stop_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Bare Lightning saves within an accumulation window, and exits as if it had finished."""
-    config = {"augment": True, "validate": True, "trainer": {"val_check_interval": 7}}
-    step = {"validation_step": 16}.get(event, 17)
-    send = {"event": event, "step": step, "send": "SIGTERM"}
-    contract.stopped_then_resumed(bench, tmp_path, config, reference(config), send)
+    contract.stopped_then_resumed(bench, tmp_path, VALIDATED, reference(VALIDATED), *STOPS)
 
 
 # ---- Law 9

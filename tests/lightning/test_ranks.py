@@ -46,10 +46,26 @@ def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, t
     assert set(contract.committed(tmp_path / "out").values()) == {5}
 
 
-@pytest.mark.parametrize("rank", [0, 1, None])
+UNEVEN = {"validate": [24], "uneven": True, "trainer": {"val_check_interval": 7, "use_distributed_sampler": False}}
+VALIDATION = {"event": "validation_step", "step": 7, "validated": 3, "within": 0}
+STOPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
+    "rank 0 alone": (UNEVEN, [VALIDATION]),
+    "rank 1 alone": (
+        {**UNEVEN, "average": "ema"},
+        [
+            {"event": "on_train_batch_end", "step": 4},
+            {**VALIDATION, "validated": 8},  # to its end, which puts the weights back in their place
+            {**VALIDATION, "step": 10},  # of which there is a checkpoint
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("whom", STOPS)
 def test_a_stop_that_reaches_one_rank_stops_all(
-    rank: int | None, bench: contract.Bench, reference: Any, tmp_path: Path
+    whom: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    """Law 8 on two ranks. Bare Lightning hangs when only rank 1 hears the signal."""
-    send = {"event": "on_train_batch_end", "step": 7, "rank": rank, "send": "SIGTERM"}
-    contract.stopped_then_resumed(bench, tmp_path, {}, reference({}, 2), send, ranks=2)
+    """Law 8 on two ranks, whose validations have 6 and 8 batches. Bare Lightning hangs when only rank 1 hears it."""
+    config, sends = STOPS[whom]
+    sends = [{**send, **contract.WHOM[whom]} for send in sends]
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), *sends, ranks=2)

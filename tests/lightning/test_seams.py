@@ -24,6 +24,7 @@ METHODS: dict[tuple[Any, str], list[str]] = {
     (_TrainingEpochLoop, "advance"): ["self", "data_fetcher"],
     (_TrainingEpochLoop, "reset"): ["self"],
     (_TrainingEpochLoop, "update_lr_schedulers"): ["self", "interval", "update_plateau_schedulers"],
+    (_EvaluationLoop, "setup_data"): ["self"],
     (ModelCheckpoint, "_ModelCheckpoint__resolve_ckpt_dir"): ["self", "trainer"],
 }
 
@@ -68,6 +69,14 @@ def test_the_fit_loop_runs_as_it_is_repeated() -> None:
     found = [source.index(f"self.{name}(") for name in [*order, "on_iteration_done", "on_run_end"]]
     assert found == sorted(found), f"FitLoop.run of {pl.__version__} does its work in another order"
     assert RestartStage.RESTARTED_MID_EPOCH == "restarted_mid_epoch" and RestartStage.NONE == "none"
+
+
+def test_a_validation_is_run_and_measured_as_it_is_asked_about() -> None:
+    """``Loops.validation_batches`` reads the length of a validation; a stop leaves between two of its batches."""
+    assert "self.val_loop.run()" in inspect.getsource(_TrainingEpochLoop.on_advance_end)
+    assert {"max_batches", "_is_sequential"} <= set(dir(_EvaluationLoop))
+    source = inspect.getsource(_EvaluationLoop._evaluation_step)
+    assert source.index("increment_processed()") < source.index('"on_validation_batch_end"')
 
 
 def test_a_loader_is_known_before_a_pass_over_it_begins() -> None:

@@ -85,3 +85,15 @@ def test_a_metric_is_divided_or_refused() -> None:
 def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
     everyone = [{"a": torch.tensor(1.0), "b": torch.tensor(4.0)}, {"a": torch.tensor(3.0)}]
     assert mean_of_gradients(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
+
+
+def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:
+    """A metric that a validation uses is saved as it was before, where a stop gives the validation up."""
+    module = torch.nn.ModuleDict({"sum": SumMetric(), "cat": CatMetric()})
+    for metric in module.values():
+        metric.update(torch.tensor(2.0))
+    taken = sums.metrics(module)
+    for metric in module.values():
+        metric.update(torch.tensor(3.0))
+    assert taken["sum"] == {"state": {"sum_value": torch.tensor(2.0)}, "updates": 1}
+    assert taken["cat"] == {"state": {"value": [torch.tensor(2.0)]}, "updates": 1}

@@ -49,6 +49,24 @@ def digest(state: Any, *, is_first: bool) -> int:
     return total & _WORD
 
 
+def fingerprint(state: Any) -> str | None:
+    """Return a digest of a state that is whole on this rank, to tell whether it changes while this process runs.
+
+    Args:
+        state: as for :func:`digest`, without distributed tensors.
+
+    Returns:
+        ``None`` where the state holds something that is not data, and no comparison is possible.
+    """
+    found: list[tuple[str, torch.Tensor]] = []
+    rest = tree.digest_of(_without_tensors(state, "", found))
+    # The one is quicker on a CPU; the other reads a tensor where it is.
+    here = {name: tensor for name, tensor in found if tensor.device.type == "cpu"}
+    elsewhere = {name: tensor for name, tensor in found if name not in here}
+    on_cpu = tree.digest_of(here)
+    return None if rest is None or on_cpu is None else f"{rest} {on_cpu} {digest(elsewhere, is_first=True):x}"
+
+
 def together(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the digests of the whole state by name, from every rank's shares of them."""
     whole: dict[str, int] = {}
