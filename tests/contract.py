@@ -7,15 +7,19 @@ on every rank and for every micro-step (loss, batch digest, learning rate, all e
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from resume_adapters.errors import MissingFramework
 
 from launch import Outcome, Running, Server
 
@@ -460,6 +464,18 @@ def finished_does_nothing_again(
     for found, expected in zip(again.final, first.final, strict=True):
         assert found is not None and expected is not None
         assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+
+
+def older_framework_is_refused(adapter: ModuleType, framework: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter is not imported where its framework is older than pyproject.toml asks for."""
+    name, project = framework.__name__, (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    oldest = re.search(rf'"{name}>=([\d.]+)', project)
+    assert oldest is not None
+    monkeypatch.setattr(framework, "__version__", "0.0.1")
+    spec = importlib.util.spec_from_file_location(adapter.__name__, str(adapter.__file__))
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(MissingFramework, match=f"found {name} 0.0.1, and needs {oldest[1]} or newer"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def native_files_are_the_same(

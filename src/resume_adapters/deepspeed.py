@@ -44,8 +44,11 @@ from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import RESERVED
+from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
+
+require_version("deepspeed", deepspeed.__version__, "0.18", extra="deepspeed")
 
 _RESERVED = (*RESERVED, "buffers", "metrics", "scaler")
 

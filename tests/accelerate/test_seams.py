@@ -5,10 +5,20 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import accelerate
+import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
 from torchdata.stateful_dataloader import StatefulDataLoader
+
+import resume_adapters.accelerate
+
+import contract
+
+
+def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract.older_framework_is_refused(resume_adapters.accelerate, accelerate, monkeypatch)
 
 
 def test_an_accelerator_keeps_what_it_prepared() -> None:

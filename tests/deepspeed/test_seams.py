@@ -15,9 +15,16 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.utils.data import DataLoader
 
+import resume_adapters.deepspeed
 from resume_adapters import _deepspeed_loop
 
+import contract
+
 VERSION = f"in deepspeed {deepspeed.__version__}"
+
+
+def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract.older_framework_is_refused(resume_adapters.deepspeed, deepspeed, monkeypatch)
 
 
 @pytest.mark.parametrize("keyword", ["collate", "plain"])
@@ -64,7 +71,8 @@ def test_a_universal_checkpoint_is_made_and_loaded_as_the_adapter_does_it() -> N
 
 def test_the_engine_counts_as_the_adapter_reads() -> None:
     source = inspect.getsource(DeepSpeedEngine)
-    for name in ("_unmanaged_backward_count", "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
+    unmanaged = ["_unmanaged_backward_count"] if hasattr(DeepSpeedEngine, "managed_gradient_accumulation") else []
+    for name in (*unmanaged, "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
         assert f"self.{name} =" in source, f"{name} is gone {VERSION}"
     step = inspect.getsource(DeepSpeedEngine._take_model_step)
     assert step.index("self.optimizer.step()") < step.index("lr_scheduler.step(") < step.index("self.global_steps += 1")
