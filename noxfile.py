@@ -1,7 +1,8 @@
 """The project's sessions. ``nox -s <session> -- <arguments>`` passes the arguments through; environments are reused.
 
 ``hf``, ``lightning``, ``accelerate`` and ``deepspeed`` run the tests of one adapter, each in several versions of its
-framework: ``nox -s "hf(transformers='5.0.0')" -- -k seams``.
+framework: ``nox -s "hf(transformers='5.3.0')" -- -k seams``. ``versions`` writes what they found into the docs.
+``nox -t ci`` runs what every change must pass.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -19,12 +22,21 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
+RECORDS = ROOT / ".nox" / "versions"
 
 TRANSFORMERS = ["4.57.6", "5.0.0", "5.23.0"]
 LIGHTNING = ["2.4.0", "2.5.6", "2.6.6"]
-ACCELERATE = ["1.6.0", "1.10.1", "1.15.0"]
-DEEPSPEED = ["0.17.6", "0.18.9", "0.19.8"]
-"""The versions of the frameworks: the oldest that trains with the torch of constraints.txt, one between, the newest."""
+ACCELERATE = ["1.9.0", "1.13.0", "1.15.0"]
+DEEPSPEED = ["0.18.0", "0.18.9", "0.19.8"]
+"""The versions of the frameworks: the oldest that pyproject.toml allows, one between, the newest."""
+
+ADAPTERS = {
+    "transformers": ("hf", TRANSFORMERS),
+    "lightning": ("lightning", LIGHTNING),
+    "accelerate": ("accelerate", ACCELERATE),
+    "deepspeed": ("deepspeed", DEEPSPEED),
+}
+"""Of each framework the adapter, which is its folder of tests, and the versions."""
 
 _AT_ONCE = ["-n", "2", "--dist", "loadgroup"]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -42,11 +54,11 @@ def run_tests(session: nox.Session, *folders: str, require: str = "") -> None:
     session.run("python", "-m", "pytest", *words, env={**_ONE_THREAD, "RESUME_ADAPTERS_REQUIRE": require})
 
 
-@nox.session
+@nox.session(tags=["ci"])
 def tests(session: nox.Session) -> None:
     """Run every test; none may be skipped because a framework is missing."""
     install(session, "-e", ".[test-all]")
-    run_tests(session, require="hf,lightning,accelerate,deepspeed")
+    run_tests(session, *recorded(session, "tests"), require="hf,lightning,accelerate,deepspeed")
 
 
 @nox.session
@@ -66,9 +78,8 @@ def core(session: nox.Session) -> None:
 def hf(session: nox.Session, transformers: str) -> None:
     """Run the tests of the Trainer's adapter with one version of transformers."""
     free = ("transformers", "tokenizers", "huggingface-hub", "datasets", "peft")
-    wanted = (f"transformers=={transformers}", "accelerate", "datasets", "peft", "wandb", "deepspeed", "filelock")
-    install_version(session, free, *wanted)
-    run_tests(session, "tests/hf", require="hf")
+    wanted = (f"transformers=={transformers}", "accelerate", "datasets", "peft", "deepspeed", "filelock")
+    run_version(session, "hf", f"transformers {transformers}", free, *wanted)
 
 
 @nox.session
@@ -77,8 +88,7 @@ def lightning(session: nox.Session, lightning: str) -> None:
     """Run the tests of Lightning's adapter with one version of it."""
     free = ("lightning", "pytorch-lightning", "lightning-utilities", "torchmetrics", "packaging", "fsspec")
     wanted = (f"lightning=={lightning}", f"pytorch-lightning=={lightning}", "torchdata", "deepspeed", "filelock")
-    install_version(session, free, *wanted)
-    run_tests(session, "tests/lightning", require="lightning")
+    run_version(session, "lightning", f"lightning {lightning}", free, *wanted)
 
 
 @nox.session
@@ -86,26 +96,35 @@ def lightning(session: nox.Session, lightning: str) -> None:
 def accelerate(session: nox.Session, accelerate: str) -> None:
     """Run the tests of Accelerate's adapter with one version of it."""
     wanted = (f"accelerate=={accelerate}", "transformers", "torchdata", "peft", "deepspeed", "filelock")
-    install_version(session, ("accelerate",), *wanted)
-    run_tests(session, "tests/accelerate", require="accelerate")
+    run_version(session, "accelerate", f"accelerate {accelerate}", ("accelerate",), *wanted)
 
 
 @nox.session
 @nox.parametrize("deepspeed", DEEPSPEED)
 def deepspeed(session: nox.Session, deepspeed: str) -> None:
     """Run the tests of DeepSpeed's adapter with one version of it."""
-    install_version(session, ("deepspeed",), f"deepspeed=={deepspeed}", "filelock")
-    run_tests(session, "tests/deepspeed", require="deepspeed")
+    wanted = (f"deepspeed=={deepspeed}", "filelock")
+    run_version(session, "deepspeed", f"deepspeed {deepspeed}", ("deepspeed",), *wanted)
 
 
-def install_version(session: nox.Session, free: Iterable[str], *wanted: str) -> None:
-    """Install the package without an extra, and the framework in a version that constraints.txt does not name.
+def run_version(session: nox.Session, adapter: str, version: str, free: Iterable[str], *wanted: str) -> None:
+    """Install the package without an extra, and the framework in a version that constraints.txt does not name; test.
+
+    A run of the whole folder is recorded for the session ``versions``.
 
     Args:
+        adapter: the folder of its tests.
+        version: the framework and its version, in a reader's words.
         free: what that version has other requirements of than the newest: left out of the constraints.
         wanted: what is installed beside the package and its tests' tools.
     """
-    session.install("-c", str(_constraints(session, free)), "-e", ".[test]", *wanted)
+    session.install("-c", str(_constraints(session, free)), "-e", ".[test,trackers]", *wanted)
+    run_tests(session, f"tests/{adapter}", *recorded(session, version), require=adapter)
+
+
+def recorded(session: nox.Session, name: str) -> list[str]:
+    """Return the argument that records a run for the session ``versions``, where it is a run of everything."""
+    return [] if session.posargs else [f"--junitxml={RECORDS / name}.xml"]
 
 
 def _constraints(session: nox.Session, free: Iterable[str], pins: Iterable[str] = ()) -> Path:
@@ -115,6 +134,39 @@ def _constraints(session: nox.Session, free: Iterable[str], pins: Iterable[str] 
     written = Path(session.create_tmp()) / "constraints.txt"
     written.write_text("\n".join([*lines, *pins]) + "\n")
     return written
+
+
+@nox.session(python=False)
+def versions(session: nox.Session) -> None:
+    """Write the table of docs/versions.md from what the last runs of ``tests`` and of the adapters recorded."""
+    page = ROOT / "docs" / "versions.md"
+    before, mark, _ = page.read_text().partition("<!-- written by nox -s versions -->\n")
+    of_torch = re.search(r"^torch==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    assert mark and of_torch
+    title = "| framework | passed | left out | failed | minutes | date |\n| --- | --- | --- | --- | --- | --- |\n"
+    rows = [
+        _row(adapter, f"{framework} {version}", None if version == each[-1] else f"{framework} {version}")
+        for framework, (adapter, each) in ADAPTERS.items()
+        for version in reversed(each)
+    ]
+    where = f"Python {'.'.join(map(str, sys.version_info[:3]))}, torch {of_torch[1]}, {os.cpu_count()} cores."
+    page.write_text(f"{before}{mark}\n{title}{''.join(rows)}\n{where}\n")
+
+
+def _row(adapter: str, version: str, recorded: str | None) -> str:
+    """Return a row of the table; the session ``tests`` runs the newest versions."""
+    record = RECORDS / f"{recorded or 'tests'}.xml"
+    if not record.is_file():
+        return f"| {version} | not run | | | | |\n"
+    suite = ElementTree.parse(record).getroot().find("testsuite")
+    assert suite is not None
+    full = {each: f"{each.attrib['classname']}.{each.attrib['name']}" for each in suite.iter("testcase")}
+    cases = [each for each, name in full.items() if f"tests.{adapter}." in name]
+    skipped = sum(each.find("skipped") is not None for each in cases)
+    failed = sum(each.find("failure") is not None or each.find("error") is not None for each in cases)
+    minutes = sum(float(each.attrib["time"]) for each in cases) / 60
+    passed, date = len(cases) - skipped - failed, suite.attrib["timestamp"][:10]
+    return f"| {version} | {passed} | {skipped} | {failed} | {minutes:.0f} | {date} |\n"
 
 
 @nox.session
@@ -171,7 +223,7 @@ def slurm(session: nox.Session) -> None:
 # ---- The sources
 
 
-@nox.session
+@nox.session(tags=["ci"])
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
     install(session, "ruff")
@@ -179,7 +231,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", *session.posargs)
 
 
-@nox.session
+@nox.session(tags=["ci"])
 def typing(session: nox.Session) -> None:
     """Check types, strictly."""
     install(session, "-e", ".[all,test]", "mypy")
