@@ -70,6 +70,19 @@ def core(session: nox.Session) -> None:
     run_tests(session, "tests/core", "tests/cli")
 
 
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Fail where the tests of the core reach less of it than pyproject.toml says, in all processes that they start."""
+    install(session, "-e", ".[data,test]", "coverage")
+    for step in (
+        ["erase"],
+        ["run", "-m", "pytest", "tests/core", "tests/cli", *session.posargs],
+        ["combine"],
+        ["report"],
+    ):
+        session.run("python", "-m", "coverage", *step, env=_ONE_THREAD)
+
+
 # ---- The versions of the frameworks
 
 

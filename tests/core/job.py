@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -21,6 +22,7 @@ from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import ResumeError, Stopped
 
 from miniature import Miniature
+from plain_torch import Killed, Launch, killed_after
 
 LAST = 8
 
@@ -176,10 +178,24 @@ class Failing(LocalStorage):
         super().append(path, content)
 
 
+def train(rank: int, one: str, two: str) -> dict[str, Any]:
+    """Go on with a run of one rank to its end; begin another, and go on with it after a kill, up to a second one."""
+    whole = Launch(Path(one), data="elastic", batch=2)()
+    taken: list[Any] = []
+    for start in (0, 4):
+        part = Launch(Path(two), killed_after(5), data="elastic", batch=2)
+        with contextlib.suppress(Killed):
+            part()
+        taken[start:] = [line[2] for line in part.trace]
+    weights = [parameter.tolist() for parameter in whole.framework.model.parameters()]
+    return {"one": [line[2] for line in whole.trace], "two": taken, "weights": weights, "draws": whole.end[-1]}
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    work = {each.__name__: each for each in (agree, hurry, skip, clock, save, resume, start_from, fail)}[sys.argv[1]]
+    everything = (agree, hurry, skip, clock, save, resume, start_from, fail, train)
+    work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])
     except ResumeError as error:

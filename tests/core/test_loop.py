@@ -5,234 +5,26 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import json
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from resume_adapters.core import loader as loaders
 from resume_adapters.core import state, tree
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.feed import Feed
-from resume_adapters.core.framework import Framework, Resumed
-from resume_adapters.core.loop import ResumableLoop
-from resume_adapters.core.manifest import PartEntry
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.framework import Resumed
 from resume_adapters.core.rng import GeneratorState
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.data import ElasticSampler
 from resume_adapters.errors import FormatMismatch, Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
-WEIGHTS = "weights.pt"
+from launch import Server
+from plain_torch import WEIGHTS, Killed, Launch, killed_after
 
-
-class Killed(BaseException):
-    """The process died here."""
-
-
-class NoTrackers:
-    """Of a training that logs nothing."""
-
-    def capture(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, saved: dict[str, Any]) -> None: ...
-
-
-class PlainTorch(Framework):
-    """A model that is trained by hand: what an adapter is to the loop."""
-
-    registers = "plain"
-
-    def __init__(self, accumulation: int = 1) -> None:
-        self.model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
-        self.accumulation = accumulation
-        self.trackers = NoTrackers()
-        self.spread_state: Callable[[PlainTorch], Mapping[str, Any]] | None = None
-        self.skipped_passes = 0
-        self._held = 0
-        self._stepped = False
-
-    def train(self, batch: torch.Tensor) -> torch.Tensor:
-        """Train on a batch, with dropout."""
-        values = batch.float().reshape(-1, 1)
-        loss = torch.nn.functional.dropout(self.model(values) - values, 0.2).square().mean()
-        (loss / self.accumulation).backward()
-        self._held += 1
-        self._stepped = self._held == self.accumulation
-        if self._stepped:
-            self.optimizer.step()
-            self.schedule.step()
-            self.optimizer.zero_grad()
-            self._held = 0
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.model.state_dict()
-
-    def feed(self, outer: Any, session: Session) -> Feed:
-        return Feed(outer, session.watch(outer), loaders.batch_size(outer) or 0)
-
-    def in_window(self) -> bool:
-        return self._held > 0
-
-    def begin_within_window(self, batches: int) -> None:
-        self._held += batches
-
-    def has_stepped(self) -> bool:
-        return self._stepped
-
-    def checkpoint_name(self, step: int) -> str:
-        return f"checkpoint-{step}"
-
-    def save(self, directory: Path) -> None:
-        state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
-        torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
-
-    def load(self, session: Session) -> None:
-        assert session.checkpoint is not None
-        saved = torch.load(session.checkpoint.path / WEIGHTS, weights_only=True)
-        session.load_weights(self.model, saved["model"])
-        session.schedules.note(self.schedule)
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.schedule.load_state_dict(saved["schedule"])
-        session.prove_shares()
-
-    def owner(self, file: Path) -> int:
-        return 0
-
-    def state(self) -> dict[str, Any]:
-        return {"held": self._held}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._held = state["held"]
-
-    def adopt(self, checkpoint: Checkpoint) -> Resumed:
-        return Resumed(checkpoint.step // 6, checkpoint.step, checkpoint.step % 6)
-
-    def spread(self) -> Mapping[str, Any]:
-        return super().spread() if self.spread_state is None else self.spread_state(self)
-
-    def skip_pass(self, outer: Any) -> None:
-        self.skipped_passes += 1
-        super().skip_pass(outer)
-
-    def entries(self) -> list[PartEntry]:
-        return [PartEntry("model", "framework", "torch.save")]
-
-
-class Counting(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(22))
-
-
-class Launch:
-    """One launch of a training script.
-
-    Args:
-        directory: the run directory.
-        die: is asked after every batch with this launch, and may raise.
-        options: of the script, the loop and the run.
-    """
-
-    def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
-        torch.manual_seed(7)
-        self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
-        self.framework = PlainTorch(self.options["accumulation"])
-        self.framework.spread_state = self.options.get("spread")
-        self.run = ResumableRun(
-            directory,
-            ranks=Alone(),
-            cadence=Cadence(self.options["save_every"]),
-            foreign=lambda path: int(path.name.rpartition("-")[2]) if (path / WEIGHTS).exists() else None,
-        )
-        loop_options = {name: self.options[name] for name in ("verify", "on_batch_change") if name in self.options}
-        self.loop = ResumableLoop(
-            self.framework,
-            self.run,
-            self.options.get("parts", {}),
-            each_epoch=self.options.get("each_epoch", False),
-            **loop_options,
-        )
-        self.trace: list[Any] = []
-        self.end: list[Any] = []
-        """What must be as if the script had never been left."""
-        self.die = die
-
-    def loader(self) -> Any:
-        kind, batch = self.options.get("data", "shuffled"), self.options["batch"]
-        if kind == "elastic":
-            return DataLoader(range(24), batch, sampler=ElasticSampler(24, seed=1))
-        return DataLoader(Counting(), batch) if kind == "stream" else DataLoader(range(22), batch, shuffle=True)
-
-    def __call__(self) -> Launch:
-        script = {"zip": self._zip, "two": self._two, "followed": self._followed}.get(self.options.get("script", ""))
-        data = self.loader()
-        with self.loop:
-            (script or self._plain)(data)
-        weights = {name: tensor.tolist() for name, tensor in self.framework.model.state_dict().items()}
-        counts = [self.loop.global_step, self.loop.epoch, self.framework.schedule.last_epoch]
-        self.end = [weights, counts, torch.rand(2).tolist()]
-        return self
-
-    def _epochs(self) -> Iterator[int]:
-        return self.loop.epochs(self.options["epochs"], max_steps=self.options["max_steps"])
-
-    def _plain(self, data: Any) -> None:
-        for _ in self._epochs():
-            for batch in self.loop.batches(data):
-                self._step(batch)
-
-    def _zip(self, data: Any) -> None:
-        other = DataLoader(range(30), 5, shuffle=True)
-        for _ in self._epochs():
-            for one, two in zip(self.loop.batches(data), self.loop.batches(other), strict=False):
-                self._step(torch.cat([one, two]))
-
-    def _two(self, data: Any) -> None:
-        other = DataLoader(range(10), 5, shuffle=True)
-        for _ in self._epochs():
-            for batch in itertools.chain(self.loop.batches(data), self.loop.batches(other)):
-                self._step(batch)
-
-    def _followed(self, data: Any) -> None:
-        """Iterate over the loader itself, as a loop does that cannot be wrapped."""
-        done = self.loop.resume(data)
-        for _ in range(done.epoch, self.options["epochs"]):
-            for batch in data:
-                self._step(batch)
-            if self.options.get("between"):
-                self.loop.save("between two passes")
-            self.die(self)
-
-    def _step(self, batch: torch.Tensor) -> None:
-        loss = self.framework.train(batch)
-        self.loop.step(loss)
-        self.trace.append([self.loop.epoch, self.loop.global_step, batch.tolist(), loss.item(), self.loop.mean_loss])
-        self.die(self)
-
-
-def killed_after(batches: int) -> Callable[[Launch], None]:
-    """Die once some batches are done in this launch; what was to be committed is."""
-
-    def die(launch: Launch) -> None:
-        if len(launch.trace) == batches:
-            launch.run.flush()
-            raise Killed
-
-    return die
+JOB = Path(__file__).with_name("job.py")
 
 
 def require_same(directory: Path, deaths: list[int], **options: Any) -> Launch:
@@ -555,6 +347,25 @@ def test_the_same_global_batch_goes_on_exactly(tmp_path: Path, caplog: pytest.Lo
     assert last.loop.global_step == 18 and last.framework.schedule.last_epoch == 18
 
 
+def test_one_rank_goes_on_as_two_and_two_as_one(server: Server, tmp_path: Path) -> None:
+    """Each step has the samples that it would have had; each rank its own random numbers, buffers and batches."""
+    expected = Launch(tmp_path / "never", data="elastic")()
+    samples = [sorted(line[2]) for line in expected.trace]
+    with pytest.raises(Killed):
+        Launch(tmp_path / "one", killed_after(5), data="elastic")()
+    words = ["train", str(tmp_path / "one"), str(tmp_path / "two")]
+    server.start(JOB, words, tmp_path, 2, {}).wait(60).require_success()
+    first, second = (json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2))
+    for name, start in (("one", 4), ("two", 0)):
+        together = [sorted(mine + other) for mine, other in zip(first[name], second[name], strict=True)]
+        assert together == samples[start : start + len(together)], name
+    assert len(first["one"]) == 14 and len(first["two"]) == 9, "five steps, and five from step 4 on"
+    assert first["weights"] == second["weights"] and first["draws"] != second["draws"]
+    last = Launch(tmp_path / "two", data="elastic")()
+    assert last.loop.resume().step == 8
+    assert [sorted(line[2]) for line in last.trace] == samples[8:]
+
+
 def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5))()
@@ -577,7 +388,7 @@ def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
 
 def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     norm = torch.nn.BatchNorm1d(2)
-    parts: dict[str, Stateful] = {"buffers": Buffers([norm])}
+    parts: dict[str, Stateful] = {"norms": Buffers([norm])}
     norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), parts=parts)()
