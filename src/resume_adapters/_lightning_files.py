@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters import _zero_names as zero
-from resume_adapters.core import rng
+from resume_adapters.core import rng, unpickling
 from resume_adapters.core.listing import FILE_SUFFIX
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
@@ -42,7 +42,7 @@ def read(file: Path) -> dict[str, Any]:
     import torch
 
     try:
-        with torch.serialization.safe_globals(harmless()):
+        with unpickling.known(harmless()):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
@@ -133,7 +133,7 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
 
 def _missing(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
     held = {id(getattr(part, "generator", part)) for part in named.values()}
-    loaders = trainer.fit_loop._combined_loader.flattened  # seam: lightning 2.6
+    loaders = trainer.fit_loop._combined_loader.flattened  # seam: lightning 2.4-2.6
     found = []
     for loader in loaders:
         for place, thing in (("dataset", loader.dataset), ("collate_fn", loader.collate_fn)):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from resume_adapters import _lightning_files as files
-from resume_adapters._lightning_framework import VERSION, io
-from resume_adapters.core import directory, place, report
+from resume_adapters._lightning_framework import VERSION, io, pl
+from resume_adapters.core import directory, place, report, unpickling
 from resume_adapters.core.commit import PendingCheckpoint, discard
 from resume_adapters.core.listing import check_digests, check_sizes, inspect
 from resume_adapters.core.manifest import FileEntry, Manifest, PartEntry
@@ -29,13 +28,19 @@ _LACKING = (
 )
 
 
-@contextlib.contextmanager
-def without_code() -> Iterator[None]:
-    """Let torch load what hyperparameters often hold, in what is loaded with ``weights_only=True`` meanwhile."""
-    import torch
+def without_code() -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``torch.load`` reads data only, and what hyperparameters often hold."""
+    return unpickling.data_only(files.harmless())
 
-    with torch.serialization.safe_globals(files.harmless()):
-        yield
+
+def require_data(strategy: Any, path: Path) -> None:
+    """Refuse a file that a strategy would read with an unpickler of its own, which runs the code that a file names.
+
+    Raises:
+        CheckpointDamaged: it holds more than data.
+    """
+    if isinstance(strategy, pl.strategies.FSDPStrategy) and path.is_file():  # seam: lightning 2.4-2.6
+        files.read(path)
 
 
 class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known at run time

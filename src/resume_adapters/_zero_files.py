@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,10 +16,10 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from resume_adapters._zero_names import MODEL, SHARD
-from resume_adapters.core import weights
+from resume_adapters.core import unpickling, weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
 
-DATA_CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+DATA_CLASSES: list[Callable[..., Any]] = [
     DynamicLossScaler,
     LossScaler,
     ZeroStageEnum,
@@ -95,7 +94,7 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
         UnsupportedSetting: it holds objects whose loading could run code.
     """
     try:
-        with _data_classes():
+        with unpickling.known(DATA_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except UnpicklingError as error:
         found = _unreadable(path)
@@ -107,33 +106,16 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
         ) from error
 
 
-@contextlib.contextmanager
-def _data_classes() -> Iterator[None]:
-    """Let torch load :data:`DATA_CLASSES`; one of these contexts may be within another."""
-    known = torch.serialization.get_safe_globals()
-    with torch.serialization.safe_globals([each for each in DATA_CLASSES if each not in known]):
-        yield
-
-
-@contextlib.contextmanager
-def as_data() -> Iterator[None]:
-    """Let ``torch.load`` read data only, also where DeepSpeed asks it to unpickle freely."""
-    former = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
-    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    try:
-        with _data_classes():
-            yield
-    finally:
-        del os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]
-        if former is not None:
-            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = former
+def as_data() -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``torch.load`` reads data only, also where DeepSpeed asks it to unpickle freely."""
+    return unpickling.data_only(DATA_CLASSES)
 
 
 def _unreadable(path: Path) -> list[str]:
     """Return the names of the classes in a file that are not data."""
     if not zipfile.is_zipfile(path):  # the old format, which `"checkpoint": {"serialization": ...}` may choose
         return []
-    with _data_classes():
+    with unpickling.known(DATA_CLASSES):
         return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 

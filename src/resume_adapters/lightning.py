@@ -120,24 +120,25 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
                 "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
                 "rank whose disk is full may leave the others waiting."
             )
-        connector = trainer._checkpoint_connector  # seam: lightning 2.6
-        self._replace(connector, "resume_start", functools.partial(self._resume_start, trainer))  # seam: lightning 2.6
+        connector = trainer._checkpoint_connector  # seam: lightning 2.4-2.6, as the line after
+        self._replace(connector, "resume_start", functools.partial(self._resume_start, trainer))
 
     def _resume_start(self, trainer: Any, native: Any, path: Any = None, weights_only: Any = None) -> None:
         """In place of the connector's ``resume_start``: choose, and let Lightning load what was chosen."""
         session = self.session = FitSession(trainer, self, path)
         self._replace(trainer, "save_checkpoint", functools.partial(self._save, session))
         self._replace(trainer.strategy, "remove_checkpoint", functools.partial(self._remove, session))
-        self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.6
-        self._replace(session.loops.validation, "run", session.validate)  # seam: lightning 2.6
+        self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
+        self._replace(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
         session.loops.watch_loaders(session.watch_loaders)
         chosen = session.open()
         if chosen is None:
             native(None)
             return
+        _lightning_io.require_data(trainer.strategy, chosen)
         with _lightning_io.without_code(), session.loading():
-            native(chosen, weights_only=True)
-        session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.6
+            native(chosen)
+        session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.4-2.6
 
     def _save(self, session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
         write = functools.partial(native, filepath, weights_only, *rest)

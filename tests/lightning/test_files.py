@@ -1,0 +1,49 @@
+"""A checkpoint is data, whichever way Lightning reads it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+from resume_adapters import _lightning_io
+from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.lightning import ResumeCheckpointIO
+
+
+class Code:
+    def __init__(self, directory: Path) -> None:
+        self.directory = str(directory)
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.directory,)
+
+
+WAYS: dict[str, Callable[[Path], Any]] = {
+    "alone": lambda path: ResumeCheckpointIO().load_checkpoint(path),
+    "strategy": lambda path: SingleDeviceStrategy().load_checkpoint(path),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_code_of_a_checkpoint_is_run(way: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.ckpt"
+    torch.save({"state_dict": {}, "odd": Code(tmp_path / "executed")}, file)
+    with _lightning_io.without_code(), pytest.raises(pickle.UnpicklingError, match="mkdir"):
+        WAYS[way](file)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_that_fsdp_would_unpickle_freely_is_refused_before(tmp_path: Path) -> None:
+    file = tmp_path / "a.ckpt"
+    torch.save({"odd": Code(tmp_path / "executed")}, file)
+    with pytest.raises(CheckpointDamaged, match=r"a\.ckpt cannot be read"):
+        _lightning_io.require_data(FSDPStrategy(), file)
+    _lightning_io.require_data(ModelParallelStrategy(1, 1), file)
+    assert not (tmp_path / "executed").exists()
