@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resume_adapters._lightning_framework import pl
+from resume_adapters._lightning_framework import leaves_out_frozen, pl
 from resume_adapters._lightning_io import without_code
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.settings import refuse
@@ -29,7 +29,7 @@ def refused(strategy: Any) -> dict[str, object]:
         return {}
     return {
         "DeepSpeedStrategy(load_full_weights=True) loads no optimizer": strategy.load_full_weights,
-        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": strategy.exclude_frozen_parameters,
+        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": leaves_out_frozen(strategy),
     }
 
 

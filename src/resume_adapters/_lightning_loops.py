@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters import _lightning_sums as sums
+from resume_adapters._lightning_framework import end_turn
 from resume_adapters.core import workers
 
 Tree = dict[str, Any]
@@ -197,7 +198,7 @@ class Loops:
             except StopIteration:
                 break
             finally:
-                loop.on_iteration_done()
+                end_turn(loop)
         loop._restarting = False
         loop.on_run_end()
 
@@ -211,9 +212,8 @@ class Loops:
             counter.load_state_dict(saved["counters"][name])
         self.epoch._batches_that_stepped = saved["batches_that_stepped"]
         for loop in _loops(self.fit):
-            loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+            end_turn(loop)
         self.fit._combined_loader_states_to_load = []
-        self.fit._restart_stage = "restarted_mid_epoch" if moment in IN_EPOCH else "none"
         if moment == EPOCH:
             self.epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             self.epoch._batches_that_stepped -= 1  # as Lightning does: the epoch's row is one of its last step
@@ -250,8 +250,13 @@ class Loops:
                 iter(each)
 
     def _finish_batch(self, moment: str, random_state: Callable[[], None]) -> None:
-        """Let the first turn of the epoch loop do what remained of the batch that was saved in."""
+        """Let the first turn of the loops do what remained of the epoch, and of the batch, that was saved in."""
         loop = self.epoch
+
+        def on_advance_start() -> None:
+            del self.fit.on_advance_start
+            for loader in self.loaders:
+                set_epoch(loader, self.fit.epoch_progress.current.processed)
 
         def reset() -> None:
             del loop.reset
@@ -262,10 +267,14 @@ class Loops:
             if moment == BATCH:
                 loop.batch_progress.increment_completed()
             elif moment == VALIDATION:
-                loop._skip_next_val = True
+                loop._should_check_val_fx = should_check_val
+
+        def should_check_val(data_fetcher: Any) -> bool:
+            del loop._should_check_val_fx
+            return False
 
         loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew
-        loop.reset, loop.advance = reset, advance
+        self.fit.on_advance_start, loop.reset, loop.advance = on_advance_start, reset, advance
 
 
 def mean_of_gradients(everyone: Sequence[Tree]) -> Tree:
@@ -280,7 +289,7 @@ def _held(gradient: Any) -> Any:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader's samplers the epoch, as the fit loop does, which for a resumed epoch is too late."""
+    """Tell a loader's samplers the epoch, as the fit loop does at the start of each."""
     samplers = {id(each): each for each in (loader.sampler, getattr(loader.batch_sampler, "sampler", None))}
     for sampler in samplers.values():
         if sampler is not None and callable(getattr(sampler, "set_epoch", None)):

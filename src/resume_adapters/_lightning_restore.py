@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
 from resume_adapters import _lightning_state as module_state
-from resume_adapters._lightning_framework import VERSION, io, pl
+from resume_adapters._lightning_framework import VERSION, io, pl, unsaved
 from resume_adapters._lightning_loops import IN_EPOCH, Loops, mean_of_gradients, set_epoch
 from resume_adapters._trackers import Trackers
 from resume_adapters.core import report, state, weights
@@ -30,9 +30,6 @@ from resume_adapters.errors import CheckpointDamaged, StateMismatch, Unsupported
 
 if TYPE_CHECKING:
     from resume_adapters.lightning import ResumeCallback
-
-MEMORY = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
-"""What a ModelCheckpoint remembers and does not save. seam: lightning 2.6"""
 
 
 def require_supported(trainer: Any) -> None:
@@ -78,7 +75,7 @@ def settle_directories(trainer: Any, resume: str) -> None:
     for each in saving(trainer):
         if each.dirpath is not None:
             continue
-        fresh = Path(each._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.6
+        fresh = Path(each._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
         versions = fresh.parents[1].glob("version_*/" + fresh.name) if trainer.loggers else []
         earlier = sorted((path for path in versions if (path / ".resume").is_dir()), key=_version)
         if earlier and not resume.startswith("scratch"):
@@ -146,7 +143,7 @@ class Restoration(Session):
         return None if self.checkpoint is None else self.checkpoint.path
 
     def _hpc(self) -> str | None:
-        path: str | None = self.trainer._checkpoint_connector._hpc_resume_path  # seam: lightning 2.6
+        path: str | None = self.trainer._checkpoint_connector._hpc_resume_path  # seam: lightning 2.4-2.6
         return path
 
     def _is_hpc(self, named: str | os.PathLike[str]) -> bool:
@@ -185,10 +182,10 @@ class Restoration(Session):
         self._proof = dict(loaded)
         if self.own is None:
             for each in saving(self.trainer):  # else it saves this step once more, in the middle of the next
-                each._last_global_step_saved = self.checkpoint.step  # seam: lightning 2.6
+                each._last_global_step_saved = self.checkpoint.step  # seam: lightning 2.4-2.6
             return
         self.finished = self.is_finished(self.checkpoint.step, self.horizon())
-        self.trainer.fit_loop.run = self._run  # seam: lightning 2.6, in place of FitLoop.run for this call
+        self.trainer.fit_loop.run = self._run  # seam: lightning 2.4-2.6, in place of FitLoop.run for this call
 
     def horizon(self) -> int:
         """Return the steps, or the epochs, after which the run is finished."""
@@ -264,7 +261,7 @@ class Restoration(Session):
         """Put back what the start of the loop resets, and prove what the trainer loaded."""
         own, trainer = self.own, self.trainer
         # ModelCheckpoint never removes this one; here retention knows when it may go.
-        trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.6
+        trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.4-2.6
         self.prove_shares()
         saved, self._proof = self._proof, {}
         if self.verify and self.checkpoint is not None:
@@ -338,14 +335,13 @@ class Restoration(Session):
         }
 
     def _remind(self, callback: Any, memory: dict[str, Any]) -> None:
-        for name in MEMORY:
-            if name in memory:
-                setattr(callback, name, memory[name])
+        for name in unsaved(callback).keys() & memory.keys():
+            setattr(callback, name, memory[name])
         name = callback.format_checkpoint_name(dict(self.trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
         if callback.save_last and not callback.last_model_path and os.path.lexists(name):
             callback.last_model_path = name  # made right after the first checkpoint, which does not know of it
         if memory.get("elapsed") is not None:
-            callback._last_time_checked = time.monotonic() - memory["elapsed"]  # seam: lightning 2.6
+            callback._last_time_checked = time.monotonic() - memory["elapsed"]  # seam: lightning 2.4-2.6
 
     def _restore_random_state(self) -> None:
         self.trainer.should_stop = self.own["should_stop"]

@@ -13,9 +13,10 @@ from typing import Any
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
 from resume_adapters import _lightning_state as module_state
+from resume_adapters._lightning_framework import unsaved
 from resume_adapters._lightning_io import ResumeCheckpointIO, without_code
 from resume_adapters._lightning_loops import DUE, END, EPOCH, IN_EPOCH, VALIDATION
-from resume_adapters._lightning_restore import MEMORY, Restoration, saving
+from resume_adapters._lightning_restore import Restoration, saving
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import finite
 from resume_adapters.core.place import is_committed, is_pending
@@ -187,11 +188,11 @@ class FitSession(Restoration):
 
     def _memory(self, callback: Any, path: Path) -> dict[str, Any]:
         """Return what a ModelCheckpoint will remember once the save that it may be doing is done."""
-        memory = {name: getattr(callback, name) for name in MEMORY}
+        memory = unsaved(callback)
         asked = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
         if str(path) in asked:
             memory |= {"_last_global_step_saved": self.trainer.global_step, "_last_checkpoint_saved": str(path)}
-        checked = callback._last_time_checked  # seam: lightning 2.6
+        checked = callback._last_time_checked  # seam: lightning 2.4-2.6
         return {**memory, "elapsed": None if checked is None else time.monotonic() - checked}
 
     def _facts(self) -> dict[str, Any]:
@@ -242,6 +243,6 @@ def is_sharded(strategy: Any) -> bool:
     """Return whether a strategy saves a directory, into which every rank writes its share."""
     return (
         zero.is_used(strategy)
-        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.6, as the line after
+        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.4-2.6, as the line after
         or bool(getattr(strategy, "_save_distributed_checkpoint", False))
     )

@@ -55,7 +55,7 @@ def log_again(results: Any, saved: list[Tree], trainer: Any) -> None:
     Raises:
         CheckpointDamaged: what was saved is not what :func:`logged` returns.
     """
-    # seam: lightning 2.6, the classes of logged values: nothing public can make one.
+    # seam: lightning 2.4-2.6, the classes of logged values: nothing public can make one.
     kinds = importlib.import_module(f"{pl.__name__}.trainer.connectors.logger_connector.result")
     for each in saved:
         name, is_builtin = each["reduce"]

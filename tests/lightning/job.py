@@ -20,7 +20,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import CombinedLoader
@@ -383,9 +383,10 @@ def plugins() -> list[Any]:
 
 def callbacks(model: Model, train: Any) -> list[Any]:
     found: list[Any] = []
-    if CONFIG["average"]:
-        kind = {"ema": EMAWeightAveraging, "mean": WeightAveraging}[CONFIG["average"]]
-        found.append(kind(decay=0.9) if kind is EMAWeightAveraging else kind())
+    if CONFIG["average"] == "ema":
+        found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
+    if CONFIG["average"] == "mean":
+        found.append(pl.callbacks.WeightAveraging())
     if CONFIG["patience"]:
         found.append(EarlyStopping("val_loss", patience=CONFIG["patience"], min_delta=0.05))
     for options in CONFIG["checkpoints"]:

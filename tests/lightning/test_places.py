@@ -38,9 +38,9 @@ def test_a_newer_hpc_checkpoint_is_taken(
     assert "hpc_ckpt_1.ckpt is of step 17, newer than the run directory: it is taken" in outcome.output
     trace = contract.read_trace(tmp_path)
     assert trace.first_step == 17
-    assert [line["lr"] for line in trace.steps[0]] == [
-        line["lr"] for line in reference({}).steps[0] if line["step"] >= 17
-    ]
+    # Before 2.5 Lightning counts the batch that such a file was saved after once more, and so may do a step more.
+    wanted = {line["step"]: line["lr"] for line in reference({}).steps[0] if line["step"] >= 17}
+    assert wanted.items() <= {line["step"]: line["lr"] for line in trace.steps[0]}.items()
 
 
 @pytest.mark.parametrize("named", [None, "hpc"])

@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.fabric.strategies import model_parallel
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
+from resume_adapters import _lightning_framework
+
+import contract
+
 METHODS: dict[tuple[Any, str], list[str]] = {
-    (_CheckpointConnector, "resume_start"): ["self", "checkpoint_path", "weights_only"],
+    (_CheckpointConnector, "resume_start"): ["self", "checkpoint_path"],
     (pl.Trainer, "save_checkpoint"): ["self", "filepath", "weights_only", "storage_options"],
     (_FitLoop, "_load_combined_loader_states"): ["self"],
     (_FitLoop, "on_run_end"): ["self"],
     (_TrainingEpochLoop, "advance"): ["self", "data_fetcher"],
+    (_FitLoop, "on_advance_start"): ["self"],
     (_TrainingEpochLoop, "reset"): ["self"],
+    (_TrainingEpochLoop, "_should_check_val_fx"): ["self", "data_fetcher"],
     (_TrainingEpochLoop, "update_lr_schedulers"): ["self", "interval", "update_plateau_schedulers"],
     (_EvaluationLoop, "setup_data"): ["self"],
     (ModelCheckpoint, "_ModelCheckpoint__resolve_ckpt_dir"): ["self", "trainer"],
 }
+LATER = {"resume_start": ["weights_only"]}
+"""Parameters that came with a version after the oldest; they are never given."""
+
+
+def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract.older_framework_is_refused(_lightning_framework, pl, monkeypatch)
 
 
 @pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda each: getattr(each, "__name__", each))
 def test_the_method_is_as_it_is_replaced(owner: Any, name: str) -> None:
-    parameters = list(inspect.signature(getattr(owner, name)).parameters)
+    parameters = [
+        each for each in inspect.signature(getattr(owner, name)).parameters if each not in LATER.get(name, ())
+    ]
     assert parameters == METHODS[owner, name], f"{owner.__name__}.{name} takes other arguments in {pl.__version__}"
 
 
 ATTRIBUTES = {
-    _FitLoop: ["_combined_loader", "_data_fetcher", "_restart_stage", "epoch_progress", "epoch_loop"],
-    _TrainingEpochLoop: ["_batches_that_stepped", "_skip_next_val", "_results", "val_loop", "batch_progress"],
+    _FitLoop: ["_combined_loader", "_data_fetcher", "epoch_progress", "epoch_loop"],
+    _TrainingEpochLoop: ["_batches_that_stepped", "_results", "val_loop", "batch_progress"],
     _EvaluationLoop: ["_combined_loader", "_has_run"],
     _LoggerConnector: [
         "_callback_metrics",
@@ -46,10 +63,8 @@ ATTRIBUTES = {
         "_first_loop_iter",
         "_current_fx",
     ],
-    ModelCheckpoint: [
-        *("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation", "_last_time_checked"),
-    ],
-    DeepSpeedStrategy: ["load_full_weights", "exclude_frozen_parameters"],
+    ModelCheckpoint: ["_last_global_step_saved", "_last_checkpoint_saved", "_last_time_checked"],
+    DeepSpeedStrategy: ["load_full_weights"],
     FSDPStrategy: ["_state_dict_type"],
     ModelParallelStrategy: ["_save_distributed_checkpoint"],
 }
@@ -62,13 +77,34 @@ def test_the_object_has_what_is_read_and_written(owner: Any) -> None:
     assert not missing, f"{owner.__name__} of {pl.__version__} has no {missing}"
 
 
+def test_what_torch_does_not_read_is_known() -> None:
+    """``torch.load`` can be made to read data only; FSDP's other reader cannot, and its files are read before."""
+    assert "_lazy_load" in inspect.getsource(FSDPStrategy.load_checkpoint)
+    fsdp2 = inspect.getsource(model_parallel._load_checkpoint)
+    assert "torch.load(" in fsdp2 and "_lazy_load" not in fsdp2 and "pickle" not in fsdp2
+
+
 def test_the_fit_loop_runs_as_it_is_repeated() -> None:
     """``Loops.run_from`` does what ``run`` does, from the middle on."""
-    order = ["setup_data", "reset", "on_run_start", "on_advance_start", "advance", "on_advance_end"]
+    order = ["setup_data", "reset", "on_run_start", "on_advance_start", "advance", "on_advance_end", "on_run_end"]
     source = inspect.getsource(_FitLoop.run)
-    found = [source.index(f"self.{name}(") for name in [*order, "on_iteration_done", "on_run_end"]]
+    found = [source.index(f"self.{name}(") for name in order]
     assert found == sorted(found), f"FitLoop.run of {pl.__version__} does its work in another order"
-    assert RestartStage.RESTARTED_MID_EPOCH == "restarted_mid_epoch" and RestartStage.NONE == "none"
+
+
+def test_a_loop_forgets_after_a_turn_that_it_was_loaded() -> None:
+    """All that a later version remembers of it is forgotten through one method, and earlier ones remember one thing."""
+    made = inspect.getsource(_Loop.__init__)
+    if hasattr(_Loop, "on_iteration_done"):
+        assert "self.on_iteration_done()" in inspect.getsource(_FitLoop.run)
+        assert "_restart_stage = RestartStage.NONE" in inspect.getsource(_FitLoop.reset_restart_stage)
+    else:
+        assert re.findall(r"self\.(\w+)\b.* = ", made) == ["_restarting", "trainer"]
+
+
+def test_a_deferred_save_has_one_name() -> None:
+    source = inspect.getsource(ModelCheckpoint)
+    assert set(re.findall(r"self\.(\w*defer\w*)", source)) <= {"_defer_save_until_validation"}
 
 
 def test_a_validation_is_run_and_measured_as_it_is_asked_about() -> None:
