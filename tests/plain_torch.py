@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from resume_adapters.core import loader as loaders
+from resume_adapters.core import position
 from resume_adapters.core.cadence import Cadence
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
@@ -81,7 +81,7 @@ class PlainTorch(Framework):
         return self.model.state_dict()
 
     def feed(self, outer: Any, session: Session) -> Feed:
-        return Feed(outer, session.watch(outer), (loaders.batch_size(outer) or 0) * self.ranks)
+        return Feed(outer, session.watch(outer), (position.batch_size(outer) or 0) * self.ranks)
 
     def in_window(self) -> bool:
         return self._held > 0

@@ -19,8 +19,8 @@ from resume_adapters.core import workers
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
-from resume_adapters.core.loader import batch_size
 from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.position import batch_size
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.sampler import Moment
 from resume_adapters.core.session import Session

@@ -14,8 +14,8 @@ from resume_adapters._trackers import Trackers
 from resume_adapters._zero_engine import EngineState
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
-from resume_adapters.core.loader import batch_size
 from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.position import batch_size
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful

@@ -22,7 +22,8 @@ from resume_adapters._trackers import Trackers
 from resume_adapters.core import rng, state, weights
 from resume_adapters.core.cadence import Cadence, chosen
 from resume_adapters.core.dispatch import FirstSlice
-from resume_adapters.core.loader import LoaderWatch, length_of
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.position import length_of
 from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun

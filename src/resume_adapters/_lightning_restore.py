@@ -19,7 +19,8 @@ from resume_adapters._lightning_loops import IN_EPOCH, Loops, mean_of_gradients,
 from resume_adapters._trackers import Trackers
 from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen
-from resume_adapters.core.loader import LoaderWatch, length_of
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.position import length_of
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.resumption import GIVEN_IN_STEPS, SEVERAL_LOADERS
 from resume_adapters.core.retention import KeepUnless

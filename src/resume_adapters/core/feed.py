@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resume_adapters.core.loader import LoaderWatch, length_of
+from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.position import length_of
 from resume_adapters.core.session import Session
 
 Tree = dict[str, Any]
