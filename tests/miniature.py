@@ -70,7 +70,7 @@ class Miniature:
         )
 
     def _write_native(self, path: Path, text: str) -> None:
-        if self.run.ranks.rank == 0:
+        if self.run.sharing.leads:
             native(path).write_bytes(text.encode() * 20)
 
     def commit(self, step: int, text: str = "", *, best: int | None = None, under: str = "") -> None:

@@ -47,7 +47,6 @@ def require_supported(engine: Any, run_dir: str) -> None:
         "offload to NVMe leaves state in the swap files": engine.zero_nvme_offload_optimizer(),
         "zenflow and super_offload step beside the training thread": bool(engine.zenflow or engine.super_offload()),
         '"load_universal": true converts a checkpoint on the way': engine.load_universal_checkpoint(),
-        '"use_node_local_storage": true scatters a checkpoint over nodes': engine.use_node_local_storage(),
         '"checkpoint": {"writer": ...} and other checkpoint engines write on behind a save': (
             type(engine.checkpoint_engine) is not TorchCheckpointEngine
         ),
@@ -64,6 +63,8 @@ def adopt(engine: Any, run_directory: Path) -> EngineState:
         UnsupportedSetting: a setting rules an exact resume out.
     """
     require_supported(engine, str(run_directory))
+    scatters = '"use_node_local_storage": true scatters a checkpoint over nodes, which only ResumeHooks follows'
+    refuse({scatters: engine.use_node_local_storage()})
     return EngineState(engine)
 
 

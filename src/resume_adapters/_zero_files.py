@@ -125,11 +125,14 @@ class Foreign:
     Args:
         world_size: ranks of this launch.
         stage: ZeRO's stage in this launch.
+        rank: this rank, where it looks on a disk that only the ranks of its node write to: there its own files are
+            enough.
     """
 
-    def __init__(self, world_size: int, stage: int) -> None:
+    def __init__(self, world_size: int, stage: int, rank: int | None = None) -> None:
         self.world_size = world_size
         self.stage = stage
+        self.rank = rank
 
     def __call__(self, path: Path) -> int | None:
         """Return the step of a checkpoint that DeepSpeed wrote; ``None`` for anything else.
@@ -141,8 +144,10 @@ class Foreign:
         shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]
         if not shards and MODEL not in names:
             return None
-        ranks = set(range(self.world_size))
+        ranks = set(range(self.world_size)) if self.rank is None else {self.rank}
         sharded = {kind: {rank for each, rank in shards if each == kind} for kind in ("model", "optim")}
+        if self.rank is not None:
+            sharded = {kind: found & ranks for kind, found in sharded.items()}
         model = sharded["model"] == ranks if self.stage == 3 else MODEL in names
         if not model or (self.stage > 0 and sharded["optim"] != ranks):
             raise CheckpointDamaged(
@@ -154,5 +159,5 @@ class Foreign:
         whole = [path / name for name in names if name == MODEL or SHARD.fullmatch(name)]
         for file in whole:
             weights.require_whole(file)
-        states = path / (MODEL if MODEL in names else f"zero_pp_rank_0_{MODEL}")
+        states = path / (MODEL if MODEL in names else f"zero_pp_rank_{min(ranks)}_{MODEL}")
         return int(read(states, mmap=True)["global_steps"])

@@ -54,7 +54,7 @@ def converted(session: Session, shards: Path) -> Iterator[Path]:
     place, before = run.directory / CONTROL / _PLACE, checkpoint.manifest.world_size
 
     def convert() -> None:
-        if run.ranks.rank == 0:
+        if run.sharing.leads:
             report.logger.info(
                 "%s was saved by %d ranks: converting it to DeepSpeed's universal checkpoint, for %d.",
                 checkpoint.path.name,
@@ -74,7 +74,7 @@ def converted(session: Session, shards: Path) -> Iterator[Path]:
         )
 
     def remove() -> None:
-        if run.ranks.rank == 0 and place.exists():
+        if run.sharing.leads and place.exists():
             remove_tree(run.storage, place)
 
     everywhere(run.ranks, convert, f"convert {checkpoint.path.name}", failed)

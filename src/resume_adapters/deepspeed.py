@@ -58,7 +58,8 @@ class ResumeHooks(ResumableLoop):
 
     Args:
         engine: what ``deepspeed.initialize`` returned.
-        run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``.
+        run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``. With ``use_node_local_storage`` in
+            DeepSpeed's configuration, a directory on a disk of each node.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
             end of each epoch.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
@@ -90,6 +91,7 @@ class ResumeHooks(ResumableLoop):
     ) -> None:
         require_supported(engine, os.path.abspath(run_dir))
         framework = DeepSpeedFramework(engine)
+        by_node = engine.use_node_local_storage()
         run = ResumableRun(
             run_dir,
             framework=f"deepspeed {deepspeed.__version__}",
@@ -97,8 +99,11 @@ class ResumeHooks(ResumableLoop):
             keep=keep,
             stop=stop,
             cadence=chosen(save_every, mtbf),
-            foreign=files.Foreign(engine.world_size, int(engine.zero_optimization_stage())),
+            foreign=files.Foreign(
+                engine.world_size, int(engine.zero_optimization_stage()), engine.global_rank if by_node else None
+            ),
             latest="file",
+            local_rank=int(engine.local_rank) if by_node else None,
         )
         super().__init__(
             framework,

@@ -13,7 +13,7 @@ from resume_adapters.core.place import marker
 
 KEYS = {
     *("name", "state", "step", "epoch", "bytes", "written", "reason", "metrics", "generation", "world_size", "marks"),
-    "cursor",
+    *("cursor", "ranks"),
 }
 
 

@@ -230,4 +230,6 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "directory.sweep",
         "commit.announce",
         "journal.withdraw_stop",
+        "nodes.by_node",
+        "nodes.take_away",
     }

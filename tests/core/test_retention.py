@@ -123,6 +123,12 @@ def test_of_equal_values_the_earlier_step_is_better() -> None:
     assert [*plan(found, KeepBest(1, "loss"), now=NOW, anchor=None).keep] == ["checkpoint-10"]
 
 
+def test_what_some_nodes_lack_takes_no_other_s_place_and_goes_when_no_policy_would_keep_it() -> None:
+    found = [Candidate(f"checkpoint-{step}", step, NOW, partial=step in (10, 30)) for step in (10, 20, 30, 40)]
+    kept = plan(found, KeepLast(2), now=NOW, anchor="checkpoint-40")
+    assert ({*kept.keep}, [*kept.remove]) == ({f"checkpoint-{step}" for step in (20, 30, 40)}, ["checkpoint-10"])
+
+
 def test_reasons_name_the_policy_and_join() -> None:
     found = [Candidate("checkpoint-20", 20, NOW, {"loss": 1.0})]
     policy = KeepLast(2) | KeepBest(1, "loss") | KeepEvery(10) | KeepWithin(timedelta(hours=1))

@@ -1,15 +1,19 @@
 """A small DeepSpeed loop, in every variation that the tests need. Started by ``launch.Server``.
 
 Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints to ``out`` and its trace to
-``trace.<rank>``.
+``trace.<rank>``. With ``nodes`` each rank is a node of its own, with a disk of its own: rank one's is in ``node-1``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -112,7 +116,7 @@ class Bare:
     def _save(self) -> None:
         if self.due:
             self.due = False
-            self.engine.save_checkpoint(OUT)
+            self.engine.save_checkpoint(CONFIG["run_directory"])
 
 
 DEFAULTS: dict[str, Any] = {
@@ -140,6 +144,8 @@ DEFAULTS: dict[str, Any] = {
     "cycle": False,
     "ema": False,
     "native": False,
+    "nodes": False,
+    "dies_committing": None,
     "scores": None,
     "save_every": 5,
     "options": {},
@@ -168,6 +174,8 @@ def ds_config() -> dict[str, Any]:
             "type": "OneCycle",
             "params": {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2, "cycle_first_step_size": 6},
         }
+    if CONFIG["nodes"]:
+        config["checkpoint"] = {"use_node_local_storage": True}
     return {**config, **CONFIG["config"]}
 
 
@@ -228,7 +236,7 @@ class Job:
 
         return ResumeHooks(
             self.engine,
-            OUT,
+            CONFIG["run_directory"],
             save_every=CONFIG["save_every"],
             resume=CONFIG["resume"],
             keep=policy(),
@@ -312,12 +320,29 @@ def optimizer_tensors(state: Any) -> list[torch.Tensor]:
     return []
 
 
+def on_a_node_of_its_own() -> None:
+    """Let this rank be a node. Rank one may be killed where rank zero has committed a checkpoint, and it has not."""
+    os.environ["LOCAL_RANK"] = "0"
+    CONFIG["run_directory"] = OUT if RANK == 0 else f"node-{RANK}/{OUT}"
+    marker = f"{OUT}/{CONFIG['dies_committing']}/resume/manifest.json"
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and str(arguments[1]).endswith(f"node-1/{marker}"):
+            while not Path(marker).exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(audit)
+
+
 def main() -> None:
     configure(OUT, DEFAULTS)
+    if CONFIG["nodes"]:
+        on_a_node_of_its_own()
     deepspeed_on_cpu()
     job = Job()
     if CONFIG["native"]:
-        found, _ = job.engine.load_checkpoint(OUT)
+        found, _ = job.engine.load_checkpoint(CONFIG["run_directory"])
         trace(loaded=str(found), step=job.engine.global_steps)
         return
     job.train()

@@ -273,10 +273,6 @@ def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, tmp_p
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "node-local storage": (
-        {"config": {"checkpoint": {"use_node_local_storage": True}}},
-        '"use_node_local_storage": true scatters a checkpoint over nodes',
-    ),
     "repeating loader": ({"loader": "repeating"}, "a RepeatingLoader has begun its first pass already"),
     "no state": ({"options": {"thing": 3}}, "has no state_dict()"),
 }

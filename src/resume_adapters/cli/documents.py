@@ -41,6 +41,7 @@ def checkpoint(row: Listed, marks: list[str]) -> Document:
         "metrics": manifest.metrics if manifest else {},
         "generation": manifest.generation if manifest else None,
         "world_size": manifest.world_size if manifest else None,
+        "ranks": manifest.ranks if manifest else None,
         "marks": marks,
         "cursor": manifest.cursor if manifest else {},
     }

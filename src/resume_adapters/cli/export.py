@@ -59,6 +59,7 @@ def export(
     if os.path.lexists(output):
         raise UnsupportedSetting(f"{output} is there already: name another file with --output, or remove it")
     files = weight_files(row.path)
+    _require_all_pieces(row, files)
     _check(row, files)
     count, written = _write(_read(files), output, row)
     document = {
@@ -133,6 +134,21 @@ def _pieces(checkpoint: Path) -> list[Path]:
         return []
     together = shards[0].with_name(zero.MODEL)
     return [*shards, together] if together.is_file() else shards
+
+
+def _require_all_pieces(row: Listed, files: list[Path]) -> None:
+    """Refuse pieces of a checkpoint of which other nodes have the others.
+
+    Raises:
+        UnsupportedSetting: they are that.
+    """
+    here = row.manifest.ranks if row.manifest else None
+    if row.manifest is not None and here is not None and zero.SHARD.fullmatch(files[0].name):
+        raise UnsupportedSetting(
+            f"{row.path} holds the pieces of the ranks {', '.join(map(str, here))} of {row.manifest.world_size}, and "
+            f"the disks of other nodes hold the others: copy the files of all nodes' {row.path.name} into one "
+            "directory, and put them together there with DeepSpeed's zero_to_fp32.py"
+        )
 
 
 def _check(row: Listed, files: list[Path]) -> None:

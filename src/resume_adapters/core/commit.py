@@ -19,6 +19,7 @@ from resume_adapters.core import place
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.place import CONTROL, LATEST, PENDING, is_committed, is_pending, superseded
 from resume_adapters.core.ranks import Ranks, everywhere
+from resume_adapters.core.sharing import Sharing, by_all
 from resume_adapters.core.storage import Pointer, Storage, point_to, remove_tree, write_atomically
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
@@ -72,6 +73,7 @@ class PendingCheckpoint:
         step: optimizer steps completed.
         fence: raises where another start owns the run directory.
         is_file: the framework writes one file of that name, not a directory.
+        sharing: which ranks share the run directory; by default, all.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class PendingCheckpoint:
         fence: Callable[[], None],
         *,
         is_file: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -90,6 +93,7 @@ class PendingCheckpoint:
         self.step = step
         self.fence = fence
         self.is_file = is_file
+        self.sharing = by_all(ranks) if sharing is None else sharing
 
     @property
     def directory(self) -> Path:
@@ -103,7 +107,7 @@ class PendingCheckpoint:
             set_aside: moves a checkpoint out of the way.
         """
         self._or_abandon(
-            lambda: self._together(lambda: self._make_directory(set_aside) if self.ranks.rank == 0 else None, "begin")
+            lambda: self._together(lambda: self._make_directory(set_aside) if self.sharing.leads else None, "begin")
         )
 
     def _make_directory(self, set_aside: Callable[[Path], object]) -> None:
@@ -141,15 +145,15 @@ class PendingCheckpoint:
         return self._or_abandon(lambda: self._together(work, "write"))
 
     def require_visible(self) -> None:
-        """Check that this rank sees the directory that rank zero made. Each rank calls it as part of :meth:`write`.
+        """Check that this rank sees the directory that its leader made. Each rank calls it as part of :meth:`write`.
 
         Raises:
             SaveFailed: it does not: the ranks have run directories of their own.
         """
         if not is_pending(self.path):
             raise SaveFailed(
-                f"rank {self.ranks.rank} does not see {self.path.name}, which rank 0 has begun: all ranks need the "
-                "same run directory, on storage that they share. Nothing is committed",
+                f"rank {self.ranks.rank} does not see {self.path.name}, which rank {self.sharing.leader} has begun: "
+                "all ranks need the same run directory, on storage that they share. Nothing is committed",
                 path=self.path,
                 step=self.step,
             )
@@ -180,16 +184,18 @@ class PendingCheckpoint:
 
         Args:
             files: this rank's files, each after its path for the manifest.
-            describe: makes the manifest from all ranks' entries; called on rank zero.
+            describe: makes the manifest from the entries of the ranks that share the run directory; called on the one
+                that leads it.
 
         Raises:
-            SaveFailed: this rank could not write, or rank zero could not commit.
+            SaveFailed: this rank could not write, or the one that leads the run directory could not commit.
             PeerFailed: another rank could not.
         """
         entries = self._or_abandon(lambda: self._together(lambda: self.seal(files), "force onto the disk"))
-        everything = tuple(entry for of_rank in entries for entry in of_rank)
-        manifest = self._or_abandon(lambda: self._together(lambda: self._mark(everything, describe), "commit"))[0]
-        assert manifest is not None, "rank zero commits"
+        here = tuple(entry for rank in self.sharing.members for entry in entries[rank])
+        marked = self._or_abandon(lambda: self._together(lambda: self._mark(here, describe), "commit"))
+        manifest = marked[self.sharing.leader]
+        assert manifest is not None, "the leader commits"
         return manifest
 
     def _mark(
@@ -197,7 +203,7 @@ class PendingCheckpoint:
         entries: tuple[FileEntry, ...],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> Manifest | None:
-        if self.ranks.rank != 0:
+        if not self.sharing.leads:
             return None
         manifest = describe(entries)
         self.fence()
@@ -206,7 +212,7 @@ class PendingCheckpoint:
         return manifest
 
     def announce(self, form: Pointer) -> None:
-        """After the commit, point ``latest`` at the checkpoint. Rank zero calls it."""
+        """After the commit, point ``latest`` at the checkpoint. The leader calls it."""
         self.storage.remove_file(self.directory / PENDING)
         point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
 
@@ -225,7 +231,7 @@ class PendingCheckpoint:
         try:
             return work()
         except ResumeError:
-            if self.ranks.rank == 0:
+            if self.sharing.leads:
                 self._abandon()
             raise
 

@@ -1,8 +1,11 @@
-"""A run directory on rank zero: made ready, tidied after crashes, and what retention would do to it."""
+"""A run directory in the hands of the rank that leads it: made ready, tidied after crashes, pruned."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from resume_adapters.core import place, retention
@@ -19,6 +22,7 @@ from resume_adapters.core.listing import (
 )
 from resume_adapters.core.manifest import Manifest
 from resume_adapters.core.place import CONTROL, LATEST, SUPERSEDED, is_committed, is_pending
+from resume_adapters.core.ranks import ALONE, Ranks, everywhere
 from resume_adapters.core.retention import Candidate, Plan, Policy
 from resume_adapters.core.storage import Storage, remove_tree
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
@@ -31,11 +35,22 @@ def prepare(storage: Storage, directory: Path) -> None:
         RunDirectoryUnusable: it is a file, or cannot be written.
     """
     probe = directory / CONTROL / "probe"
-    try:
+    with usable(directory):
         storage.make_directory(directory / CONTROL)
         storage.write(probe, b"can this be written?\n")
         storage.remove_file(probe)
         require_link(directory / LATEST)
+
+
+@contextlib.contextmanager
+def usable(directory: Path) -> Iterator[None]:
+    """Say of an error of the system what it means for the run directory.
+
+    Raises:
+        RunDirectoryUnusable: it is a file, or cannot be written.
+    """
+    try:
+        yield
     except (FileExistsError, NotADirectoryError) as error:
         raise RunDirectoryUnusable(
             f"{directory} is a file, or lies below one; expected a directory for the run's checkpoints", path=directory
@@ -122,8 +137,9 @@ def plan(
     now: float,
     best: str | None = None,
     sealed: str | None = None,
+    leaders: Ranks = ALONE,
 ) -> Plan:
-    """Apply a policy to the committed checkpoints of a run directory.
+    """Apply a policy to the committed checkpoints of a run directory; of several directories, to those of all together.
 
     What is damaged, pending, foreign or written by a later version is neither counted nor removed. The anchor is read
     whole before anything may go because of it.
@@ -135,42 +151,64 @@ def plan(
         now: seconds since 1970.
         best: name of the best checkpoint; by default what the newest checkpoint says of it.
         sealed: name of a checkpoint that this process has just committed: it need not be read again.
+        leaders: those who lead the run's directories, all of which call this and are answered alike.
     """
-    manifests = dict(_newest_first(storage, directory))
+    manifests, partial = _together(everywhere(leaders, lambda: _whole(storage, directory), "list the checkpoints"))
     anchor = None
-    for name, manifest in list(manifests.items()):
-        if name == sealed or _agrees(storage, directory / name, manifest):
+    for name in list(manifests):
+        agrees = functools.partial(_agrees, storage, directory / name)
+        if name not in partial and (name == sealed or all(everywhere(leaders, agrees, f"read {name}"))):
             anchor = name
             break
         del manifests[name]
     found = [
-        Candidate(name, manifest.step, manifest.written, manifest.metrics, _original(name) in manifests)
+        Candidate(
+            name, manifest.step, manifest.written, manifest.metrics, _original(name) in manifests, name in partial
+        )
         for name, manifest in manifests.items()
     ]
     best = best or (manifests[anchor].best if anchor else None)
     if best is not None and best not in manifests:
         best += SUPERSEDED
-    return retention.plan(found, keep, now=now, anchor=anchor, best=best)
+    return retention.plan(found, keep, now=leaders.gather(now)[0], anchor=anchor, best=best)
 
 
-def _newest_first(storage: Storage, directory: Path) -> list[tuple[str, Manifest]]:
-    """Return the committed checkpoints whose files have their sizes, in the order in which a resume considers them."""
-    found = []
+def _whole(storage: Storage, directory: Path) -> dict[str, Manifest | None]:
+    """Return the manifests of the committed checkpoints; ``None`` where not all files have their sizes."""
+    found: dict[str, Manifest | None] = {}
     for path in candidates(directory):
         if path.is_symlink() or not is_committed(path):
             continue
-        try:
+        found[path.name] = None
+        with contextlib.suppress(CheckpointDamaged, FormatTooNew):
             manifest = inspect(storage, path)
             check_sizes(path, manifest)
-        except (CheckpointDamaged, FormatTooNew):
-            continue
-        found.append((path.name, manifest))
-    return sorted(found, key=lambda each: newest_first(each[0], each[1].step, each[1].written))
+            found[path.name] = manifest
+    return found
 
 
-def _agrees(storage: Storage, path: Path, manifest: Manifest) -> bool:
+def _together(of_all: list[dict[str, Manifest | None]]) -> tuple[dict[str, Manifest], set[str]]:
+    """Join what the directories hold.
+
+    Returns:
+        The manifests of what is damaged nowhere, in the order in which a resume considers them, and the names of those
+        that are not in every directory.
+    """
+    damaged = {name for held in of_all for name, manifest in held.items() if manifest is None}
+    found = {
+        name: manifest
+        for held in reversed(of_all)
+        for name, manifest in held.items()
+        if manifest is not None and name not in damaged
+    }
+    partial = {name for name in found if any(name not in held for held in of_all)}
+    order = sorted(found, key=lambda name: newest_first(name, found[name].step, found[name].written))
+    return {name: found[name] for name in order}, partial
+
+
+def _agrees(storage: Storage, path: Path) -> bool:
     try:
-        for _ in check_digests(storage, path, manifest.files):
+        for _ in check_digests(storage, path, inspect(storage, path).files):
             pass
     except CheckpointDamaged:
         return False
@@ -184,5 +222,7 @@ def _original(name: str) -> str | None:
 def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> None:
     """Remove what a plan removes. Where it is cut short, the next start removes the rest."""
     for name, reason in plan.remove.items():
+        if not place.names(directory / name):
+            continue  # another directory has it alone
         discard(storage, directory / name)
         journal.note("prune", checkpoint=name, reason=reason)

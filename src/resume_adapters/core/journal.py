@@ -32,7 +32,8 @@ class Status(msgspec.Struct, kw_only=True, omit_defaults=True):
         generation: which start of the run directory this is.
         reason: why it is in this state.
         result: what a finished run returned, so that a relaunch can return it again.
-        host, pid, job: the machine and the process of rank zero, and the scheduler's job, where there is one.
+        host, pid, job: the machine and the process that leads the run directory, and the scheduler's job, where there
+            is one.
         updated: when this was written, in seconds since 1970.
     """
 
@@ -94,10 +95,18 @@ class Journal:
         self.token = uuid.uuid4().hex
         self._noted = ""
 
-    def next_generation(self) -> int:
-        """Take the next generation for this start; from now on, earlier starts can commit nothing."""
+    def generation(self) -> int:
+        """Return how many starts the run directory has seen."""
         current = self._read_generation()
-        generation = current.generation + 1 if current else 1
+        return current.generation if current else 0
+
+    def next_generation(self, after: int = 0) -> int:
+        """Take the next generation for this start; from now on, earlier starts can commit nothing.
+
+        Args:
+            after: the number of starts that the run's other directories have seen.
+        """
+        generation = max(self.generation(), after) + 1
         taken = _Generation(
             generation=generation,
             token=self.token,

@@ -33,7 +33,7 @@ class Lifecycle:
         journal: what the run directory remembers.
         on: what asks the run to stop.
         cadence: when it saves, where the framework does not decide that.
-        refresh: brings ``status.json`` up to date; called once a second on rank zero, from another thread.
+        refresh: brings ``status.json`` up to date; called once a second where the directory is led, from a thread.
         clock: returns seconds since 1970.
 
     Attributes:
@@ -70,16 +70,19 @@ class Lifecycle:
 
     # ---- From the beginning to the end
 
-    def begin(self, progress: Progress) -> None:
+    def begin(self, progress: Progress, *, leads: bool) -> None:
         """Take the signals over, and begin to look once a second.
+
+        Args:
+            progress: how far the run is.
+            leads: this rank leads its run directory.
 
         Raises:
             UnsupportedSetting: a walltime in the environment is written in a way that is not understood.
         """
         self.progress = progress
         self.deadline = self._find_deadline()
-        first = self._ranks.rank == 0
-        history = self._journal.history() if first else []
+        history = self._journal.history() if self._ranks.rank == 0 else []
         for entry in history:
             self._reserve.saved(entry.get("seconds", 0.0))
         if self._cadence is not None:
@@ -87,7 +90,7 @@ class Lifecycle:
         self.flag.install()
         self._has_launchers = process.launchers()
         of_all = [self._look_at_launchers, self._look_at_deadline]
-        self._heartbeat = Heartbeat([*of_all, self._look_after_directory] if first else of_all)
+        self._heartbeat = Heartbeat([*of_all, self._look_after_directory] if leads else of_all)
         self._heartbeat.start()
 
     def end(self) -> None:

@@ -59,6 +59,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         step: optimizer steps completed.
         epoch: epochs completed, with the fraction of the running one.
         world_size: number of ranks that wrote it.
+        ranks: those whose files are in this directory, where each node has a directory of its own; else ``None``: all.
         generation: which start of the run directory wrote it.
         written: seconds since 1970 (UTC).
         reason: ``"scheduled"``, ``"best"``, ``"finished"`` or the stop's reason.
@@ -85,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str | None = None
     cursor: dict[str, Any] = {}
     best: str | None = None
+    ranks: tuple[int, ...] | None = None
     package: str = ""
     framework: str = ""
 

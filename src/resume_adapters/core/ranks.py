@@ -7,7 +7,7 @@ thread, and a blocked gloo call cannot be aborted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from resume_adapters.errors import PeerFailed, ResumeError
@@ -30,6 +30,9 @@ class Ranks(Protocol):
     def twin(self) -> Ranks:
         """Return the same ranks with a channel of their own, for use from another thread."""
 
+    def among(self, ranks: Sequence[int]) -> Ranks:
+        """Return some of the ranks, in ascending order, with a channel of their own. Every rank asks, of it or not."""
+
 
 class Alone:
     """One process."""
@@ -46,16 +49,27 @@ class Alone:
     def twin(self) -> Ranks:
         return self
 
+    def among(self, ranks: Sequence[int]) -> Ranks:
+        return self
+
+
+ALONE = Alone()
+
 
 class Distributed:
-    """The ranks of ``torch.distributed``, over a gloo group of their own."""
+    """The ranks of ``torch.distributed``, or some of them, over a gloo group of their own.
 
-    def __init__(self) -> None:
+    Args:
+        members: the ranks, in ascending order; all by default. Every rank makes the group, but only these use it.
+    """
+
+    def __init__(self, members: Sequence[int] | None = None) -> None:
         import torch.distributed as dist
 
-        self.rank = dist.get_rank()
-        self.world_size = dist.get_world_size()
-        self.group: Any = dist.new_group(backend="gloo")
+        self._members = list(range(dist.get_world_size()) if members is None else members)
+        self.rank = self._members.index(dist.get_rank()) if dist.get_rank() in self._members else -1
+        self.world_size = len(self._members)
+        self.group: Any = dist.new_group(self._members, backend="gloo")
         _GROUPS.append(self.group)
 
     def gather(self, value: T) -> list[T]:
@@ -69,7 +83,10 @@ class Distributed:
         self.gather(None)
 
     def twin(self) -> Ranks:
-        return Distributed()
+        return Distributed(self._members)
+
+    def among(self, ranks: Sequence[int]) -> Ranks:
+        return Distributed(ranks)
 
 
 _GROUPS: list[Any] = []

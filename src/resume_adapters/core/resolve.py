@@ -23,8 +23,9 @@ from resume_adapters.core.listing import (
     whole_foreign,
 )
 from resume_adapters.core.manifest import Manifest
-from resume_adapters.core.place import is_committed, is_pending
+from resume_adapters.core.place import is_committed, is_pending, original
 from resume_adapters.core.ranks import Ranks, everywhere
+from resume_adapters.core.sharing import Sharing
 from resume_adapters.core.storage import Storage
 from resume_adapters.errors import (
     CheckpointDamaged,
@@ -59,8 +60,8 @@ class Choice:
     rejected: tuple[Rejected, ...]
 
 
-def latest_valid(storage: Storage, ranks: Ranks, run_directory: Path, foreign: Foreign) -> Choice:
-    """Choose the newest checkpoint that is valid on every rank. Every rank must ask.
+def latest_valid(storage: Storage, ranks: Ranks, sharing: Sharing, run_directory: Path, foreign: Foreign) -> Choice:
+    """Choose the newest checkpoint that is valid on every rank, in whatever directory it has. Every rank must ask.
 
     Raises:
         NoValidCheckpoint: there are checkpoints, and none is valid.
@@ -72,12 +73,12 @@ def latest_valid(storage: Storage, ranks: Ranks, run_directory: Path, foreign: F
     rejected: list[Rejected] = []
     for name in sorted(claims, key=lambda name: newest_first(name, *claims[name])):
         path = run_directory / name
-        answers = everywhere(ranks, functools.partial(_judge, storage, ranks, path, foreign), f"check {name}")
+        answers = everywhere(ranks, functools.partial(_judge, storage, sharing, path, foreign), f"check {name}")
         reason = _disagreement(answers)
         if reason is not None:
             rejected.append(Rejected(path, reason))
         elif (step := answers[0].step) is not None:
-            return Choice(Checkpoint(path, step, answers[0].manifest), tuple(rejected))
+            return Choice(Checkpoint(_here(path), step, answers[ranks.rank].manifest), tuple(rejected))
     if rejected:
         raise no_valid(run_directory, rejected)
     return Choice(None, ())
@@ -87,14 +88,24 @@ def _claims(storage: Storage, run_directory: Path) -> dict[str, tuple[int, float
     return {path.name: claim(storage, path) for path in candidates(run_directory) if not is_alias(path)}
 
 
+def _here(path: Path) -> Path:
+    """Return where this directory has a candidate: what stepped aside in another node's may not have done so here."""
+    return original(path) if is_committed(original(path)) and not is_committed(path) else path
+
+
 @dataclass(frozen=True)
 class _Answer:
     """What one rank says of a candidate: its step where it is valid, what is wrong with it, or neither: it is none."""
 
     step: int | None = None
     damage: str | None = None
-    is_there: bool = True
+    absence: str = ""
     manifest: Manifest | None = None
+
+    @property
+    def save(self) -> tuple[int, float] | None:
+        """Which save it is of: other nodes have their part of the same."""
+        return (self.manifest.generation, self.manifest.written) if self.manifest else None
 
 
 def _disagreement(answers: list[_Answer]) -> str | None:
@@ -103,23 +114,26 @@ def _disagreement(answers: list[_Answer]) -> str | None:
         if answer.damage is not None:
             return answer.damage if len(answers) == 1 else f"rank {rank}: {answer.damage}"
     steps = [answer.step for answer in answers]
-    if len(set(steps)) == 1:
-        return None
-    absent = [rank for rank, answer in enumerate(answers) if not answer.is_there]
-    if absent:
-        return f"rank {absent[0]}: is not there"
-    return f"the ranks see different checkpoints of that name: steps {steps}"
+    if len(set(steps)) > 1:
+        for rank, answer in enumerate(answers):
+            if answer.absence:
+                return f"rank {rank}: {answer.absence}"
+        return f"the ranks see different checkpoints of that name: steps {steps}"
+    if len({answer.save for answer in answers}) > 1:
+        return f"the ranks see different saves of step {steps[0]} under that name"
+    return None
 
 
-def _judge(storage: Storage, ranks: Ranks, path: Path, foreign: Foreign) -> _Answer:
+def _judge(storage: Storage, sharing: Sharing, path: Path, foreign: Foreign) -> _Answer:
+    path = _here(path)
     try:
         if is_pending(path):
-            return _Answer()
+            return _Answer(absence="was begun and never committed")
         if not is_committed(path):
             return _judge_foreign(path, foreign)
         manifest = inspect(storage, path)
         check_sizes(path, manifest)
-        mine = tuple(entry for entry in manifest.files if entry.rank % ranks.world_size == ranks.rank)
+        mine = tuple(entry for entry in manifest.files if sharing.answering(entry.rank) == sharing.rank)
         for _ in check_digests(storage, path, mine):
             pass
         return _Answer(manifest.step, manifest=manifest)
@@ -132,7 +146,7 @@ def _judge(storage: Storage, ranks: Ranks, path: Path, foreign: Foreign) -> _Ans
 def _judge_foreign(path: Path, foreign: Foreign) -> _Answer:
     """Judge what has no manifest. Most of it is no checkpoint: the user's own directories, and links to them."""
     if not path.exists() and not path.is_symlink():
-        return _Answer(is_there=False)
+        return _Answer(absence="is not there")
     step = whole_foreign(path, foreign)
     if step is not None:
         require_in_run_directory(path)

@@ -127,9 +127,10 @@ class Resumption:
                 if other := _differences(self.own["fixed"], self.fixed):
                     raise self._mismatch(other, "it cannot be resumed from")
                 self._trackers.restore(self.run.read_record(self.checkpoint, "trackers"))
+                cursor = cursor_of(self.checkpoint.manifest.epoch, self.own)
                 if self.run.ranks.rank == 0:
-                    cursor = cursor_of(self.checkpoint.manifest.epoch, self.own)
                     report.logger.info("%s resumed at %s.", self.checkpoint.path.name, tell(cursor))
+                if self.run.sharing.leads:
                     self.run.journal.note("resume", step=self.checkpoint.step, cursor=cursor)
         known = self.checkpoint.manifest if self.checkpoint else None
         self.run.begin(self.checkpoint.step if self.checkpoint else 0, known.epoch if known else 0.0)
@@ -276,9 +277,11 @@ class Resumption:
         return manifest is not None and manifest.world_size != self.run.ranks.world_size
 
     def everyone(self) -> list[Any]:
-        """Return what each rank saved as its own, in rank order."""
+        """Return what each rank saved as its own, in rank order. Every rank asks."""
         assert self.checkpoint is not None and self.checkpoint.manifest is not None
-        if not self._everyone:
+        if not self._everyone and self.checkpoint.manifest.ranks is not None:
+            self._everyone = self.run.ranks.gather(self.own)  # no rank sees the files of all
+        elif not self._everyone:
             ranks = range(self.checkpoint.manifest.world_size)
             self._everyone = [self.run.read_own(self.checkpoint, rank) for rank in ranks]
         return self._everyone

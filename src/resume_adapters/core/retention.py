@@ -25,6 +25,7 @@ class Candidate:
         written: seconds since 1970.
         metrics: last evaluation; ``None`` where it was not a finite number.
         superseded: a later save of the same name exists.
+        partial: not every node has its part of it: it can take no other's place.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Candidate:
     written: float
     metrics: dict[str, float | None] = field(default_factory=dict)
     superseded: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def plan(
         best: name of the best checkpoint, where the run tracks one.
     """
     current = [candidate for candidate in candidates if not candidate.superseded]
-    keep = policy.keeps(current, now)
+    keep = policy.keeps(current, now) | policy.keeps([each for each in current if not each.partial], now)
     for name, reason in ((anchor, "a restart would resume from it"), (best, "the best so far")):
         if name is not None and any(candidate.name == name for candidate in candidates):
             keep[name] = f"{keep[name]}, {reason}" if name in keep else reason

@@ -30,6 +30,7 @@ from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.record import Record, Source
 from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
+from resume_adapters.core.sharing import by_all
 from resume_adapters.core.start import Start
 from resume_adapters.core.state import EncodedParts, Stateful
 from resume_adapters.core.stop import StopFlag, StopOn, common_reason, is_warning
@@ -58,6 +59,8 @@ class ResumableRun:
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
         foreign: recognises whole checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
+        local_rank: this rank on its node, where each node has a run directory of its own, on a disk that others do not
+            see; ``None`` where all ranks share one.
         clock: returns seconds since 1970.
     """
 
@@ -74,6 +77,7 @@ class ResumableRun:
         cadence: Cadence | None = None,
         foreign: Foreign = no_foreign,
         latest: Pointer = "link",
+        local_rank: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = Path(os.path.abspath(run_directory))
@@ -84,6 +88,9 @@ class ResumableRun:
         self.keep: Policy = KeepAll() if keep is None else keep
         self.foreign = foreign
         self.latest = latest
+        self.local_rank = local_rank
+        self.sharing = by_all(self.ranks)
+        """Which ranks share the run directory; known once it is open."""
         self.clock = clock
         self.journal = Journal(self.storage, self.directory / CONTROL, clock)
         self.generation = 0
@@ -115,10 +122,21 @@ class ResumableRun:
             RunDirectoryUnusable: not a directory, or not writable.
             NoValidCheckpoint: there are checkpoints, and none is valid.
             CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
+            StateMismatch: a node has a part of the checkpoint that is not of its ranks.
+            UnsupportedSetting: the run directory was said to be each node's own, and is not.
         """
-        start = Start(self.storage, self.ranks, self.directory, self.journal, self.resume, self.foreign, self.latest)
+        start = Start(
+            self.storage,
+            self.ranks,
+            self.directory,
+            self.journal,
+            self.resume,
+            self.foreign,
+            self.latest,
+            self.local_rank,
+        )
         choice = start.choose()
-        self.generation, self.previous = start.generation, start.previous
+        self.sharing, self.generation, self.previous = start.sharing, start.generation, start.previous
         self.resumed = choice.checkpoint
         self.last_commit = choice.checkpoint.step if choice.checkpoint and choice.checkpoint.manifest else None
         self._committed = self.last_commit
@@ -134,7 +152,7 @@ class ResumableRun:
         Raises:
             UnsupportedSetting: a walltime in the environment is written in a way that is not understood.
         """
-        self._lifecycle.begin(Progress(step, epoch))
+        self._lifecycle.begin(Progress(step, epoch), leads=self.sharing.leads)
         self.record("running", step=step, epoch=epoch)
 
     # ---- Saving
@@ -178,16 +196,19 @@ class ResumableRun:
         path = self.directory / name
         if self.resumed is not None and self.resumed.path == path:
             self.ranks.barrier()  # another rank may still be reading what this save moves aside
-        pending = PendingCheckpoint(self.storage, self.ranks, path, step, self._fence, is_file=is_file)
+        pending = PendingCheckpoint(
+            self.storage, self.ranks, path, step, self._fence, is_file=is_file, sharing=self.sharing
+        )
         pending.open(functools.partial(directory.set_aside, self.storage))
 
-        def write_alone() -> dict[str, str]:
+        def write_alone() -> tuple[dict[str, str], float]:
             native()
             state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
-            return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()})
+            return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()}), self.clock()
 
         def write_together() -> None:
-            encoded.write(self.storage, pending.directory, self.ranks.rank, digests[0])
+            digests = [of_rank for of_rank, _ in written]
+            encoded.write(self.storage, pending.directory, self.ranks.rank, digests, self.sharing.leader)
             described.update(facts())
             # Listed now: what a callback adds to the directory later is not part of the checkpoint.
             files.extend(self._own_files(pending, owner))
@@ -195,9 +216,9 @@ class ResumableRun:
         encoded, described, files = EncodedParts(), dict[str, Any](), list[tuple[Path, Path]]()
         # Asked of all before any writes: the framework's own save may wait for a rank that has given up.
         pending.write(pending.require_visible)
-        digests = pending.write(write_alone)
+        written = pending.write(write_alone)
         pending.write(write_together)
-        self._commit(pending, files, best, described, began)
+        self._commit(pending, files, best, {"written": written[0][1], **described}, began)
         self._lifecycle.saved(began)
 
     def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[tuple[Path, Path]]:
@@ -218,11 +239,11 @@ class ResumableRun:
                 step=pending.step,
                 world_size=self.ranks.world_size,
                 generation=self.generation,
-                written=self.clock(),
                 files=entries,
                 package=_version(),
                 framework=self.framework,
                 best=best,
+                ranks=self.sharing.members if self.sharing.is_partial else None,
                 **facts,
             )
 
@@ -233,7 +254,7 @@ class ResumableRun:
             self._lifecycle.committed(took)
             everywhere(
                 self._commit_ranks,
-                lambda: self._follow(pending, manifest, best, took) if self.ranks.rank == 0 else None,
+                lambda: self._follow(pending, manifest, best, took) if self.sharing.leads else None,
                 f"prune after {pending.path.name}",
                 failed,
             )
@@ -250,9 +271,14 @@ class ResumableRun:
         self._committing.append(self._committer.submit(work))
 
     def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None, took: float) -> None:
-        """Do what follows a commit, on rank zero."""
-        pending.announce(self.latest)
-        self.journal.note("commit", step=pending.step, reason=manifest.reason, cursor=manifest.cursor, seconds=took)
+        """Do what follows a commit, on the leaders of run directories: each has committed its own."""
+
+        def announce() -> None:
+            pending.announce(self.latest)
+            reason, cursor = manifest.reason, manifest.cursor
+            self.journal.note("commit", step=pending.step, reason=reason, cursor=cursor, seconds=took)
+
+        everywhere(self.sharing.leaders, announce, f"announce {pending.path.name}")
         self._prune(best, sealed=pending.path.name)
         replaced = superseded(pending.path)
         if place.names(replaced):  # damaged, or pruning would have removed it
@@ -260,7 +286,7 @@ class ResumableRun:
 
     def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
         rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
-        return rank == self.ranks.rank
+        return self.sharing.answering(rank) == self.ranks.rank
 
     def read_own(self, checkpoint: Checkpoint, rank: int | None = None) -> Any:
         """Return what a rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one.
@@ -274,7 +300,7 @@ class ResumableRun:
         return None if found is None else Record(found, _source(checkpoint, name))
 
     def read_part(self, checkpoint: Checkpoint, name: str) -> Any:
-        """Return a part as it was saved by this rank, or by rank zero where the two were alike."""
+        """Return a part as it was saved by this rank, or by the leader where the two were alike."""
         return state.read_part(self.storage, place.added(checkpoint.path), name, self.ranks.rank)
 
     def read_record(self, checkpoint: Checkpoint, name: str) -> Record:
@@ -332,10 +358,11 @@ class ResumableRun:
 
     def plan(self, *, best: str | None = None) -> Plan:
         """Return what :meth:`prune` would keep and remove."""
-        return directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best)
+        leaders = self.sharing.leaders
+        return directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best, leaders=leaders)
 
     def prune(self, *, best: str | None = None) -> Plan:
-        """Remove what the policy does not keep."""
+        """Remove what the policy does not keep. Those who lead run directories call it, together."""
         return self._prune(best, sealed=None)
 
     def prune_later(self, *, best: str | None = None) -> None:
@@ -346,7 +373,7 @@ class ResumableRun:
 
         def work() -> None:
             everywhere(
-                self._commit_ranks, lambda: self.prune(best=best) if self.ranks.rank == 0 else None, "prune", failed
+                self._commit_ranks, lambda: self.prune(best=best) if self.sharing.leads else None, "prune", failed
             )
 
         def failed(cause: Exception) -> SaveFailed:
@@ -355,8 +382,11 @@ class ResumableRun:
         self._committing.append(self._committer.submit(work))
 
     def _prune(self, best: str | None, sealed: str | None) -> Plan:
-        self._fence()
-        plan = directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best, sealed=sealed)
+        leaders = self.sharing.leaders
+        everywhere(leaders, self._fence, "prune")
+        plan = directory.plan(
+            self.storage, self.directory, self.keep, now=self.clock(), best=best, sealed=sealed, leaders=leaders
+        )
         directory.prune(self.storage, self.directory, plan, self.journal)
         return plan
 
@@ -425,7 +455,7 @@ class ResumableRun:
         self._lifecycle.settle()
         reason = common_reason(self.ranks, self.flag)
         self.record("halted" if self.flag.halted else "stopped", step=step, epoch=epoch, reason=reason)
-        if self.ranks.rank == 0:
+        if self.sharing.leads:
             self.journal.withdraw_stop()
         self.ranks.barrier()
         self.close()
@@ -437,7 +467,7 @@ class ResumableRun:
         raise Stopped(reason, self.flag.on.exit_code)
 
     def record(self, state: str, **facts: Any) -> None:
-        """Write ``status.json`` (rank zero), so that a person and the next start see how the run is.
+        """Write ``status.json`` (where a directory is led), so that a person and the next start see how the run is.
 
         Where a later start owns the run directory the status is that start's, and is left alone.
 
@@ -448,7 +478,7 @@ class ResumableRun:
         """
         with self._recording:
             self._state = state
-            if self.ranks.rank == 0 and self.journal.is_owned():
+            if self.sharing.leads and self.journal.is_owned():
                 self.journal.set_status(self._status(facts))
 
     def _refresh(self) -> None:

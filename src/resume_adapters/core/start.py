@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from resume_adapters.core import directory
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.listing import Foreign, candidates
-from resume_adapters.core.place import LATEST, is_committed, names
+from resume_adapters.core.nodes import by_node
+from resume_adapters.core.place import LATEST, is_committed, is_pending, names
 from resume_adapters.core.ranks import Ranks, everywhere
 from resume_adapters.core.resolve import Checkpoint, Choice, latest_valid, named
+from resume_adapters.core.sharing import by_all
 from resume_adapters.core.storage import Pointer, Storage, point_to
 from resume_adapters.errors import (
     CheckpointsExist,
@@ -38,8 +40,10 @@ class Start:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
         foreign: recognises whole checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint.
+        local_rank: this rank on its node, where each node has a run directory of its own.
 
     Attributes:
+        sharing: which ranks share the run directory.
         generation: which start of the run directory this is, once it has been taken over.
         previous: how the run was left by the start before.
     """
@@ -53,6 +57,7 @@ class Start:
         resume: str | os.PathLike[str],
         foreign: Foreign,
         latest: Pointer,
+        local_rank: int | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -61,28 +66,31 @@ class Start:
         self.resume = resume
         self.foreign = foreign
         self.latest = latest
+        self.local_rank = local_rank
+        self.sharing = by_all(ranks)
         self.generation = 0
         self.previous: Status | None = None
 
     def choose(self) -> Choice:
         """Take the directory over, and return what to resume from; see :meth:`ResumableRun.open`."""
-        self._on_rank_zero(self._prepare, "use the run directory")
-        before = self._on_rank_zero(self._committed_names, "list the run directory")
+        if self.local_rank is not None:
+            self.sharing = by_node(self.storage, self.ranks, self.directory, self.local_rank)
+        self._on_leaders(self._prepare, "use the run directory")
+        before = self._committed()
         try:
             choice = self._choose()
         except NoValidCheckpoint:
-            if self._on_rank_zero(self._committed_names, "list the run directory") == before:
+            if self._committed() == before:
                 raise
             choice = self._choose()  # an earlier start pruned what was being checked
-        self.generation, self.previous = self._on_rank_zero(self._take_over, "take the run directory over")
-        if self._on_rank_zero(self._committed_names, "list the run directory") != before:
+        self._take_over()
+        if self._committed() != before:
             # An earlier start committed or pruned while this one chose. From now on it can do neither.
             choice = self._choose()
-        choice = self._on_rank_zero(lambda: self._tidy(choice), "tidy the run directory")
-        return choice
+        return self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")[self.sharing.leader]
 
-    def _on_rank_zero(self, work: Callable[[], T], doing: str) -> T:
-        """Do on rank zero what belongs to the run directory as a whole, and return the result on every rank."""
+    def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
+        """Do where a run directory is led what belongs to it as a whole; return the results by rank, on every rank."""
 
         def unusable(cause: Exception) -> ResumeError:
             return RunDirectoryUnusable(
@@ -91,11 +99,16 @@ class Start:
                 path=self.directory,
             )
 
-        results = everywhere(self.ranks, lambda: work() if self.ranks.rank == 0 else None, doing, unusable)
-        return cast("T", results[0])
+        results = everywhere(self.ranks, lambda: [work()] if self.sharing.leads else [], doing, unusable)
+        return {rank: result[0] for rank, result in enumerate(results) if result}
 
-    def _committed_names(self) -> list[str]:
-        return [path.name for path in candidates(self.directory) if is_committed(path)]
+    def _committed(self) -> dict[int, list[str]]:
+        """Return the names of the committed checkpoints of each run directory."""
+
+        def names() -> list[str]:
+            return [path.name for path in candidates(self.directory) if is_committed(path)]
+
+        return self._on_leaders(names, "list the run directory")
 
     def _prepare(self) -> None:
         directory.prepare(self.storage, self.directory)
@@ -119,7 +132,7 @@ class Start:
         if self.resume == "scratch!":
             return Choice(None, ())
         if self.resume == "scratch":
-            committed = self._on_rank_zero(self._committed_names, "list the run directory")
+            committed = max(self._committed().values(), key=len)
             if committed:
                 raise CheckpointsExist(
                     f"{self.directory} holds {len(committed)} committed checkpoints, {committed[0]} the newest, and "
@@ -128,9 +141,10 @@ class Start:
                     path=self.directory,
                 )
             return Choice(None, ())
-        choice = latest_valid(self.storage, self.ranks, self.directory, self.foreign)
+        choice = latest_valid(self.storage, self.ranks, self.sharing, self.directory, self.foreign)
         if choice.checkpoint is None and self.resume != "auto":
-            return Choice(self._named(Path(self.resume)), ())
+            choice = Choice(self._named(Path(self.resume)), ())
+        everywhere(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
 
     def _named(self, path: Path) -> Checkpoint:
@@ -140,13 +154,40 @@ class Start:
             raise StateMismatch(f"the ranks see different checkpoints at {path}: steps {steps}", path=path)
         return found[self.ranks.rank]
 
-    def _take_over(self) -> tuple[int, Status | None]:
-        return self.journal.next_generation(), self.journal.status()
+    def _require_own_files(self, checkpoint: Checkpoint | None) -> None:
+        """Check that this rank finds what it saved, where the nodes have a part of the checkpoint each.
+
+        Raises:
+            StateMismatch: it was saved on another node, or by another number of ranks.
+        """
+        manifest = checkpoint.manifest if checkpoint else None
+        if checkpoint is None or manifest is None or manifest.ranks is None:
+            return
+        if manifest.world_size != self.ranks.world_size or self.ranks.rank not in manifest.ranks:
+            raise StateMismatch(
+                f"{checkpoint.path} is a part of a checkpoint: it holds the files of the ranks "
+                f"{', '.join(map(str, manifest.ranks))} of {manifest.world_size}, and this process is rank "
+                f"{self.ranks.rank} of {self.ranks.world_size}. Launch as many processes as before, on the same nodes "
+                "in the same order (torchrun: --node-rank), or start another run directory",
+                path=checkpoint.path,
+                step=checkpoint.step,
+            )
+
+    def _take_over(self) -> None:
+        """Take the next generation: of several directories, one that is later than any of them has seen."""
+        seen = self._on_leaders(self.journal.generation, "read the generation")
+
+        def take() -> tuple[int, Status | None]:
+            return self.journal.next_generation(max(seen.values())), self.journal.status()
+
+        self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
     def _tidy(self, choice: Choice) -> Choice:
         """Set aside what was rejected, remove what crashed saves left, and say where the chosen checkpoint is now."""
+        taken = choice.checkpoint.path if choice.checkpoint else None
         for each in choice.rejected:
-            if names(each.path):  # else only another rank sees it
+            # Another node may see what this one does not, or has not committed, or has not moved aside.
+            if names(each.path) and each.path != taken and not is_pending(each.path):
                 directory.set_aside(self.storage, each.path)
         self.journal.withdraw_stop()  # an earlier start was asked
         put_back = directory.sweep(self.storage, self.directory)

@@ -1,7 +1,8 @@
 """Stateful parts of a run: registered by name, captured, written, restored, and proved to have come back.
 
-Every rank captures its own copy. Rank zero's is written as ``resume/<part>``; another rank writes its own only where it
-differs, because random state, buffers and sampler positions are local to a rank while an EMA is the same on all.
+Every rank captures its own copy. That of the rank that leads the run directory (rank zero, where all share one) is
+written as ``resume/<part>``; another rank writes its own only where it differs, because random state, buffers and
+sampler positions are local to a rank while an EMA is the same on all.
 """
 
 from __future__ import annotations
@@ -117,12 +118,20 @@ class EncodedParts:
         self._encoded = {name: tree.encode(value) for name, value in states.items()}
         return {name: tree.digest(document, tensors) for name, (document, tensors) in self._encoded.items()}
 
-    def write(self, storage: Storage, directory: Path, rank: int, of_rank_zero: dict[str, str]) -> None:
-        """Write rank zero's parts, and of another rank those that differ from rank zero's."""
+    def write(self, storage: Storage, directory: Path, rank: int, digests: list[dict[str, str]], leader: int) -> None:
+        """Write the leader's parts, and of another rank those that differ from the leader's.
+
+        Args:
+            storage: where to write.
+            directory: what is added to the checkpoint.
+            rank: this rank.
+            digests: what :meth:`encode` returned, on every rank.
+            leader: the rank that leads the run directory.
+        """
         for name, (document, tensors) in self._encoded.items():
-            if rank == 0:
+            if rank == leader:
                 _write_encoded(storage, directory, name, document, tensors)
-            elif tree.digest(document, tensors) != of_rank_zero.get(name):
+            elif digests[rank][name] != digests[leader].get(name):
                 _write_encoded(storage, directory, rank_file(name, rank), document, tensors)
 
 
@@ -155,7 +164,7 @@ def rank_file(name: str, rank: int) -> str:
 
 
 def rank_of(file: Path) -> int:
-    """Return the rank whose copy of a part a file is; rank zero's where the name says nothing."""
+    """Return the rank whose copy of a part a file is; zero where the name says nothing."""
     found = _RANK.search(file.name)
     return int(found[1]) if found else 0
 

@@ -1,0 +1,389 @@
+"""Run directories on disks that each node has alone: the nodes agree on what they resume from, whatever happens.
+
+The nodes are threads of this process, so that each operation of each can be the one before which it is killed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.journal import Journal
+from resume_adapters.core.manifest import decode
+from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.session import Session
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.errors import (
+    CheckpointsExist,
+    NoValidCheckpoint,
+    PeerFailed,
+    ResumeError,
+    SaveFailed,
+    StateMismatch,
+    UnsupportedSetting,
+)
+
+import faults
+import miniature
+from faults import Crash, CrashingStorage
+from miniature import Miniature
+
+T = TypeVar("T")
+NODES = 2
+
+
+class World:
+    """Ranks that are threads. Where one is killed, the others are at their next question, as by a launcher."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.dead = False
+        self._channels: dict[Any, tuple[list[Any], threading.Barrier]] = {}
+        self._lock = threading.Lock()
+
+    def channel(self, key: Any, size: int) -> tuple[list[Any], threading.Barrier]:
+        with self._lock:
+            if self.dead:
+                raise Crash("another rank is dead")
+            return self._channels.setdefault(key, ([None] * size, threading.Barrier(size)))
+
+    def die(self) -> None:
+        with self._lock:
+            self.dead = True
+            for _, barrier in self._channels.values():
+                barrier.abort()
+
+
+class Threads:
+    """One rank of a world."""
+
+    def __init__(self, world: World, of_all: int, members: Sequence[int], made: list[int]) -> None:
+        self._world, self._of_all, self._members, self._made = world, of_all, tuple(members), made
+        self.rank = self._members.index(of_all) if of_all in self._members else -1
+        self.world_size = len(self._members)
+        self._key = (len(made), self._members)
+        made.append(0)
+
+    def gather(self, value: T) -> list[T]:
+        values, barrier = self._world.channel(self._key, self.world_size)
+        try:
+            values[self.rank] = value
+            barrier.wait(60)
+            found = list(values)
+            barrier.wait(60)
+        except threading.BrokenBarrierError as error:
+            assert self._world.dead, "a rank waits for another that does not come"
+            raise Crash("another rank is dead") from error
+        return found
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def twin(self) -> Threads:
+        return Threads(self._world, self._of_all, self._members, self._made)
+
+    def among(self, ranks: Sequence[int]) -> Threads:
+        return Threads(self._world, self._of_all, ranks, self._made)
+
+
+class Mortal(CrashingStorage):
+    """A disk whose process takes the others of its world with it."""
+
+    world: World
+
+    def _die(self) -> None:
+        self.world.die()
+        super()._die()
+
+
+def on_nodes(
+    work: Callable[[int, dict[str, Any]], T], storages: Sequence[LocalStorage] = (), *, ranks: int = NODES
+) -> list[Any]:
+    """Do ``work(rank, options)`` on every rank; return what each returned, or what ended it."""
+    world = World(ranks)
+    disks = storages or [LocalStorage() for _ in range(ranks)]
+    for disk in disks:
+        if isinstance(disk, Mortal):
+            disk.world = world
+
+    def one(rank: int) -> Any:
+        local_rank = rank % (ranks // NODES)
+        of_rank = Threads(world, rank, range(ranks), [])
+        try:
+            return work(rank, {"ranks": of_rank, "storage": disks[rank], "local_rank": local_rank})
+        except (Crash, ResumeError) as error:
+            return error
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, range(ranks)))
+
+
+def disk(directory: Path, rank: int, ranks: int = NODES) -> Path:
+    """Return the run directory of the node of a rank."""
+    return directory / f"node-{rank // (ranks // NODES)}"
+
+
+def committing(directory: Path, *saves: tuple[int, str], **options: Any) -> Callable[[int, dict[str, Any]], Any]:
+    """Return the work of saving some steps; it returns the step and the text that it resumed from."""
+
+    def work(rank: int, own: dict[str, Any]) -> tuple[int, str]:
+        job = Miniature(disk(directory, rank, own["ranks"].world_size), **own, **options)
+        resumed = job.step, job.text
+        for step, text in saves:
+            job.commit(step, text)
+        return resumed
+
+    return work
+
+
+def left(directory: Path) -> list[dict[str, int]]:
+    return [miniature.committed(disk(directory, node)) for node in range(NODES)]
+
+
+THREE = [(10, "ten"), (20, "twenty"), (30, "thirty")]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Three checkpoints on each of two nodes, of one rank each."""
+    directory = tmp_path / "three"
+    assert on_nodes(committing(directory, *THREE)) == [(0, "")] * NODES
+    return directory
+
+
+def test_each_node_holds_the_files_of_its_ranks(tmp_path: Path) -> None:
+    """On two nodes of two ranks each: every file is answered for once, by a rank of its node."""
+    directory = tmp_path / "run"
+    assert on_nodes(committing(directory, *THREE, keep=KeepLast(2)), ranks=4) == [(0, "")] * 4
+    assert left(directory) == [{"checkpoint-20": 20, "checkpoint-30": 30}] * NODES
+    for node, ranks in enumerate(((0, 1), (2, 3))):
+        found = decode((directory / f"node-{node}" / "checkpoint-30" / "resume" / "manifest.json").read_bytes())
+        assert found.ranks == ranks
+        assert [(entry.path, entry.rank) for entry in found.files] == [
+            ("model.bin", ranks[0]),
+            ("resume/ema.json", ranks[0]),
+            ("resume/ema.safetensors", ranks[0]),
+            (f"resume/rank-{ranks[0]:05d}.json", ranks[0]),
+            (f"resume/rank-{ranks[1]:05d}.json", ranks[1]),
+        ]
+        assert not miniature.leftovers(directory / f"node-{node}")
+    assert on_nodes(committing(directory), ranks=4) == [(30, "thirty")] * 4
+
+
+def test_each_start_has_one_generation_on_all_nodes(three: Path) -> None:
+    """Also where one has lost its count. What the run was left as, rank zero's node says for all."""
+    (three / "node-1" / ".resume" / "generation").unlink()
+
+    def begin(rank: int, options: dict[str, Any]) -> tuple[int, int, str]:
+        job = Miniature(disk(three, rank), **options)
+        former = job.run.previous.state if job.run.previous else ""
+        job.run.record("finished", step=job.step)
+        return (
+            job.run.generation,
+            Journal(LocalStorage(), disk(three, rank) / ".resume", lambda: 0.0).generation(),
+            former,
+        )
+
+    assert on_nodes(begin) == [(2, 2, "")] * NODES
+    assert on_nodes(begin) == [(3, 3, "finished")] * NODES
+    (three / "node-0" / ".resume" / "status.json").unlink()
+    assert on_nodes(begin) == [(4, 4, "")] * NODES
+
+
+def test_what_each_rank_saved_is_known_to_all_though_no_rank_sees_it_all(tmp_path: Path) -> None:
+    """The proof of spread state, and another topology of the same ranks, ask for it."""
+    nothing: dict[str, Any] = {"parts": {}, "owner": lambda file: 0, "entries": list, "best": None}
+
+    def work(rank: int, options: dict[str, Any]) -> Any:
+        run = ResumableRun(disk(tmp_path, rank), **options)
+        trackers: Any = SimpleNamespace(capture=dict, restore=lambda saved: None)
+        spread = {"model": {"weight": torch.tensor([float(rank)])}}
+        session = Session(run, {}, trackers=trackers, verify=True, topology={}, spread=lambda: spread)
+        resumed = session.choose()
+        if resumed is None:
+            session.save_checkpoint(
+                "checkpoint-1",
+                1,
+                model=torch.nn.Linear(1, 1),
+                native=lambda: None,
+                own=lambda: {"of": rank},
+                facts=lambda: {"epoch": 0.0, "metrics": {}},
+                **nothing,
+            )
+        session.prove_shares()
+        run.close()
+        return [own["of"] for own in session.everyone()] if resumed else None
+
+    assert on_nodes(work) == [None] * NODES
+    assert on_nodes(work) == [[0, 1]] * NODES
+
+
+# ---- Kills
+
+
+SCENARIOS: dict[str, tuple[list[tuple[int, str]], set[tuple[int, str]]]] = {
+    "save and prune": ([(40, "forty")], {(30, "thirty"), (40, "forty")}),
+    "save again": ([(30, "thirty again"), (40, "forty")], {(30, "thirty"), (30, "thirty again"), (40, "forty")}),
+}
+
+
+@pytest.mark.parametrize("killed", range(NODES))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_kill_of_a_node_before_any_operation_resumes_all_from_one_save(
+    three: Path, tmp_path: Path, scenario: str, killed: int
+) -> None:
+    """Every other operation of one node, and the others of the other."""
+    saves, allowed = SCENARIOS[scenario]
+    counting = [Mortal() for _ in range(NODES)]
+    shutil.copytree(three, tmp_path / "counted", symlinks=True)
+    on_nodes(committing(tmp_path / "counted", *saves, keep=KeepLast(1)), counting)
+    resumed = set()
+    for at in range(killed, len(counting[killed].operations), NODES):
+        directory = tmp_path / str(at)
+        shutil.copytree(three, directory, symlinks=True)
+        disks = [Mortal(at if node == killed else None) for node in range(NODES)]
+        ends = on_nodes(committing(directory, *saves, keep=KeepLast(1)), disks)
+        assert isinstance(ends[killed], Crash)
+        where = f"stopped before {disks[killed].operations[-1]}, operation {at}"
+        found = on_nodes(committing(directory, (50, "fifty"), keep=KeepLast(1)))
+        assert found[0] == found[1] and found[0] in allowed, f"{where}: {found}"
+        resumed.add(found[0])
+        assert left(directory) == [{"checkpoint-50": 50}] * NODES, where
+        assert not [path for node in range(NODES) for path in miniature.leftovers(disk(directory, node))], where
+        shutil.rmtree(directory)
+    assert resumed == allowed
+
+
+def test_what_another_node_has_not_committed_is_set_aside(three: Path) -> None:
+    """Node one was killed in its commit of step 30, or before it had begun that save."""
+    own = three / "node-1" / "checkpoint-30" / "resume"
+    (own / "manifest.json").rename(own / "pending")
+    assert on_nodes(committing(three)) == [(20, "twenty")] * NODES
+    assert left(three) == [{"checkpoint-10": 10, "checkpoint-20": 20}] * NODES
+    assert [miniature.set_aside(disk(three, node)) for node in range(NODES)] == [["checkpoint-30.1"], []]
+    shutil.rmtree(three / "node-0" / "checkpoint-20")
+    assert on_nodes(committing(three)) == [(10, "ten")] * NODES
+    assert [miniature.set_aside(disk(three, node)) for node in range(NODES)] == [
+        ["checkpoint-30.1"],
+        ["checkpoint-20.1"],
+    ]
+
+
+# ---- Damage
+
+
+def test_a_file_damaged_on_one_node_takes_all_to_the_checkpoint_before(three: Path) -> None:
+    faults.flip(three / "node-1" / "checkpoint-30" / "resume" / "rank-00001.json")
+    reasons: list[str] = []
+
+    def work(rank: int, options: dict[str, Any]) -> int:
+        job = Miniature(disk(three, rank), **options)
+        reasons.extend(each.reason for each in job.choice.rejected)
+        return job.step
+
+    assert on_nodes(work) == [20] * NODES
+    assert len(reasons) == NODES and all("rank 1: resume/rank-00001.json has the digest" in each for each in reasons)
+    assert [miniature.set_aside(disk(three, node)) for node in range(NODES)] == [["checkpoint-30.1"]] * NODES
+
+
+def test_other_saves_of_a_step_do_not_belong_together(three: Path, tmp_path: Path) -> None:
+    """A node was given the disk of another run, whose steps have the same names."""
+    on_nodes(committing(tmp_path / "other", *THREE))
+    shutil.rmtree(three / "node-1")
+    (tmp_path / "other" / "node-1").rename(three / "node-1")
+    refused = on_nodes(committing(three))
+    assert all(isinstance(each, NoValidCheckpoint) for each in refused)
+    assert "different saves of step 30" in str(refused[0])
+
+
+def test_a_node_whose_disk_is_empty_is_no_fresh_start(three: Path) -> None:
+    shutil.rmtree(three / "node-1")
+    refused = on_nodes(committing(three))
+    assert all(isinstance(each, NoValidCheckpoint) for each in refused)
+    assert "checkpoint-30: rank 1: is not there" in str(refused[0])
+    assert left(three)[0] == {"checkpoint-10": 10, "checkpoint-20": 20, "checkpoint-30": 30}, "nothing is moved"
+    refused = on_nodes(committing(three, resume="scratch"))
+    assert [type(each) for each in refused] == [CheckpointsExist] * NODES
+    assert on_nodes(committing(three, resume="scratch!")) == [(0, "")] * NODES
+
+
+@pytest.mark.parametrize("failing", range(NODES))
+def test_a_save_that_fails_on_one_node_fails_on_all_and_the_next_one_works(tmp_path: Path, failing: int) -> None:
+    counting = faults.no_space(10**9)
+    on_nodes(committing(tmp_path / "counted", (10, "ten")), [counting, LocalStorage()][:: -1 if failing else 1])
+    before = len(counting.operations)
+
+    def work(rank: int, options: dict[str, Any]) -> Any:
+        job = Miniature(disk(directory, rank), **options, keep=KeepLast(1))
+        job.commit(10)
+        if isinstance(job.run.storage, faults.FailingStorage):
+            job.run.storage.fail_at = len(job.run.storage.operations) + at
+        heard = None
+        try:
+            job.commit(20)
+        except ResumeError as error:
+            heard = type(error)
+        job.run.ranks.barrier()
+        if isinstance(job.run.storage, faults.FailingStorage):
+            job.run.storage.fail_at = None
+        job.commit(30)
+        return heard
+
+    for at in range(0, before, 2):
+        directory = tmp_path / str(at)
+        disks = [faults.no_space(10**9) if node == failing else LocalStorage() for node in range(NODES)]
+        heard = on_nodes(work, disks)
+        if heard == [None] * NODES:
+            break  # the save has fewer operations than the start and the save together
+        assert heard == [SaveFailed if node == failing else PeerFailed for node in range(NODES)]
+        assert left(directory) == [{"checkpoint-30": 30}] * NODES
+        shutil.rmtree(directory)
+    assert at > 10
+
+
+# ---- Retention
+
+
+def test_what_is_not_whole_on_every_node_takes_no_place_in_a_policy(three: Path) -> None:
+    """A prune that was cut short is ended; what is damaged on one node is left alone on all."""
+    shutil.rmtree(three / "node-1" / "checkpoint-10")
+    on_nodes(committing(three, (40, "forty"), keep=KeepAll()))
+    assert left(three)[0] == {f"checkpoint-{step}": step for step in (10, 20, 30, 40)}, "a policy keeps it"
+    faults.cut(three / "node-1" / "checkpoint-20" / "model.bin")
+    on_nodes(committing(three, (50, "fifty"), keep=KeepLast(2)))
+    assert left(three) == [{f"checkpoint-{step}": step for step in (20, 40, 50)}] * NODES
+
+
+# ---- Refusals
+
+
+def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(three: Path) -> None:
+    """Not where the nodes have changed places, nor by more ranks or fewer. The run under way is not disturbed."""
+    swapped = on_nodes(lambda rank, options: Miniature(disk(three, 1 - rank), **options))
+    more = on_nodes(committing(three), ranks=2 * NODES)
+    for refused in (swapped, more):
+        assert {type(each) for each in refused} <= {StateMismatch, PeerFailed}
+        assert "holds the files of the ranks" in str(refused[0])
+    with pytest.raises(StateMismatch, match=r"the ranks 0 of 2, and this process is rank 0 of 1\. Launch as many"):
+        Miniature(three / "node-0")
+    assert Journal(LocalStorage(), three / "node-0" / ".resume", lambda: 0.0).generation() == 1
+    assert on_nodes(committing(three)) == [(30, "thirty")] * NODES
+
+
+def test_a_directory_that_is_not_one_nodes_is_refused(tmp_path: Path) -> None:
+    """Nodes share it, or the ranks of a node do not."""
+    shared = on_nodes(lambda rank, options: Miniature(tmp_path / "shared", **options))
+    apart = on_nodes(lambda rank, options: Miniature(tmp_path / str(rank), **options), ranks=4)
+    for refused, seen in ((shared, "ranks 0, 1, whose"), (apart, "ranks 1, whose")):
+        assert [type(each) for each in refused] == [UnsupportedSetting] * len(refused)
+        assert seen in str(refused[0])
+    assert not list((tmp_path / "shared" / ".resume").iterdir())
