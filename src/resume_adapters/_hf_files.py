@@ -127,7 +127,7 @@ def restore_callbacks(trainer: Any) -> None:
 
 def evaluation_workers(trainer: Any) -> list[str]:
     """Return the names of the evaluation loaders whose persistent workers are running."""
-    loaders = getattr(trainer, "_eval_dataloaders", {})  # seam: transformers 5.23
+    loaders = getattr(trainer, "_eval_dataloaders", {})  # seam: transformers 4.57 to 5.23
     return [name for name, each in loaders.items() if workers.are_kept(each)]
 
 

@@ -119,7 +119,8 @@ class Restoration(Session):
         chosen = self.choose()
         for each, directory in zip(self._tensorboards(), self.trackers.directories, strict=False):
             if each.tb_writer is None:
-                each.logging_dir = directory
+                where = each if hasattr(each, "logging_dir") else self.trainer.args  # transformers 4 has it there
+                where.logging_dir = directory
         return None if chosen is None else str(chosen.path)
 
     def _tensorboards(self) -> list[Any]:

@@ -108,7 +108,7 @@ class TrainerSession(Restoration):
         self.restore_random_state(position["step"])
         control = trainer.control
         control.should_log, control.should_evaluate, control.should_save = False, True, due["save"]
-        trainer._maybe_log_save_evaluate(  # seam: transformers 5.23
+        trainer._maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
             tr_loss=trainer._tr_loss,
             grad_norm=None,
             model=trainer.model_wrapped,
@@ -222,15 +222,18 @@ class TrainerSession(Restoration):
         if self.stopping:
             self.run.leave(live.global_step, live.epoch)
 
-    def finish(self, native: Callable[[float], Any], save: Callable[[], None]) -> Any:
-        """Save the last step where it is not saved, finish as the trainer does, and remember that it is finished."""
+    def save_last(self, save: Callable[[], None]) -> None:
+        """Save the last step where it is not saved."""
         self._restore_rng_of_the_end()
-        live = self.trainer.state
-        if self.run.last_commit != live.global_step:
+        if self.run.last_commit != self.trainer.state.global_step:
             self.reason = "finished"
             save()
         self.run.flush()
-        output = native(self.seconds)
+
+    def finish(self, native: Callable[[], Any]) -> Any:
+        """Finish as the trainer does, and remember that the run is finished."""
+        output = native()
+        live = self.trainer.state
         self.run.record(
             "finished", step=live.global_step, epoch=live.epoch, horizon=live.max_steps, result=finite(output.metrics)
         )
@@ -248,7 +251,7 @@ class TrainerSession(Restoration):
         self._restore_rng_of_the_end()
         report.logger.info("This run finished at step %d: nothing to do.", former.step)
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
-            trainer._load_best_model()  # seam: transformers 5.23, as _finalize_training does
+            trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         trainer.is_in_train = False
         self.run.record("finished", step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)

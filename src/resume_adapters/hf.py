@@ -52,7 +52,12 @@ from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
-require_version("transformers", transformers.__version__, "5.3", extra="hf")
+require_version("transformers", transformers.__version__, "4.57", extra="hf")
+
+if hasattr(Trainer, "_run_epoch"):  # seam: transformers 5.3 to 5.23
+    from resume_adapters._hf_loop import Loop
+else:
+    from resume_adapters._hf_single_loop import Loop  # type: ignore[assignment]
 
 
 class ResumeCallback(TrainerCallback):
@@ -166,72 +171,45 @@ class _Resuming:
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
         return self._resume_session.evaluation_loader(name, lambda: native(eval_dataset))
 
-    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 5.23
+    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 4.57 to 5.23
         native = super()._load_from_checkpoint  # type: ignore[misc]
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 5.23
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
         self._resume_session.schedules.note(self.lr_scheduler)  # type: ignore[attr-defined]
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 5.23
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         batches = self._resume_session.window(num_batches)
         return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
 
-    def _load_best_model(self) -> None:  # seam: transformers 5.23
+    def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
         self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]
 
-    def _prepare_for_training(self, max_steps: int, loader: Any, checkpoint: str | None) -> Any:
-        native = super()._prepare_for_training  # type: ignore[misc]  # seam: transformers 5.23
-        trainer: Any = self
-        if not trainer.is_deepspeed_enabled:
-            return native(max_steps, loader, checkpoint)
-        prepared = native(max_steps, loader, None)
-        self._resume_session.adopt_engine(trainer.deepspeed)
-        trainer._load_optimizer_and_scheduler(checkpoint)  # seam: transformers 5.23: only a schedule of the trainer's
-        return prepared
-
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:  # seam: transformers 5.23
-        max_steps, _, epochs, _, _ = args
-        return self._resume_session.restore_counters(super()._init_training_state(*args), max_steps, epochs)  # type: ignore[misc]
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 5.23
-        native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 5.23
+    def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
         self._resume_session.load_rng(lambda: native(checkpoint))
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 5.23
-        native = super()._save_checkpoint  # type: ignore[misc]  # seam: transformers 5.23
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._save_checkpoint  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
         self._resume_session.save(lambda: native(model, trial))
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
-        native = functools.partial(super()._maybe_log_save_evaluate, *args, **kwargs)  # type: ignore[misc]  # seam: transformers 5.23
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.23
+        native = functools.partial(super()._maybe_log_save_evaluate, *args, **kwargs)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
         self._resume_session.log_evaluate_save(native, self._save_now)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 5.23
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 4.57 to 5.23
         return self._resume_session.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.23
-        native = super()._run_epoch  # type: ignore[misc]  # seam: transformers 5.23
-        if not self._resume_session.evaluate_again():
-            native(*args, **kwargs)
-
-    def _finalize_training(self, trial: Any, samples: Any, start_time: float) -> Any:  # seam: transformers 5.23
-        native = super()._finalize_training  # type: ignore[misc]
-        session = self._resume_session
-        if session.finished:
-            return session.former_result()
-        session.evaluate_again()
-        return session.finish(lambda before: native(trial, samples, start_time - before), self._save_now)
 
     def _save_now(self) -> None:
         trainer: Any = self
-        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 5.23
+        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 
 @functools.cache
 def _resuming(base: Any) -> type:
-    return type(base.__name__, (_Resuming, base), {"__module__": base.__module__})
+    return type(base.__name__, (Loop, _Resuming, base), {"__module__": base.__module__})
 
 
 _MANAGED: set[str] = set()
@@ -300,15 +278,16 @@ def _on_a_numbered_cpu(storage: Any, location: str) -> Any:
 
 
 def _install() -> None:
-    """Wrap ``Trainer.train`` and the three functions through which it skips and deletes; once."""
+    """Wrap ``Trainer.train`` and the functions through which it skips and deletes; once."""
     if hasattr(Trainer.train, "resume_adapters"):
         return
     torch.serialization.register_package(15, lambda storage: None, _on_a_numbered_cpu)
     module, trainer_class = cast("Any", trainer_module), cast("Any", Trainer)
     trainer_class.train = _train(trainer_class.train)
-    module.skip_first_batches = _skip_first_batches(module.skip_first_batches)  # seam: transformers 5.23
-    module.rotate_checkpoints = _unless_managed(module.rotate_checkpoints, lambda: None)  # seam: transformers 5.23
-    module.sort_checkpoints = _unless_managed(module.sort_checkpoints, list)  # seam: transformers 5.23
+    module.skip_first_batches = _skip_first_batches(module.skip_first_batches)  # seam: transformers 4.57 to 5.23
+    for name, instead in (("rotate_checkpoints", lambda: None), ("sort_checkpoints", list)):
+        if hasattr(module, name):  # seam: transformers 5.2 to 5.23; before, they are methods
+            setattr(module, name, _unless_managed(getattr(module, name), instead))
 
 
 _install()

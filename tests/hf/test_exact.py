@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainingArguments
 
 import contract
 
@@ -15,6 +16,9 @@ EARLY = {"event": "on_step_end", "step": 8}
 STREAM = {"data": "stream", "args": {"max_steps": 39}}
 WORKERS = {"dataloader_num_workers": 2}
 PERSISTENT = {**WORKERS, "dataloader_persistent_workers": True}
+BY_LENGTH: dict[str, Any] = {"train_sampling_strategy": "group_by_length"}
+if hasattr(TrainingArguments, "group_by_length"):  # transformers before 5.3
+    BY_LENGTH = {"group_by_length": True}
 EVALUATE = {"eval_strategy": "steps", "eval_steps": 4}
 
 
@@ -32,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "masking-collator": job(mask=True),
     "masking-collator-workers": job(mask=True, args=WORKERS),
     "masking-collator-persistent": job(mask=True, args=PERSISTENT),
-    "group-by-length": job(ragged=True, args={"train_sampling_strategy": "group_by_length"}),
+    "group-by-length": job(ragged=True, args=BY_LENGTH),
     "plain-sampler": job(augment=True, args={"accelerator_config": {"use_seedable_sampler": False}}),
     "plain-sampler-persistent": job(
         augment=True, args={**PERSISTENT, "accelerator_config": {"use_seedable_sampler": False}}
