@@ -266,8 +266,8 @@ class LoaderWatch(LoaderPosition):
             self._elastic.seek(position["elastic"])
 
     def _start_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        if self._spawn is not None:
-            self._moment.restore(self._spawn)
+        assert self._spawn is not None
+        self._moment.restore(self._spawn)
         if self._init is None:
             return make()
         self._init.states = dict(self._pool_at_start)

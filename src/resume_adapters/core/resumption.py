@@ -347,14 +347,14 @@ class Resumption:
             StateMismatch: the checkpoint lacks one of them.
             NotRestored: one did not come back as it was saved.
         """
-        if self.checkpoint is not None:
-            for part in self.parts.values():
-                if hasattr(part, "get_last_lr"):
-                    self.schedules.note(part)
-            if self.has_other_ranks:
-                # Of other ranks' running statistics none is this rank's; those of the first are among the weights.
-                further = {name: part for name, part in further.items() if not isinstance(part, Buffers)}
-            self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
+        assert self.checkpoint is not None
+        for part in self.parts.values():
+            if hasattr(part, "get_last_lr"):
+                self.schedules.note(part)
+        if self.has_other_ranks:
+            # Of other ranks' running statistics none is this rank's; those of the first are among the weights.
+            further = {name: part for name, part in further.items() if not isinstance(part, Buffers)}
+        self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
 
     def watch(self, data_loader: Any) -> LoaderWatch:
         """Watch a loader in place, together with the generators among the user's parts."""

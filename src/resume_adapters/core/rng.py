@@ -79,7 +79,7 @@ def restore(tree: Tree) -> None:
             "start it with the devices that it had"
         )
     for index, state in enumerate(saved):
-        torch.cuda.set_rng_state(state, index)
+        torch.cuda.set_rng_state(state, index)  # pragma: no cover  # the tests run where there is no accelerator
 
 
 def forked(saved: Tree, rank: int) -> Tree:

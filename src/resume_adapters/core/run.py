@@ -356,13 +356,12 @@ class ResumableRun:
 
     # ---- Retention
 
-    def plan(self, *, best: str | None = None) -> Plan:
-        """Return what :meth:`prune` would keep and remove."""
-        leaders = self.sharing.leaders
-        return directory.plan(self.storage, self.directory, self.keep, now=self.clock(), best=best, leaders=leaders)
-
     def prune(self, *, best: str | None = None) -> Plan:
-        """Remove what the policy does not keep. Those who lead run directories call it, together."""
+        """Remove what the policy does not keep. Those who lead run directories call it, together.
+
+        Returns:
+            What it kept and removed.
+        """
         return self._prune(best, sealed=None)
 
     def prune_later(self, *, best: str | None = None) -> None:
