@@ -68,6 +68,45 @@ def test_one_that_goes_by_a_metric_is_left_alone_and_another_kind_is_refused() -
         known.move(3)
 
 
+class AtAnyStep:
+    """A schedule that counts from -1 and can be at any step at once, as those of DeepSpeed."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.last_batch_iteration = -1
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        self.last_batch_iteration = (
+            self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        )
+        self.optimizer.param_groups[0]["lr"] = 1.0 / (2 + self.last_batch_iteration)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+
+class Wrapped:
+    """What a framework makes of a schedule."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.scheduler = schedule
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_one_that_is_wrapped_and_can_be_at_any_step_is_brought_there_once(each: int) -> None:
+    schedule, expected = (AtAnyStep(made("lambda", 20, 0).optimizer) for _ in range(2))
+    known = Schedules()
+    known.note(Wrapped(Wrapped(schedule)), each)
+    known.note(schedule, each)
+    known.note(Wrapped(None))
+    for _ in range(17):
+        schedule.step()
+    known.move(6)
+    for _ in range(6 * each):
+        expected.step()
+    assert schedule.state_dict() == expected.state_dict() and rates(schedule) == rates(expected)
+
+
 @pytest.mark.parametrize(
     ("consumed", "carried", "steps"), [(4, False, 10), (5, False, 10), (7, False, 12), (5, True, 9), (6, True, 10)]
 )

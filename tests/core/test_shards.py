@@ -19,6 +19,8 @@ from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
 from resume_adapters.errors import NotRestored
 
+from plain_torch import NoTrackers
+
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     "rows over two": ((2,), (Shard(0),)),
     "rows over three, unevenly": ((3,), (Shard(0),)),
@@ -107,15 +109,6 @@ def test_views_and_lazy_conjugates_count_as_what_they_show() -> None:
         "complex": STATE["complex"].conj().resolve_conj().conj(),
     }
     assert whole(state) == whole(STATE)
-
-
-class NoTrackers:
-    """Of a training that logs nothing."""
-
-    def capture(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, saved: dict[str, Any]) -> None: ...
 
 
 def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def test_what_is_no_time_is_refused(written: Any) -> None:
         seconds(written)
     with pytest.raises(UnsupportedSetting):
         StopOn(walltime=written)
+    with pytest.raises(UnsupportedSetting):
+        StopOn(reserve=written)
 
 
 def test_another_scheduler_is_refused() -> None:
