@@ -81,7 +81,8 @@ class PlainTorch(Framework):
         return self.model.state_dict()
 
     def feed(self, outer: Any, session: Session) -> Feed:
-        return Feed(outer, session.watch(outer), (position.batch_size(outer) or 0) * self.ranks)
+        beneath = outer.beneath if isinstance(outer, Ahead) else outer
+        return Feed(outer, session.watch(beneath), (position.batch_size(beneath) or 0) * self.ranks)
 
     def in_window(self) -> bool:
         return self._held > 0
@@ -138,6 +139,24 @@ class PlainTorch(Framework):
         return [PartEntry("model", "framework", "torch.save")]
 
 
+class Ahead:
+    """What a loop iterates over where its framework fetches a batch ahead, to know the last one."""
+
+    def __init__(self, beneath: DataLoader[Any]) -> None:
+        self.beneath = beneath
+
+    def __len__(self) -> int:
+        return len(self.beneath)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.beneath)
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            yield batch
+            batch = following
+
+
 class Counting(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(22))
@@ -182,7 +201,10 @@ class Launch:
         if kind == "elastic":
             of_rank = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
             return DataLoader(range(24), batch, sampler=ElasticSampler(24, seed=1, **of_rank))
-        return DataLoader(Counting(), batch) if kind == "stream" else DataLoader(range(22), batch, shuffle=True)
+        if kind == "stream":
+            return DataLoader(Counting(), batch)
+        shuffled = DataLoader(range(22), batch, shuffle=True)
+        return Ahead(shuffled) if kind == "ahead" else shuffled
 
     def __call__(self) -> Launch:
         script = {"zip": self._zip, "two": self._two, "followed": self._followed}.get(self.options.get("script", ""))

@@ -55,6 +55,20 @@ def test_a_replayed_order_is_the_recorded_one_and_leaves_no_trace() -> None:
 
 
 @pytest.mark.usefixtures("_group")
+def test_of_a_gradient_that_comes_several_times_the_first_counts() -> None:
+    """A backward of a part of the model, within an accumulation, comes before that of the whole."""
+    accumulating = DistributedDataParallel(model())
+    recorded = BucketOrder(accumulating)
+    recorded.record()
+    with accumulating.no_sync():
+        for _ in range(2):
+            accumulating.module[2].bias.sum().backward()
+    assert recorded.order == ["2.bias"] and recorded._handles
+    accumulating(torch.ones(1, 3)).sum().backward()
+    assert recorded.order[0] == "2.bias" and sorted(recorded.order) == ["0.weight", "2.bias", "2.weight"]
+
+
+@pytest.mark.usefixtures("_group")
 def test_the_order_of_another_model_is_refused() -> None:
     with pytest.raises(StateMismatch, match=r"the recorded gradient order and the model differ in 0\.weight, 5\.bias"):
         BucketOrder(DistributedDataParallel(model())).replay(["2.weight", "2.bias", "5.bias"])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from resume_adapters.core.cursor import Cursor, ShardProgress, merge
+from resume_adapters.core.elastic import Streaming
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
 from resume_adapters.errors import StateMismatch
 
@@ -195,6 +196,27 @@ def test_each_reader_goes_on_with_its_own_shards_where_there_are_as_many() -> No
     resumed.resume(ShardProgress.start(0, 4), {reader: far})
     assert first + list(resumed) == whole
     assert list(resumed) == whole, "the pass after the resumed one is a whole one"
+
+
+def test_how_far_a_reader_was_outlasts_what_is_remembered_of_each_batch() -> None:
+    """One whose shards are at an end is not heard of again."""
+
+    def readers(count: int) -> list[ElasticShards]:
+        return [ElasticShards(range(11), records, seed=2, rank=rank, world_size=count) for rank in range(count)]
+
+    reading = readers(2)
+    far, iterators = Streaming(reading[0], kept=3), [iter(each) for each in reading]
+    seen = []
+    for index, reader in enumerate([0, 0, 1, 1, 1, 1, 1, 1]):
+        seen.append(next(iterators[reader]))
+        far.note(index, reading[reader].reached())
+    position = far.position(8, 8)
+    for start, count in ((position, 2), (far.moved([position]), 3)):
+        rest = []
+        for stream in readers(count):
+            Streaming(stream, kept=3).seek(start)
+            rest += list(stream)
+        assert sorted(seen + rest) == sorted(row for shard in range(11) for row in records(shard))
 
 
 def test_shards_of_a_streamed_dataset() -> None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from resume_adapters.core import dispatch, loader, tree
+from resume_adapters.core import dispatch, loader, rng, tree
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.sampler import Moment
+from resume_adapters.core.workers import WorkerInit, are_kept
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
@@ -174,7 +175,9 @@ def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
 def test_a_pass_that_is_left_early_leaves_the_workers_known() -> None:
     """Batches that were fetched ahead are thrown away with what they carried, and the next pass goes on."""
     made, watch = started("kept workers", 1)
+    assert not are_kept(made)
     rows(itertools.islice(made, 1))
+    assert are_kept(made)
     assert len(rows(made)) == 6
     assert set(watch.position(6)["pool"]) == {0, 1}
 
@@ -229,6 +232,21 @@ def test_random_state_comes_back_without_the_position() -> None:
     resumed, again = started("a generator of the loader", 1)
     again.restore_random_state(position)
     assert (drawn(), resumed.generator.initial_seed(), resumed.generator.get_state().tolist()) == expected
+
+
+def test_a_generator_that_was_not_there_when_a_position_was_saved_is_left_as_it_is() -> None:
+    """The loader's own, and one that was registered since."""
+    made, watch = started("shuffled", 1)
+    rows(itertools.islice(made, 2))
+    position = stored(watch.position(2))
+    resumed = DataLoader(Drawing(seeded(8)), BATCH, shuffle=True, generator=seeded(9))
+    again = loader.watch(resumed, {"augmenting": GeneratorState(resumed.dataset.augmenting)})  # type: ignore[attr-defined]
+    again.restore_random_state(position)
+    found = drawn()
+    watch.restore_random_state(position)
+    assert found == drawn()
+    for generator, seed in ((resumed.dataset.augmenting, 8), (resumed.generator, 9)):  # type: ignore[attr-defined]
+        assert torch.equal(generator.get_state(), seeded(seed).get_state())
 
 
 OTHER_BATCHES: dict[str, tuple[Any, int | None]] = {
@@ -288,6 +306,82 @@ def test_watching_twice_is_watching_once_and_the_class_keeps_its_name() -> None:
     assert made.batch_sampler.sampler is made.sampler and len(made._index_sampler) == 6
     assert made._index_sampler.drop_last is False
     assert iter(made)._num_yielded == 0, "what torch's own iterator knows can be asked of the watched one"
+
+
+class Batches(BatchSampler):
+    """A sampler whose iterator can be asked for more than indices."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return Counted(super().__iter__())
+
+
+class Counted(Iterator[Any]):
+    def __init__(self, inner: Iterator[Any]) -> None:
+        self.inner, self.taken = inner, 0
+
+    def __next__(self) -> Any:
+        found = next(self.inner)
+        self.taken += 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+
+def test_what_the_iterator_of_a_sampler_can_do_it_can_do_in_a_watched_loader() -> None:
+    """A StatefulDataLoader asks it for its state, and passes over what was used."""
+    made = DataLoader(Drawing(), batch_sampler=Batches(range(SAMPLES), BATCH, drop_last=False))
+    loader.watch(made)
+    indices = iter(made._index_sampler)
+    assert list(itertools.islice(indices, 1, 3)) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    assert indices.state_dict() == {"taken": 3}  # type: ignore[attr-defined]
+
+
+def test_a_worker_is_initialized_as_the_script_says_and_draws_on_from_where_its_predecessor_was() -> None:
+    initialized: list[int] = []
+
+    def initialize(worker: int) -> None:
+        initialized.append(worker)
+        random.seed(worker)
+
+    state = rng.to_bytes(rng.capture_cpu())
+    expected = drawn()
+    init = WorkerInit(initialize)
+    init.states = {1: state}
+    init(0)
+    init(1)
+    assert (initialized, drawn()) == ([0, 1], expected)
+
+
+def test_kept_workers_of_a_stream_are_made_anew_without_a_trace() -> None:
+    """The run that was left only resets them for its next pass: the moment of their making is long gone."""
+    state = rng.to_bytes(rng.capture_cpu())
+    made_at: list[float] = []
+    given: list[Any] = []
+
+    def launch() -> tuple[LoaderWatch, Callable[[], Iterator[Any]]]:
+        made = DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
+
+        def make() -> Iterator[Any]:
+            made_at.append(drawn())
+            given.append(sorted(made.worker_init_fn.states))  # type: ignore[union-attr]
+            return iter([([1.0], worker, state, None) for worker in range(2)])
+
+        return loader.watch(made), make
+
+    first, make = launch()
+    assert list(first.iterate(make)) == [[1.0], [1.0]]
+    position = stored(first.position_between())
+    again, make = launch()
+    again.restore(position)
+    again.restore_now(process=False)
+    torch.manual_seed(9)
+    passing = again.iterate(make)
+    after = torch.rand(())
+    torch.manual_seed(9)
+    assert after == torch.rand(()) and list(passing) == [[1.0], [1.0]]
+    assert made_at[0] == made_at[1]
+    assert given == [[], [0, 1]]
 
 
 @pytest.mark.parametrize(

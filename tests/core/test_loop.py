@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import operator
 import re
@@ -22,7 +23,7 @@ from resume_adapters.core.state import Buffers, Stateful
 from resume_adapters.errors import FormatMismatch, Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
 from launch import Server
-from plain_torch import WEIGHTS, Killed, Launch, killed_after
+from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -75,6 +76,20 @@ def test_a_loop_that_cannot_be_wrapped_is_given_an_empty_pass_where_one_was_over
     last = Launch(tmp_path / "run", **options)()
     assert last.loop.resume() == Resumed(0, 6, 6) and last.framework.skipped_passes == 1
     assert (last.trace, last.end) == (expected.trace[6:], expected.end)
+
+
+@pytest.mark.parametrize("deaths", [[13], [8], [9, 5]], ids=str)
+def test_a_pass_whose_last_batch_was_known_to_be_the_last_is_empty(tmp_path: Path, deaths: list[int]) -> None:
+    """As of loaders that fetch a batch ahead; some of the deaths follow a save within the last batch of a pass."""
+    last = require_same(tmp_path, deaths, data="ahead", accumulation=2, save_every=1)
+    assert last.framework.skipped_passes == (last.loop.resume().step % 3 == 0)
+
+
+@pytest.mark.parametrize("deaths", [[7], [9]], ids=str)
+def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: Path, deaths: list[int]) -> None:
+    last = require_same(tmp_path, deaths, script="two", epochs=None, max_steps=11)
+    assert last.loop.global_step == 11
+    assert [len(line[2]) for line in last.trace[-3:]] == [4, 4, 4]
 
 
 # ---- Stopping and ending
@@ -167,6 +182,25 @@ def test_a_loop_that_never_began_finishes_nothing(tmp_path: Path) -> None:
 def test_an_end_must_be_known(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetting, match="needs a number of epochs, max_steps="):
         next(Launch(tmp_path).loop.epochs())
+
+
+def test_what_is_left_of_a_pass_may_be_dropped_after_its_epoch(tmp_path: Path) -> None:
+    """The loop goes on as if the script had broken off the pass within it."""
+    traces = []
+    for dropped_in_time in (True, False):
+        launch = Launch(tmp_path / str(dropped_in_time))
+        with launch.loop:
+            data = launch.loader()
+            for _ in launch.loop.epochs(1):
+                batches = launch.loop.batches(data)
+                for batch in itertools.islice(batches, 4):
+                    launch._step(batch)
+                if dropped_in_time:
+                    batches.close()  # type: ignore[attr-defined]
+            batches.close()  # type: ignore[attr-defined]
+        traces.append(launch.trace)
+        assert Launch(tmp_path / str(dropped_in_time), epochs=1)().trace == []
+    assert traces[0] == traces[1] and len(traces[0]) == 4
 
 
 # ---- What the script says
@@ -280,6 +314,26 @@ def test_a_checkpoint_of_the_bare_framework_is_taken_up(
     assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[8:]]
 
 
+def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the checkpoint plugin of Lightning writes them by itself: what the framework saved, and a manifest."""
+    native = state._write_encoded
+
+    def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+        if name != "rank-00000":
+            native(storage, directory, name, document, tensors)
+
+    whole = Launch(tmp_path / "never")()
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_write_encoded", write)
+        with pytest.raises(Killed):
+            Launch(tmp_path / "run", killed_after(5))()
+    last = Launch(tmp_path / "run")()
+    assert last.loop.resume() == Resumed(0, 4, 4)
+    assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[4:]]
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "batch": ({"batch": 5}, "batch size 4, this launch has 5: the order of the batches depends on it"),
     "accumulation": ({"accumulation": 2}, "gradient_accumulation_steps 1, this launch has 2"),
@@ -297,6 +351,18 @@ def test_a_launch_whose_steps_would_be_others_is_refused(tmp_path: Path, change:
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), data=options.get("data", "shuffled"))()
     launch = Launch(tmp_path, **options)
+    with pytest.raises(StateMismatch, match=words):
+        launch()
+    assert not launch.trace
+
+
+def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 2})
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5))()
+    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 4})
+    launch = Launch(tmp_path)
+    words = "checkpoint-4 was saved with number of stages 2, this launch has 4: it cannot be resumed from"
     with pytest.raises(StateMismatch, match=words):
         launch()
     assert not launch.trace
@@ -326,6 +392,16 @@ def test_going_on_by_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert last.framework.schedule.last_epoch == 5 + 7
     again = Launch(tmp_path, batch=3, **options)()
     assert (again.loop.global_step, again.framework.schedule.last_epoch) == (4 + 3 + 8, 16)
+
+
+def test_a_schedule_of_the_users_goes_on_by_samples_too(tmp_path: Path) -> None:
+    for batch, steps in ((4, 0), (3, 5)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        options: dict[str, Any] = {"batch": batch, "parts": {"schedule": schedule}}
+        with pytest.raises(Killed):
+            Launch(tmp_path, killed_after(5), data="elastic", on_batch_change="keep-samples", **options)()
+        assert (schedule.last_epoch, schedule.get_last_lr()) == (steps, [0.1 / (1 + steps)])
 
 
 def test_going_on_by_samples_within_an_accumulation(tmp_path: Path) -> None:
