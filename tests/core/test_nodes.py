@@ -15,10 +15,12 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from resume_adapters import KeepAll, KeepLast
 from resume_adapters.core.journal import Journal
 from resume_adapters.core.manifest import decode
+from resume_adapters.core.ranks import ALONE, Distributed
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
 from resume_adapters.core.storage import LocalStorage
@@ -387,3 +389,22 @@ def test_a_directory_that_is_not_one_nodes_is_refused(tmp_path: Path) -> None:
         assert [type(each) for each in refused] == [UnsupportedSetting] * len(refused)
         assert seen in str(refused[0])
     assert not list((tmp_path / "shared" / ".resume").iterdir())
+
+
+@pytest.mark.parametrize("of", ["no group", "a group"])
+def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
+    """So that it can be taken up where all nodes share one."""
+    if of == "a group":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        job = Miniature(tmp_path, ranks=Distributed() if of == "a group" else ALONE, local_rank=0)
+        job.commit(10, "ten")
+        assert (job.run.sharing.leads, job.run.sharing.is_partial) == (True, False)
+        assert job.run.sharing.leaders.gather("led here") == ["led here"]
+        job.run.close()
+    finally:
+        if of == "a group":
+            dist.destroy_process_group()
+    found = decode((tmp_path / "checkpoint-10" / "resume" / "manifest.json").read_bytes())
+    assert found.ranks is None
+    assert Miniature(tmp_path).text == "ten"

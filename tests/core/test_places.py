@@ -11,7 +11,7 @@ import pytest
 
 from resume_adapters.core import place
 from resume_adapters.core.listing import candidates
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.storage import LocalStorage, files_under
 from resume_adapters.core.twister import NumpyTwister
 from resume_adapters.errors import ResumeError, RunDirectoryUnusable
 
@@ -53,6 +53,16 @@ def test_a_link_that_fails_for_another_reason_is_an_error(tmp_path: Path) -> Non
     (tmp_path / "link").write_text("taken")
     with pytest.raises(FileExistsError):
         LocalStorage().symlink("target", tmp_path / "link")
+
+
+def test_links_and_pipes_are_none_of_a_directory_s_files(tmp_path: Path) -> None:
+    """To read a pipe is to wait for its writer."""
+    (tmp_path / "within").mkdir()
+    (tmp_path / "within" / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "within" / "file")
+    (tmp_path / "linked").symlink_to(tmp_path / "within")
+    os.mkfifo(tmp_path / "pipe")
+    assert list(files_under(tmp_path)) == [tmp_path / "within" / "file"]
 
 
 @pytest.mark.usefixtures("shape")

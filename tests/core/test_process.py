@@ -77,6 +77,14 @@ def status(pid: int, host: str, updated: float) -> Status:
     return Status(state="running", pid=pid, host=host, updated=updated)
 
 
+@pytest.mark.parametrize("state", ["S", "Z", "X"])
+def test_a_process_that_only_waits_to_be_reaped_is_dead(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
+    fields = process._stat(own.pid)
+    monkeypatch.setattr(process, "_stat", lambda pid: [state, *fields[1:]])
+    assert process.is_alive(own) is (state == "S")
+
+
 def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where /proc is hidden, no launcher is found, and a process counts as alive that can be signalled."""
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
