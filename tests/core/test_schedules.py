@@ -97,10 +97,10 @@ def test_one_that_is_wrapped_and_can_be_at_any_step_is_brought_there_once(each: 
     schedule, expected = (AtAnyStep(made("lambda", 20, 0).optimizer) for _ in range(2))
     known = Schedules()
     known.note(Wrapped(Wrapped(schedule)), each)
-    known.note(schedule, each)
     known.note(Wrapped(None))
     for _ in range(17):
         schedule.step()
+    known.note(schedule, each)  # where it begins is known
     known.move(6)
     for _ in range(6 * each):
         expected.step()

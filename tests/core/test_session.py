@@ -31,7 +31,8 @@ def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) ->
     assert session.ask_to_stop()
     assert (session.stopping, session.reason) == (True, "stop: SIGTERM")
     session.reason = "the validation's end"
-    assert session.ask_to_stop() and session.reason == "the validation's end"
+    assert session.ask_to_stop() and session.end_step(1, 0.1).stop
+    assert session.reason == "the validation's end"
     session.run.close()
 
 
