@@ -28,7 +28,7 @@ TRANSFORMERS = ["4.57.6", "5.0.0", "5.3.0", "5.23.0"]
 LIGHTNING = ["2.4.0", "2.5.6", "2.6.6"]
 ACCELERATE = ["1.9.0", "1.13.0", "1.15.0"]
 DEEPSPEED = ["0.18.0", "0.18.9", "0.19.8"]
-"""The versions of the frameworks: the oldest that pyproject.toml allows, between, the newest."""
+"""The versions of the frameworks: the oldest that pyproject.toml allows, others, and the newest."""
 
 ADAPTERS = {
     "transformers": ("hf", TRANSFORMERS),
@@ -90,8 +90,8 @@ def coverage(session: nox.Session) -> None:
 @nox.parametrize("transformers", TRANSFORMERS)
 def hf(session: nox.Session, transformers: str) -> None:
     """Run the tests of the Trainer's adapter with one version of transformers."""
-    free = ("transformers", "tokenizers", "huggingface-hub", "datasets", "peft")
-    wanted = (f"transformers=={transformers}", "accelerate", "datasets", "peft", "deepspeed", "filelock")
+    free = ("transformers", "tokenizers", "huggingface-hub", "datasets", "dill", "fsspec", "multiprocess", "peft")
+    wanted = (f"transformers=={transformers}", "accelerate", "datasets>=4", "peft", "deepspeed", "filelock")
     run_version(session, "hf", f"transformers {transformers}", free, *wanted)
 
 
