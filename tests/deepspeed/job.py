@@ -347,6 +347,8 @@ def main() -> None:
         return
     job.train()
     job.finish()
+    # An interpreter that ends may find threads of gloo at work otherwise, and abort.
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
