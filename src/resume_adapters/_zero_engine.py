@@ -131,7 +131,7 @@ class EngineState:
     def in_window(self) -> bool:
         """Return whether the engine is accumulating gradients, which it does not save."""
         engine = self.engine
-        if not getattr(engine, "managed_gradient_accumulation", lambda: True)():  # new in deepspeed 0.19.4
+        if not engine.managed_gradient_accumulation():
             return bool(engine._unmanaged_backward_count > 0)  # seam: deepspeed 0.19
         if engine._is_gradient_accumulation_boundary is not None:  # seam: deepspeed 0.19: set by the script
             return not engine._is_gradient_accumulation_boundary  # seam: deepspeed 0.19

@@ -71,8 +71,7 @@ def test_a_universal_checkpoint_is_made_and_loaded_as_the_adapter_does_it() -> N
 
 def test_the_engine_counts_as_the_adapter_reads() -> None:
     source = inspect.getsource(DeepSpeedEngine)
-    unmanaged = ["_unmanaged_backward_count"] if hasattr(DeepSpeedEngine, "managed_gradient_accumulation") else []
-    for name in (*unmanaged, "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
+    for name in ("_unmanaged_backward_count", "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
         assert f"self.{name} =" in source, f"{name} is gone {VERSION}"
     step = inspect.getsource(DeepSpeedEngine._take_model_step)
     assert step.index("self.optimizer.step()") < step.index("lr_scheduler.step(") < step.index("self.global_steps += 1")
