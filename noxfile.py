@@ -158,7 +158,7 @@ def versions(session: nox.Session) -> None:
     assert mark and of_torch
     title = "| framework | passed | left out | failed | minutes | date |\n| --- | --- | --- | --- | --- | --- |\n"
     rows = [
-        _row(adapter, f"{framework} {version}", None if version == each[-1] else f"{framework} {version}")
+        _row(adapter, f"{framework} {version}", is_newest=version == each[-1])
         for framework, (adapter, each) in ADAPTERS.items()
         for version in reversed(each)
     ]
@@ -166,9 +166,11 @@ def versions(session: nox.Session) -> None:
     page.write_text(f"{before}{mark}\n{title}{''.join(rows)}\n{where}\n")
 
 
-def _row(adapter: str, version: str, recorded: str | None) -> str:
-    """Return a row of the table; the session ``tests`` runs the newest versions."""
-    record = RECORDS / f"{recorded or 'tests'}.xml"
+def _row(adapter: str, version: str, *, is_newest: bool) -> str:
+    """Return a row of the table; the session ``tests`` runs the newest versions too."""
+    record = RECORDS / f"{version}.xml"
+    if is_newest and not record.is_file():
+        record = RECORDS / "tests.xml"
     if not record.is_file():
         return f"| {version} | not run | | | | |\n"
     suite = ElementTree.parse(record).getroot().find("testsuite")
