@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import DistributedType, compare_versions, load_fsdp_model, load_fsdp_optimizer
+from accelerate.utils import DistributedType, load_fsdp_model, load_fsdp_optimizer
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there without DeepSpeed too
 
 from resume_adapters import _accelerate_files as files
@@ -240,11 +240,8 @@ def strategy(accelerator: Any) -> Replicated:
     if kind == DistributedType.DEEPSPEED and len(accelerator._models) == 1:  # seam: accelerate 1.15
         return Partitioned(accelerator)
     if kind == DistributedType.FSDP and accelerator.is_fsdp2:
-        full = "FULL" in str(accelerator.state.fsdp_plugin.state_dict_type)
-        if full or compare_versions("accelerate", ">=", "1.13"):
-            return Sharded(accelerator)
-        reason = "older than 1.13, Accelerate does not load the optimizer's shards as they were: upgrade it"
-    elif kind == DistributedType.FSDP:
+        return Sharded(accelerator)
+    if kind == DistributedType.FSDP:
         reason = "FSDP1 flattens the parameters: use fsdp_version=2"
     elif kind == DistributedType.DEEPSPEED:
         reason = "with DeepSpeed one model is to be prepared before register_for_resume is called"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.utils import compare_versions
 
 import contract
 
@@ -37,7 +36,6 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 FSDP, SHARDED = "DistributedType.FSDP", {"fsdp": "SHARDED_STATE_DICT"}
-LOADS_SHARDS = compare_versions("accelerate", ">=", "1.13")
 STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "fsdp2-sharded": (FSDP, 3, {**SHARDED, "clip": True, "batch_norm": True, "samples": 150}),
     "fsdp2-full": (FSDP, 2, {"fsdp": "FULL_STATE_DICT", "by_hand": True}),
@@ -48,10 +46,6 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
-    if case == "fsdp2-sharded" and not LOADS_SHARDS:
-        outcome = bench.run(tmp_path, config, ranks=ranks)
-        assert set(outcome.statuses) == {1} and "older than 1.13" in outcome.output
-        return
     config = {"samples": 100, **config}
     expected = reference(config, ranks)
     assert [final and final["strategy"] for final in expected.final] == [strategy] * ranks, "another one has trained"
@@ -61,7 +55,6 @@ def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp
 SAVES = {**SHARDED, "samples": 32, "epochs": 1, "accumulate": 1, "save_every": 2, "limit": 1}
 
 
-@pytest.mark.skipif(not LOADS_SHARDS, reason="Accelerate before 1.13 does not load shards")
 def test_killed_before_a_shard_the_index_and_the_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 3, where a checkpoint is whole only with the files of all ranks."""
     bench.run(tmp_path / "counted", {**SAVES, "count_operations": True}, ranks=2).require_success()

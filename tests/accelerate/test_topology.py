@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.utils import compare_versions
 
 import contract
 
@@ -48,8 +47,6 @@ SHARDS = {
 @pytest.mark.parametrize("case", SHARDS)
 def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """What follows is compared with a run of one process, which has no shards."""
-    if case.startswith("sharded") and compare_versions("accelerate", "<", "1.13"):
-        pytest.skip("Accelerate before 1.13 does not load shards")
     contract.same_samples_on_any_topology(bench, tmp_path, reference(SPREAD), SHARDS[case], tolerance=1e-5)
 
 
