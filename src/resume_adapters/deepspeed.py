@@ -48,7 +48,7 @@ from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 
-require_version("deepspeed", deepspeed.__version__, "0.19.4", extra="deepspeed")
+require_version("deepspeed", deepspeed.__version__, "0.19.8", extra="deepspeed")
 
 _RESERVED = (*RESERVED, "buffers", "metrics", "scaler")
 
