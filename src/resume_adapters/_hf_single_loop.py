@@ -154,7 +154,8 @@ class Loop:
         self._resume_moments = Moments(self, session)
         # Where a checkpoint had another batch size, the trainer would go on with that.
         kwargs["batch_size"] = trainer.args.train_batch_size
-        native = functools.partial(super()._inner_training_loop, *args, **kwargs)  # type: ignore[misc]
+        whole = super()._inner_training_loop  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+        native = functools.partial(whole, *args, **kwargs)
         try:
             with self._resume_moments.stood_in():
                 return session.finish(native)

@@ -153,11 +153,17 @@ def plan(
         sealed: name of a checkpoint that this process has just committed: it need not be read again.
         leaders: those who lead the run's directories, all of which call this and are answered alike.
     """
-    manifests, partial = _together(everywhere(leaders, lambda: _whole(storage, directory), "list the checkpoints"))
+    of_all = everywhere(leaders, lambda: _whole(storage, directory), "list the checkpoints")
+    manifests, partial = _together(of_all)
+
+    def agrees(name: str) -> bool:
+        manifest = of_all[leaders.rank][name]
+        return manifest is not None and _agrees(storage, directory / name, manifest)
+
     anchor = None
     for name in list(manifests):
-        agrees = functools.partial(_agrees, storage, directory / name)
-        if name not in partial and (name == sealed or all(everywhere(leaders, agrees, f"read {name}"))):
+        here = functools.partial(agrees, name)
+        if name not in partial and (name == sealed or all(everywhere(leaders, here, f"read {name}"))):
             anchor = name
             break
         del manifests[name]
@@ -206,9 +212,9 @@ def _together(of_all: list[dict[str, Manifest | None]]) -> tuple[dict[str, Manif
     return {name: found[name] for name in order}, partial
 
 
-def _agrees(storage: Storage, path: Path) -> bool:
+def _agrees(storage: Storage, path: Path, manifest: Manifest) -> bool:
     try:
-        for _ in check_digests(storage, path, inspect(storage, path).files):
+        for _ in check_digests(storage, path, manifest.files):
             pass
     except CheckpointDamaged:
         return False
