@@ -10,22 +10,19 @@ framework wraps around it, lets the framework write and load its own files, and 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from resume_adapters.core import report, rng
+from resume_adapters.core import report
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
-from resume_adapters.core.manifest import PartEntry, finite
-from resume_adapters.core.resumption import GIVEN_IN_STEPS, SEVERAL_LOADERS
+from resume_adapters.core.loop_state import LoopState
+from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
-from resume_adapters.core.state import Stateful, Value
+from resume_adapters.core.state import Stateful
 from resume_adapters.errors import Stopped, UnsupportedSetting
-
-Tree = dict[str, Any]
 
 
 class ResumableLoop:
@@ -70,24 +67,15 @@ class ResumableLoop:
             trackers=framework.trackers,
         )
         self._session.carries_windows = framework.carries_windows
+        self._state = LoopState(framework, self._session)
+        self._passes = self._state.passes
+        self._metrics = self._state.metrics
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
-        self._feeds: list[Feed] = []
-        self._saved_feeds: list[Tree] = []
-        self._open: list[Feed] = []
-        self._left: list[tuple[Feed, int | None]] = []
-        self._followed: Feed | None = None
-        self._begun = 0
-        self._resumed_begun = 0
         self._due = False
         self._has_moved = False
         self._in_window = False
-        self._losses: tuple[int, Any] = (0, 0.0)
-        self._noted: dict[str, Any] = {}
-        self._best: dict[str, float] = {}
-        self._best_checkpoint: str | None = None
-        self._is_new_best = False
         self._over = False
         self._closed = False
 
@@ -108,44 +96,11 @@ class ResumableLoop:
             ResumeError: as the documentation's tables of errors say.
         """
         if self._resumed is None:
-            self._resumed = self._restore()
+            self._resumed = self._state.restore()
+            self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
         if loader is not None:
-            self._followed = self._feed(loader)
-            if self._followed.at_end:
-                self._followed.watch.end_pass()
-                self._framework.skip_pass(loader)
+            self._passes.follow(loader)
         return self._resumed
-
-    def _restore(self) -> Resumed:
-        session, framework = self._session, self._framework
-        checkpoint = session.choose()
-        progress = Resumed()
-        if checkpoint is not None:
-            session.require_architecture(framework)
-            framework.load(session)
-            session.restore_parts(framework.parts())
-            if session.own is not None:
-                progress = self._restore_own(session.own)
-            else:
-                progress = framework.adopt(checkpoint)
-                self._saved_feeds = [{"number": 0, "consumed": progress.batches, "position": None}]
-        for module in framework.modules():
-            session.align_buckets(module)
-        if session.own is not None:
-            framework.restore(session.own["framework"])
-            rng.restore(session.own["rng"])
-        self.epoch, self.global_step = progress.epoch, progress.step
-        return progress
-
-    def _restore_own(self, own: Tree) -> Resumed:
-        assert self._session.checkpoint is not None
-        self._saved_feeds, self._resumed_begun = own["loaders"], own["begun"]
-        if len(self._saved_feeds) > 1:
-            self._session.no_horizon = SEVERAL_LOADERS
-        self._losses = (own["losses"]["count"], own["losses"]["sum"])
-        metrics = self._run.read_record(self._session.checkpoint, "metrics")
-        self._best, self._best_checkpoint = metrics["best"], metrics["checkpoint"]
-        return Resumed(own["epoch"], self._session.checkpoint.step, _consumed(own["loaders"]))
 
     # ---- The loop
 
@@ -174,10 +129,7 @@ class ResumableLoop:
             try:
                 yield from self._epochs(count)
             except GeneratorExit:
-                # The loop was left early: what it was in the middle of, a longer run goes on with.
-                for feed, number in self._left:
-                    feed.number = number
-                    self._open.append(feed)
+                self._passes.reopen()
                 raise
         self.finish()
 
@@ -187,11 +139,14 @@ class ResumableLoop:
             self._has_moved = True
             if self._is_through():
                 break
-            self.epoch, self._begun, self._resumed_begun = self.epoch + 1, 0, 0
-            self._open, self._left = [], []
-            self._losses = (0, 0.0)
+            self._passes.end_epoch()
+            self._begin_epoch()
             self._due = self._due or self._each_epoch
             self._end_of_body()
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self._metrics.begin_epoch()
 
     def _is_through(self) -> bool:
         """Return whether ``max_steps`` ended the epoch before its batches did."""
@@ -218,26 +173,21 @@ class ResumableLoop:
             NotRestored: the data that come now are not those that would have come.
         """
         self.resume()
-        feed = self._feed(loader)
-        number, self._begun = self._begun, self._begun + 1
-        if self._over or (number < self._resumed_begun and not feed.continues(number)):
+        feed = None if self._over else self._passes.begin(loader)
+        if feed is None:
             return
-        self._left = []
-        feed.begin(number)
-        self._open.append(feed)
         try:
             yield from self._batches(feed)
         except GeneratorExit:
-            self._left = self._left or [(each, each.number) for each in self._open]
+            self._passes.leave()
             raise
         finally:
             if not self._is_through():
-                self._close(feed)
+                self._passes.end(feed)
 
     def _batches(self, feed: Feed) -> Iterator[Any]:
         if feed.at_end:
-            feed.watch.restore_now()
-            self._framework.skip_pass(feed.outer)
+            self._passes.skip(feed)
             return
         if self._is_through():
             return
@@ -246,35 +196,10 @@ class ResumableLoop:
             feed.consumed += 1
             yield batch
             self._has_moved = True
-            if self._open[0] is feed:  # of loaders iterated together, the first begins the next round
+            if self._passes.begins_round(feed):
                 self._end_of_body()
             if self._is_through():
                 return
-
-    def _close(self, feed: Feed) -> None:
-        feed.end()
-        if feed in self._open:
-            self._open.remove(feed)
-
-    def _feed(self, loader: Any) -> Feed:
-        for known in self._feeds:
-            if known.outer is loader:
-                return known
-        feed = self._framework.feed(loader, self._session)
-        if len(self._feeds) < len(self._saved_feeds):
-            index = len(self._feeds)
-            feed.restore(
-                self._saved_feeds[index], self._session, self._resumed_epoch(), lambda own: own["loaders"][index]
-            )
-            self._session.move_schedules()
-            if self._session.begun:
-                self._framework.begin_within_window(self._session.begun)
-                self._session.begun = 0
-        self._feeds.append(feed)
-        return feed
-
-    def _resumed_epoch(self) -> int:
-        return self._resumed.epoch if self._resumed is not None else 0
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Tell that a batch is done; call it once for each batch, after the optimizer's step.
@@ -286,28 +211,22 @@ class ResumableLoop:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
             metrics: what the manifest is to say of a checkpoint of this step; retention can choose by it.
         """
-        if self._followed is not None and self._followed.follow():
-            self.epoch, self._losses = self.epoch + 1, (0, 0.0)
-        if loss is not None:
-            value = loss.detach() if hasattr(loss, "detach") else loss
-            self._losses = (self._losses[0] + 1, self._losses[1] + value)
-            self._noted["loss"] = value
-        if metrics:
-            self._noted.update(metrics)
+        if self._passes.count_followed():
+            self._begin_epoch()
+        self._metrics.note(loss, metrics)
         self._in_window = not self._framework.has_stepped()
         if self._in_window:
             return
         self.global_step += 1
         decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
         self._due = self._due or decision.save or decision.stop
-        if not self._open:
+        if not self._passes.are_open:
             self._end_of_body()
 
     @property
     def mean_loss(self) -> float:
         """The mean of the losses told since the epoch began, across launches; 0.0 where none was."""
-        count, total = self._losses
-        return float(total) / count if count else 0.0
+        return self._metrics.mean_loss
 
     # ---- Saving
 
@@ -320,7 +239,7 @@ class ResumableLoop:
             reason: what the manifest and ``resume-adapters ls`` say of it.
         """
         self._due, self._session.reason = True, reason
-        if not self._open:
+        if not self._passes.are_open:
             self._end_of_body()
 
     def halt(self, reason: str) -> None:
@@ -341,18 +260,10 @@ class ResumableLoop:
             mode: ``"min"`` or ``"max"``: whether smaller or greater is better.
             name: what the manifest calls it.
         """
-        if mode not in ("min", "max"):
-            raise UnsupportedSetting(
-                f'mode={mode!r} says neither that smaller nor that greater is better: "min", "max"'
-            )
-        worst = math.inf if mode == "min" else -math.inf
-        former = self._best.get(name, worst)
-        self._noted[name] = metric
-        if not (metric < former if mode == "min" else metric > former):  # so a NaN is never the best
-            return False
-        self._best[name], self._is_new_best = metric, True
-        self.save("best")
-        return True
+        is_best = self._metrics.is_best(metric, mode, name)
+        if is_best:
+            self.save("best")
+        return is_best
 
     def _end_of_body(self) -> None:
         """Save if that is due and no gradients are held, and leave if that was agreed on."""
@@ -365,69 +276,10 @@ class ResumableLoop:
 
     def _save(self) -> None:
         self._due = self._has_moved = False
-        name = self._framework.checkpoint_name(self.global_step)
-        if self._is_new_best:
-            self._best_checkpoint, self._is_new_best = name, False
-        metrics = {"best": self._best, "checkpoint": self._best_checkpoint}
-        self._session.save_checkpoint(
-            name,
-            self.global_step,
-            model=self._framework,
-            native=lambda: self._framework.save(self._run.directory / name),
-            own=self._own,
-            parts={**self._framework.parts(), "metrics": Value(metrics)},
-            owner=self._framework.owner,
-            entries=self._entries,
-            facts=self._facts,
-            best=self._best_checkpoint,
-        )
-        self._noted = {}
-
-    def _own(self) -> Tree:
-        return {
-            "epoch": self.epoch,
-            "begun": self._begun,
-            "loaders": self._feed_states(),
-            "losses": {"count": self._losses[0], "sum": self._losses[1]},
-            "framework": self._framework.state(),
-            "rng": rng.capture(),
-        }
-
-    def _feed_states(self) -> list[Tree]:
-        unseen = self._saved_feeds[len(self._feeds) :]  # loaders that this launch has not come to yet
-        return [*(feed.state(self._session) for feed in self._feeds), *unseen]
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "epoch": self._fraction(),
-            "metrics": finite({name: float(value) for name, value in self._noted.items()}),
-        }
+        self._state.save(self.epoch, self.global_step)
 
     def _fraction(self) -> float:
-        feed = next(iter(self._running()), None)
-        return self.epoch + feed.consumed / feed.length if feed is not None and feed.length else float(self.epoch)
-
-    def _running(self) -> list[Feed]:
-        return self._open if self._followed is None else [self._followed]
-
-    def _entries(self) -> list[PartEntry]:
-        return [
-            *self._framework.entries(),
-            *self._missing(),
-            PartEntry("counters", "core", "epoch, step, running loss"),
-            PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
-            PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
-            PartEntry("metrics", "core", "best values, and which checkpoint has them"),
-            PartEntry("trackers", "core", "run ids of W&B and MLflow, directories of TensorBoard"),
-        ]
-
-    def _missing(self) -> list[PartEntry]:
-        found = []
-        for feed in self._feeds:
-            beneath = feed.watch.loader
-            places = {"dataset": beneath.dataset, "collate_fn": beneath.collate_fn}
-            found += self._session.missing_generators(places, self._framework.registers)
-        return found
+        return self.epoch + self._passes.fraction
 
     # ---- Ending
 
@@ -461,7 +313,3 @@ class ResumableLoop:
             if isinstance(error, Exception):
                 self._session.record_failure(error, self.global_step)
             self._run.close()
-
-
-def _consumed(feeds: Iterable[Tree]) -> int:
-    return next((int(feed["consumed"]) for feed in feeds if feed["number"] is not None), 0)

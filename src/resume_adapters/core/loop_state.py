@@ -1,0 +1,115 @@
+"""What of a hand-written loop is in a checkpoint: saved, and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resume_adapters.core import rng
+from resume_adapters.core.framework import Framework, Resumed
+from resume_adapters.core.manifest import PartEntry
+from resume_adapters.core.metrics import Metrics
+from resume_adapters.core.passes import Passes
+from resume_adapters.core.session import Session
+from resume_adapters.core.state import Value
+
+Tree = dict[str, Any]
+
+
+class LoopState:
+    """The state of a loop.
+
+    Args:
+        framework: the framework's side of the loop.
+        session: the session.
+
+    Attributes:
+        passes: the passes over the training loaders.
+        metrics: the losses and metrics that the loop was told of.
+    """
+
+    def __init__(self, framework: Framework, session: Session) -> None:
+        self.passes = Passes(framework, session)
+        self.metrics = Metrics()
+        self._framework = framework
+        self._session = session
+
+    # ---- Resuming
+
+    def restore(self) -> Resumed:
+        """Choose, load and prove; return what of the run is done.
+
+        Raises:
+            ResumeError: as the documentation's tables of errors say.
+        """
+        session, framework = self._session, self._framework
+        checkpoint = session.choose()
+        progress = Resumed()
+        if checkpoint is not None:
+            session.require_architecture(framework)
+            framework.load(session)
+            session.restore_parts(framework.parts())
+            if session.own is not None:
+                progress = self._restore_own(session.own)
+            else:
+                progress = framework.adopt(checkpoint)
+                self.passes.adopt(progress.batches)
+        for module in framework.modules():
+            session.align_buckets(module)
+        if session.own is not None:
+            framework.restore(session.own["framework"])
+            rng.restore(session.own["rng"])
+        return progress
+
+    def _restore_own(self, own: Tree) -> Resumed:
+        checkpoint = self._session.checkpoint
+        assert checkpoint is not None
+        consumed = self.passes.restore(own)
+        self.metrics.restore(own["losses"], self._session.run.read_record(checkpoint, "metrics"))
+        return Resumed(own["epoch"], checkpoint.step, consumed)
+
+    # ---- Saving
+
+    def save(self, epoch: int, step: int) -> None:
+        """Save a checkpoint. Every rank calls it, with no gradients held.
+
+        Args:
+            epoch: the epoch that is running, from 0.
+            step: optimizer steps completed.
+        """
+
+        def own() -> Tree:
+            return {
+                "epoch": epoch,
+                **self.passes.state(),
+                "losses": self.metrics.losses(),
+                "framework": framework.state(),
+                "rng": rng.capture(),
+            }
+
+        framework, metrics = self._framework, self.metrics
+        name = framework.checkpoint_name(step)
+        metrics.assign(name)
+        self._session.save_checkpoint(
+            name,
+            step,
+            model=framework,
+            native=lambda: framework.save(self._session.run.directory / name),
+            own=own,
+            parts={**framework.parts(), "metrics": Value(metrics.best())},
+            owner=framework.owner,
+            entries=self._entries,
+            facts=lambda: {"epoch": epoch + self.passes.fraction, "metrics": metrics.facts()},
+            best=metrics.best_checkpoint,
+        )
+        metrics.forget()
+
+    def _entries(self) -> list[PartEntry]:
+        return [
+            *self._framework.entries(),
+            *self.passes.missing(),
+            PartEntry("counters", "core", "epoch, step, running loss"),
+            PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
+            PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
+            PartEntry("metrics", "core", "best values, and which checkpoint has them"),
+            PartEntry("trackers", "core", "run ids of W&B and MLflow, directories of TensorBoard"),
+        ]
