@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.position import batch_size
+from resume_adapters.core.replacement import replaced
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.sampler import Moment
 from resume_adapters.core.session import Session
@@ -152,32 +153,15 @@ class AccelerateFramework(Framework):
 
     def save(self, directory: Path) -> None:
         """Let ``save_state`` write; of what every rank writes to the same path, rank zero writes alone."""
-        self.accelerator.project_configuration.iteration = self._number
-        with self._named_by_us(), self._one_writer(), self._strategy.writing():
-            self.accelerator.save_state(str(directory))
-
-    @contextlib.contextmanager
-    def _named_by_us(self) -> Iterator[None]:
-        config = self.accelerator.project_configuration
-        automatic, config.automatic_checkpoint_naming = config.automatic_checkpoint_naming, False
-        try:
-            yield
-        finally:
-            config.automatic_checkpoint_naming = automatic
-
-    @contextlib.contextmanager
-    def _one_writer(self) -> Iterator[None]:
-        accelerator = self.accelerator
-        if accelerator.is_main_process:
-            yield
-            return
-        scaler, accelerator.scaler = accelerator.scaler, None
-        accelerator._dataloaders = []  # seam: accelerate 1.15
-        try:
-            yield
-        finally:
-            accelerator.scaler = scaler
-            accelerator._dataloaders = self.loaders  # seam: accelerate 1.15
+        accelerator, config = self.accelerator, self.accelerator.project_configuration
+        config.iteration = self._number
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(config, "automatic_checkpoint_naming", False))  # it has its name already
+            if not accelerator.is_main_process:
+                stack.enter_context(replaced(accelerator, "scaler", None))
+                stack.enter_context(replaced(accelerator, "_dataloaders", []))  # seam: accelerate 1.15
+            stack.enter_context(self._strategy.writing())
+            accelerator.save_state(str(directory))
 
     def owner(self, file: Path) -> int:
         """Return the rank that wrote a file."""

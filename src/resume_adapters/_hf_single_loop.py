@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import trainer as trainer_module
 
+from resume_adapters.core.replacement import preceded
+
 if TYPE_CHECKING:
     from resume_adapters._hf_session import TrainerSession
 
@@ -67,10 +69,10 @@ class Moments:
         """Stand in what the loop calls and no class of a trainer can override."""
         events = self.trainer.callback_handler
         with (
-            _replaced(events, "on_train_begin", self.begin_training),
-            _replaced(events, "on_epoch_begin", self.begin_epoch),
-            _replaced(trainer_module, "deepspeed_load_checkpoint", self.load_engine),  # seam: transformers 4.57 to 5.2
-            _replaced(trainer_module, "speed_metrics", self.measure_speed),  # seam: transformers 4.57 to 5.2
+            preceded(events, "on_train_begin", self.begin_training),
+            preceded(events, "on_epoch_begin", self.begin_epoch),
+            preceded(trainer_module, "deepspeed_load_checkpoint", self.load_engine),  # seam: transformers 4.57 to 5.2
+            preceded(trainer_module, "speed_metrics", self.measure_speed),  # seam: transformers 4.57 to 5.2
         ):
             yield
 
@@ -195,17 +197,3 @@ class Loop:
 
     def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.1
         """Leave retention to the run."""
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Put a function, which is given the former one, in the place of that for a while."""
-    own = vars(owner).get(name)
-    setattr(owner, name, functools.partial(function, getattr(owner, name)))
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)

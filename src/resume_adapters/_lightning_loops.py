@@ -10,6 +10,7 @@ checks each of it against the installed version.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from resume_adapters import _lightning_sums as sums
 from resume_adapters._lightning_framework import end_turn
 from resume_adapters.core import workers
+from resume_adapters.core.replacement import replaced
 
 Tree = dict[str, Any]
 
@@ -156,18 +158,14 @@ class Loops:
 
     # ---- Going on
 
-    def watch_loaders(self, watch: Callable[[list[Any]], None]) -> None:
-        """Let ``watch`` have the training loaders each time they are made, before a pass over them begins."""
+    def giving_loaders(self, watch: Callable[[list[Any]], None]) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which ``watch`` has the loaders whenever they are made, before a pass over them."""
 
         def load_states() -> None:
             self.fit._combined_loader_states_to_load = []
             watch(self.loaders)
 
-        self.fit._load_combined_loader_states = load_states
-
-    def unwatch_loaders(self) -> None:
-        """Take back what :meth:`watch_loaders` did."""
-        vars(self.fit).pop("_load_combined_loader_states", None)
+        return replaced(self.fit, "_load_combined_loader_states", load_states)
 
     def run_from(self, moment: str, put_back: Callable[[], None], random_state: Callable[[], None]) -> None:
         """Run the training from a moment on, in place of the fit loop's ``run``.

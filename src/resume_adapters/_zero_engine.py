@@ -6,7 +6,7 @@ Every private name of DeepSpeed that concerns the engine itself is used here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from resume_adapters import _zero_names as names
 from resume_adapters import _zero_universal as universal
 from resume_adapters._zero_powers import BetaPowers
 from resume_adapters.core import state
+from resume_adapters.core.replacement import preceded, replaced
 from resume_adapters.core.session import Session
 from resume_adapters.core.settings import refuse
 from resume_adapters.core.state import Buffers, Stateful
@@ -154,16 +155,16 @@ class EngineState:
         Raises:
             Exception: what kept this rank from writing.
         """
-        engine = self.engine
-        native, copy_scripts = engine.checkpoint_engine, engine._copy_recovery_script  # seam: deepspeed 0.19
-        ours = files.DataCheckpointEngine(engine._config, self._checked)  # seam: deepspeed 0.19
-        engine.checkpoint_engine = ours
-        engine._copy_recovery_script = lambda path: ours.attempt(lambda: copy_scripts(path))  # seam: deepspeed 0.19
-        try:
+        ours = files.DataCheckpointEngine(self.engine._config, self._checked)  # seam: deepspeed 0.19
+
+        def copy_scripts(native: Callable[[str], None], path: str) -> None:
+            ours.attempt(lambda: native(path))
+
+        with (
+            replaced(self.engine, "checkpoint_engine", ours),
+            preceded(self.engine, "_copy_recovery_script", copy_scripts),  # seam: deepspeed 0.19
+        ):
             yield ours
-        finally:
-            engine.checkpoint_engine = native
-            del engine._copy_recovery_script  # seam: deepspeed 0.19
         ours.require_written()
 
     def own(self) -> Tree:

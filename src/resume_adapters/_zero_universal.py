@@ -23,6 +23,7 @@ from resume_adapters import _zero_names as names
 from resume_adapters.core import report, state
 from resume_adapters.core.place import CONTROL
 from resume_adapters.core.ranks import everywhere
+from resume_adapters.core.replacement import replaced
 from resume_adapters.core.session import Session
 from resume_adapters.core.storage import remove_tree
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
@@ -109,15 +110,9 @@ def _convert(shards: Path, place: Path) -> None:
         ds_to_universal.main(Namespace(input_folder=str(shards), output_folder=str(place), **one, **how))
 
 
-@contextlib.contextmanager
-def loading(engine: Any) -> Iterator[None]:
-    """Let ``load_checkpoint`` take what it is given for a universal checkpoint."""
-    config = engine._config  # seam: deepspeed 0.19
-    config.load_universal_checkpoint = True
-    try:
-        yield
-    finally:
-        config.load_universal_checkpoint = False
+def loading(engine: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``load_checkpoint`` takes what it is given for a universal checkpoint."""
+    return replaced(engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
 
 
 def complete(engine: Any, place: Path) -> None:

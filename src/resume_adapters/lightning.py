@@ -23,8 +23,10 @@ What this package adds lies beside Lightning's file, which stays as Lightning wr
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
 from resume_adapters._lightning_session import FitSession, is_sharded
 from resume_adapters.core import report
 from resume_adapters.core.cadence import SaveEvery
+from resume_adapters.core.replacement import preceded
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.session import RESERVED
 from resume_adapters.core.state import named_parts
@@ -88,7 +91,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self.on_batch_change = on_batch_change
         self.parts = named_parts(parts, RESERVED)
         self.session: FitSession | None = None
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced = contextlib.ExitStack()
 
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
@@ -130,7 +133,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self._replace(trainer.strategy, "remove_checkpoint", functools.partial(self._remove, session))
         self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
         self._replace(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
-        session.loops.watch_loaders(session.watch_loaders)
+        self._replaced.enter_context(session.loops.giving_loaders(session.watch_loaders))
         chosen = session.open()
         if chosen is None:
             native(None)
@@ -151,12 +154,8 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
     def _remove(self, session: FitSession, native: Any, filepath: Any) -> None:
         session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
 
-    def _replace(self, owner: Any, name: str, method: Any) -> None:
-        """Let ``method`` stand before a method of one object; it gets the former as its first argument."""
-        former = getattr(owner, name)
-        self._replaced.append((owner, name, vars(owner).get(name)))
-        # A function, not a partial: a copy of the module, of which averages are made, shares it.
-        setattr(owner, name, lambda *args, **kwargs: method(former, *args, **kwargs))
+    def _replace(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
+        self._replaced.enter_context(preceded(owner, name, method))
 
     def _save_after_module(self, trainer: Any, pl_module: Any) -> None:
         """Let checkpoints be saved after the module's own ``on_train_batch_end``, where it has one.
@@ -228,14 +227,9 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self._leave()
 
     def _leave(self) -> None:
-        while self._replaced:
-            owner, name, former = self._replaced.pop()
-            vars(owner).pop(name, None)
-            if former is not None:
-                setattr(owner, name, former)
+        self._replaced.close()
         session, self.session = self.session, None
         if session is not None:
-            session.loops.unwatch_loaders()
             session.run.close()
 
 

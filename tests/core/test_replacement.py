@@ -1,0 +1,56 @@
+"""What is replaced for a while is afterwards what it was: an object's own, its class's, or a module's."""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.replacement import preceded, replaced
+
+
+class Counter:
+    """Counts by one, from a number of its own."""
+
+    def __init__(self) -> None:
+        self.count = 3
+
+    def next(self, by: int = 1) -> int:
+        return self.count + by
+
+
+def test_an_attribute_has_another_value_for_a_while() -> None:
+    counter = Counter()
+    with pytest.raises(RuntimeError), replaced(counter, "count", None):
+        assert counter.count is None
+        raise RuntimeError
+    assert counter.count == 3
+
+
+def test_a_function_stands_before_a_method_and_is_given_it() -> None:
+    counter = Counter()
+    with preceded(counter, "next", lambda native, by: 10 * native(by)):
+        assert counter.next(by=4) == 70
+        with preceded(counter, "next", lambda native, *args: native(*args) + 1):
+            assert counter.next(4) == 71
+        assert counter.next(4) == 70
+    assert counter.next(4) == 7 and "next" not in vars(counter), "the class's own stands again"
+
+
+def test_a_function_stands_before_one_of_a_module() -> None:
+    module: Any = types.ModuleType("module")
+    module.double = double = lambda number: 2 * number
+    with preceded(module, "double", lambda native, number: native(number) + 1):
+        assert module.double(4) == 9
+    assert module.double is double
+
+
+def test_a_copy_shares_what_stands_before_its_method() -> None:
+    """Copied with the owner, it would stand before a copy of whatever it belongs to: a session, its run, its files."""
+    seen: list[int] = []
+    counter = Counter()
+    with preceded(counter, "next", lambda native: seen.append(native())):
+        copy.deepcopy(counter).next()
+    assert seen == [4]
