@@ -129,7 +129,7 @@ class PlainTorch(Framework):
         return [*super().modules(), self.wrapped]
 
     def parts(self) -> dict[str, Stateful]:
-        return {**super().parts(), "buffers": Buffers([self.model])}
+        return {**super().parts(), "buffers": Buffers({0: self.model})}
 
     def skip_pass(self, outer: Any) -> None:
         self.skipped_passes += 1

@@ -73,7 +73,7 @@ class Replicated:
     def parts(self) -> dict[str, Stateful]:
         """Return what belongs to the models, is not saved by Accelerate, and may differ between processes."""
         if any(not each.broadcast_buffers for each in self.modules()):
-            return {"buffers": Buffers(self.models)}
+            return {"buffers": Buffers(dict(enumerate(self.models)))}
         return {}
 
     def own(self) -> Tree:
@@ -144,7 +144,7 @@ class Sharded(Replicated):
 
     def parts(self) -> dict[str, Stateful]:
         """Return the buffers, which each process has for itself."""
-        return {"buffers": Buffers(self.models)}
+        return {"buffers": Buffers(dict(enumerate(self.models)))}
 
     def has_lost_buckets(self) -> bool:
         """Return False: FSDP2 has none."""

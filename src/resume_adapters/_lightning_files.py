@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters import _zero_names as zero
-from resume_adapters.core import rng, unpickling
+from resume_adapters.core import unpickling
 from resume_adapters.core.listing import FILE_SUFFIX
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
@@ -106,7 +106,7 @@ def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 
 
 def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
-    """Say of each part who captures it, and of what cannot be captured what it will cost."""
+    """Say of each part who captures it."""
     by_framework = {
         "model": "state_dict",
         "optimizer": "optimizer_states",
@@ -127,24 +127,4 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
     return [
         *(PartEntry(name, "framework", note) for name, note in by_framework.items()),
         *(PartEntry(name, "core", note) for name, note in by_core.items()),
-        *_missing(trainer, named),
     ]
-
-
-def _missing(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
-    held = {id(getattr(part, "generator", part)) for part in named.values()}
-    loaders = trainer.fit_loop._combined_loader.flattened  # seam: lightning 2.4-2.6
-    found = []
-    for loader in loaders:
-        for place, thing in (("dataset", loader.dataset), ("collate_fn", loader.collate_fn)):
-            for name, value in vars(thing).items() if hasattr(thing, "__dict__") else ():
-                if rng.is_generator(value) and id(value) not in held:
-                    found.append(
-                        PartEntry(
-                            "data",
-                            "missing",
-                            f"{place}.{name} is a generator of its own: after a resume it starts anew; register it "
-                            f"with ResumeCallback({name.strip('_').lower()}={place}.{name})",
-                        )
-                    )
-    return found

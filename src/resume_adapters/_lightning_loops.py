@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from resume_adapters import _lightning_sums as sums
 from resume_adapters._lightning_framework import end_turn
 from resume_adapters.core import workers
 from resume_adapters.core.replacement import replaced
@@ -91,50 +90,6 @@ class Loops:
             "total": {name: before + done - (total - count) for name, count in counted["total"].items()},
         }
         return {**saved, "counters": {**saved["counters"], _BATCHES: {**counted, **moved}}}
-
-    def metrics(self) -> Tree:
-        """Return the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
-        connector = self.trainer._logger_connector
-        return {
-            "callback": dict(self.trainer.callback_metrics),
-            "logged": dict(connector._logged_metrics),
-            "progress_bar": dict(connector._progress_bar_metrics),
-            "epoch": sums.logged(self.epoch._results),
-            "first": connector._first_loop_iter,
-            "hook": connector._current_fx,
-            "torchmetrics": sums.metrics(self.trainer.lightning_module),
-        }
-
-    def share_of_metrics(self, everyone: Sequence[Tree], rank: int, ranks: int) -> Tree:
-        """Return what :meth:`metrics` would have returned here, of what it returned on other ranks.
-
-        Raises:
-            StateMismatch: a torchmetrics object keeps what cannot be divided among ranks.
-        """
-        return {
-            **everyone[rank % len(everyone)],
-            "epoch": sums.share_of_logged([each["epoch"] for each in everyone], rank, ranks),
-            "torchmetrics": sums.share_of_metrics(
-                self.trainer.lightning_module, [each["torchmetrics"] for each in everyone], rank
-            ),
-        }
-
-    def row_due(self, moment: str | None) -> Tree:
-        """Return what the loggers will get of the batch, or of the epoch, once every callback has been called."""
-        connector = self.trainer._logger_connector
-        if not self.trainer.loggers or moment not in (BATCH, EPOCH):
-            return {}
-        if moment == BATCH and (self.is_accumulating or not connector.should_update_logs):
-            return {}
-        return dict(connector.metrics["log"])
-
-    def gradients(self) -> Tree:
-        """Return the gradients that a later step will use; of a sharded parameter, this rank's shard."""
-        module = self.trainer.lightning_module
-        if module.automatic_optimization and not self.is_accumulating:
-            return {}
-        found = ((name, parameter.grad) for name, parameter in module.named_parameters())
-        return {name: _held(gradient) for name, gradient in found if gradient is not None}
 
     def evaluation_workers(self) -> list[bool]:
         """Return for each validation loader whether its workers outlive a validation and are running."""
@@ -221,26 +176,6 @@ class Loops:
         else:
             self.trainer._logger_connector.log_metrics(row)
 
-    def set_metrics(self, saved: Tree, moment: str) -> None:
-        """Put back the logged values, and in the middle of an epoch its sums."""
-        connector = self.trainer._logger_connector
-        connector._callback_metrics.update(saved["callback"])
-        connector._logged_metrics.update(saved["logged"])
-        connector._progress_bar_metrics.update(saved["progress_bar"])
-        if moment in IN_EPOCH:
-            sums.log_again(self.epoch._results, saved["epoch"], self.trainer)
-            connector._first_loop_iter, connector._current_fx = saved["first"], saved["hook"]
-        sums.set_metrics(self.trainer.lightning_module, saved["torchmetrics"])
-
-    def set_gradients(self, saved: Tree) -> None:
-        """Put back the gradients of an unfinished accumulation."""
-        import torch
-
-        for name, parameter in self.trainer.lightning_module.named_parameters():
-            if name in saved:
-                parameter.grad = torch.zeros_like(parameter, dtype=saved[name].dtype)
-                _held(parameter.grad).copy_(saved[name])
-
     def start_evaluation_workers(self, running: list[bool]) -> None:
         """Start the lasting workers of validation loaders that were running."""
         for each, was_running in zip(self._validation_loaders(), running, strict=False):
@@ -273,17 +208,6 @@ class Loops:
 
         loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew
         self.fit.on_advance_start, loop.reset, loop.advance = on_advance_start, reset, advance
-
-
-def mean_of_gradients(everyone: Sequence[Tree]) -> Tree:
-    """Return what each of other ranks is to hold, so that their mean is what that of these would have been."""
-    names = {name: None for each in everyone for name in each}
-    return {name: sum(each[name] for each in everyone if name in each) / len(everyone) for name in names}
-
-
-def _held(gradient: Any) -> Any:
-    """Return what of a gradient is on this rank."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resume_adapters import _lightning_checkpoints as checkpoints
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters import _lightning_files as files
+from resume_adapters import _lightning_gradients as gradients
+from resume_adapters import _lightning_metrics as metrics
 from resume_adapters import _lightning_state as module_state
-from resume_adapters._lightning_framework import unsaved
 from resume_adapters._lightning_io import ResumeCheckpointIO, without_code
 from resume_adapters._lightning_loops import DUE, END, EPOCH, IN_EPOCH, VALIDATION
-from resume_adapters._lightning_restore import Restoration, saving
-from resume_adapters.core.loader import LoaderWatch
-from resume_adapters.core.manifest import finite
+from resume_adapters._lightning_restore import Restoration
+from resume_adapters.core.manifest import PartEntry, finite
 from resume_adapters.core.place import is_committed, is_pending
 from resume_adapters.core.rng import GeneratorState
 
@@ -144,9 +144,9 @@ class FitSession(Restoration):
             own=functools.partial(self._own, path),
             parts=self.further_parts(),
             owner=files.owner,
-            entries=lambda: files.parts(self.trainer, {**self.parts, **self.further_parts()}),
+            entries=self._entries,
             facts=self._facts,
-            best=self._best(),
+            best=checkpoints.best(self.trainer),
             is_file=not is_sharded(self.trainer.strategy),
         )
 
@@ -162,38 +162,23 @@ class FitSession(Restoration):
 
     def _own(self, path: Path) -> dict[str, Any]:
         state = self._before if self.moment == DUE and self._before is not None else self._state()
-        return {**state, "checkpoints": {each.state_key: self._memory(each, path) for each in saving(self.trainer)}}
+        step, callbacks = self.trainer.global_step, checkpoints.saving(self.trainer)
+        return {**state, "checkpoints": {each.state_key: checkpoints.memory(each, path, step) for each in callbacks}}
 
     def _state(self) -> dict[str, Any]:
         trainer, loops = self.trainer, self.loops
-        between = self.moment not in IN_EPOCH
         return {
             "moment": self.moment,
             "epoch": trainer.fit_loop.epoch_progress.current.processed,
-            "loaders": [self._loader_state(each, between) for each in self.watches],
+            "loaders": self.loader_states(between=self.moment not in IN_EPOCH),
             "progress": loops.progress(),
-            "metrics": loops.metrics(),
-            "row": loops.row_due(self.moment),
-            "gradients": loops.gradients(),
+            "metrics": metrics.capture(loops),
+            "row": metrics.row_due(loops, self.moment),
+            "gradients": gradients.capture(loops),
             "evaluation_workers": loops.evaluation_workers(),
             "engine": None if self.engine is None else self.engine.own(),
             "should_stop": trainer.should_stop,
         }
-
-    def _loader_state(self, watch: LoaderWatch, between: bool) -> dict[str, Any]:
-        # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
-        used = watch.fetched - (0 if watch.exhausted else self.loops.ahead)
-        position = watch.position_between() if between else watch.position(used)
-        return self.loader_state(position, used, self.together(watch))
-
-    def _memory(self, callback: Any, path: Path) -> dict[str, Any]:
-        """Return what a ModelCheckpoint will remember once the save that it may be doing is done."""
-        memory = unsaved(callback)
-        asked = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
-        if str(path) in asked:
-            memory |= {"_last_global_step_saved": self.trainer.global_step, "_last_checkpoint_saved": str(path)}
-        checked = callback._last_time_checked  # seam: lightning 2.4-2.6
-        return {**memory, "elapsed": None if checked is None else time.monotonic() - checked}
 
     def _facts(self) -> dict[str, Any]:
         fresh = self.moment in (VALIDATION, EPOCH)
@@ -204,17 +189,19 @@ class FitSession(Restoration):
             "metrics": finite(numbers),
         }
 
+    def _entries(self) -> list[PartEntry]:
+        found = files.parts(self.trainer, {**self.parts, **self.further_parts()})
+        for loader in self.loops.loaders:
+            places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+            found += self.missing_generators(places, "ResumeCallback")
+        return found
+
     def _epoch(self) -> float:
         whole = self.trainer.fit_loop.epoch_progress.current.processed
         if self.moment not in IN_EPOCH:
             return float(whole)
         batches = self.trainer.num_training_batches
         return float(whole + self.trainer.fit_loop.epoch_loop.batch_progress.current.ready / batches)
-
-    def _best(self) -> str | None:
-        monitoring = [each for each in saving(self.trainer) if each.monitor is not None]
-        best = next((each.best_model_path for each in monitoring if each.best_model_path), None)
-        return None if best is None else Path(best).name
 
     def remove(self, path: Path, native: Callable[[], None]) -> None:
         """Remove a checkpoint that Lightning does not want any more, once what follows it is committed.
@@ -223,7 +210,7 @@ class FitSession(Restoration):
         """
         if files.same(path.parent, self.run.directory) and (is_committed(path) or is_pending(path)):
             self.unwanted.add(path.name)
-            self.run.prune_later(best=self._best())
+            self.run.prune_later(best=checkpoints.best(self.trainer))
         else:
             native()
 

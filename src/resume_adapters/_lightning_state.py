@@ -82,28 +82,11 @@ def fingerprint(trainer: Any, parts: Mapping[str, state.Stateful]) -> str | None
     )
 
 
-class Buffers:
-    """The buffers of the module, and of averages that callbacks keep of it: running statistics are a rank's own.
-
-    Args:
-        trainer: the trainer.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        kept = {name: value for each in trainer.callbacks for name, value in vars(each).items()}
-        modules = {"": trainer.lightning_module, **{name: each for name, each in kept.items() if _is_module(each)}}
-        self._buffers = {
-            f"{name}.{key}": buffer for name, module in modules.items() for key, buffer in module.named_buffers()
-        }
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the buffers by module and name."""
-        return dict(self._buffers)
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Copy what :meth:`state_dict` returned into the buffers."""
-        for name, buffer in self._buffers.items():
-            buffer.data.copy_(saved[name])
+def buffers(trainer: Any) -> state.Buffers:
+    """Return the buffers of the module and of the averages of it that callbacks keep: each rank has its own."""
+    kept = {name: value for each in trainer.callbacks for name, value in vars(each).items()}
+    averages = {name: value for name, value in kept.items() if _is_module(value)}
+    return state.Buffers({"": trainer.lightning_module, **averages})
 
 
 def _is_module(value: Any) -> bool:

@@ -179,7 +179,7 @@ class EngineState:
         """Return the loss scale, and buffers where rank zero's would be given to all."""
         found: dict[str, Stateful] = {"scaler": LossScale(self.engine)}
         if self.stage < 3 and self.engine.world_size > 1 and any(True for _ in self.engine.module.buffers()):
-            found["buffers"] = Buffers([self.engine.module])
+            found["buffers"] = Buffers({0: self.engine.module})
         return found
 
     # ---- Loading

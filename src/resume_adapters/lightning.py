@@ -23,21 +23,18 @@ What this package adds lies beside Lightning's file, which stays as Lightning wr
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-from resume_adapters import _lightning_io, _lightning_restore
+from resume_adapters import _lightning_io
+from resume_adapters._lightning_checkpoints import settle_directories
 from resume_adapters._lightning_framework import pl
 from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
-from resume_adapters._lightning_session import FitSession, is_sharded
-from resume_adapters.core import report
+from resume_adapters._lightning_session import FitSession
+from resume_adapters._lightning_settings import require_supported
+from resume_adapters._lightning_trainer import Resuming
 from resume_adapters.core.cadence import SaveEvery
-from resume_adapters.core.replacement import preceded
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.session import RESERVED
 from resume_adapters.core.state import named_parts
@@ -91,7 +88,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self.on_batch_change = on_batch_change
         self.parts = named_parts(parts, RESERVED)
         self.session: FitSession | None = None
-        self._replaced = contextlib.ExitStack()
+        self._resuming: Resuming | None = None
 
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
@@ -109,72 +106,10 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
         if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
-        _lightning_restore.require_supported(trainer)
-        _lightning_restore.settle_directories(trainer, str(self.resume))
-        if not any(isinstance(each, _AfterSaves) for each in trainer.callbacks):
-            trainer.callbacks.append(_AfterSaves(self))
-        self._save_after_module(trainer, pl_module)
-        plugin = trainer.strategy.checkpoint_io
-        if isinstance(plugin, ResumeCheckpointIO):
-            plugin.is_managed = True
-        elif not is_sharded(trainer.strategy):
-            report.enable()
-            report.logger.info(
-                "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
-                "rank whose disk is full may leave the others waiting."
-            )
-        connector = trainer._checkpoint_connector  # seam: lightning 2.4-2.6, as the line after
-        self._replace(connector, "resume_start", functools.partial(self._resume_start, trainer))
-
-    def _resume_start(self, trainer: Any, native: Any, path: Any = None, weights_only: Any = None) -> None:
-        """In place of the connector's ``resume_start``: choose, and let Lightning load what was chosen."""
-        session = self.session = FitSession(trainer, self, path)
-        self._replace(trainer, "save_checkpoint", functools.partial(self._save, session))
-        self._replace(trainer.strategy, "remove_checkpoint", functools.partial(self._remove, session))
-        self._replace(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
-        self._replace(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
-        self._replaced.enter_context(session.loops.giving_loaders(session.watch_loaders))
-        chosen = session.open()
-        if chosen is None:
-            native(None)
-            return
-        _lightning_io.require_data(trainer.strategy, chosen)
-        with _lightning_io.without_code(), session.loading():
-            native(chosen)
-        session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.4-2.6
-
-    def _save(self, session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
-        write = functools.partial(native, filepath, weights_only, *rest)
-        path = Path(os.path.abspath(filepath))
-        if session.takes(path, weights_only):
-            session.save(path, write)
-        else:
-            write()
-
-    def _remove(self, session: FitSession, native: Any, filepath: Any) -> None:
-        session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
-
-    def _replace(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        self._replaced.enter_context(preceded(owner, name, method))
-
-    def _save_after_module(self, trainer: Any, pl_module: Any) -> None:
-        """Let checkpoints be saved after the module's own ``on_train_batch_end``, where it has one.
-
-        Lightning calls it after the callbacks, so what it does in the step of a checkpoint would be lost.
-        """
-        if type(pl_module).on_train_batch_end is pl.LightningModule.on_train_batch_end:
-            return
-        behind = [each for each in trainer.callbacks if isinstance(each, pl.callbacks.Checkpoint | _AfterSaves)]
-        saves = [each.on_train_batch_end for each in behind]
-
-        def on_train_batch_end(native: Any, *args: Any) -> None:
-            native(*args)
-            for save in saves:
-                save(trainer, pl_module, *args)
-
-        for each in behind:
-            self._replace(each, "on_train_batch_end", lambda native, *args: None)
-        self._replace(pl_module, "on_train_batch_end", on_train_batch_end)
+        require_supported(trainer)
+        settle_directories(trainer, str(self.resume))
+        self._resuming = Resuming(trainer, self)
+        self._resuming.begin(pl_module)
 
     # ---- Moments
 
@@ -227,29 +162,9 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self._leave()
 
     def _leave(self) -> None:
-        self._replaced.close()
+        resuming, self._resuming = self._resuming, None
+        if resuming is not None:
+            resuming.end()
         session, self.session = self.session, None
         if session is not None:
             session.run.close()
-
-
-class _AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
-    """Stands behind every ModelCheckpoint: a stop comes after what is due is saved."""
-
-    def __init__(self, callback: ResumeCallback) -> None:
-        self.callback = callback
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        """Ask whether to save, and whether to stop."""
-        if self.callback.session is not None:
-            self.callback.session.end_batch()
-
-    def on_validation_batch_end(self, *args: Any) -> None:
-        """Ask whether to stop, in the middle of a validation."""
-        if self.callback.session is not None:
-            self.callback.session.end_validation_batch()
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Ask whether to stop."""
-        if self.callback.session is not None and not trainer.sanity_checking:
-            self.callback.session.end_validation()

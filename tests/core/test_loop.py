@@ -464,7 +464,7 @@ def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
 
 def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     norm = torch.nn.BatchNorm1d(2)
-    parts: dict[str, Stateful] = {"norms": Buffers([norm])}
+    parts: dict[str, Stateful] = {"norms": Buffers({0: norm})}
     norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), parts=parts)()
@@ -472,7 +472,7 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
     Launch(tmp_path, killed_after(5), parts=parts).loop.resume()
     assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
     with pytest.raises(StateMismatch, match="has no part 'ema'"):
-        Launch(tmp_path, parts={**parts, "ema": Buffers([])})()
+        Launch(tmp_path, parts={**parts, "ema": Buffers({})})()
 
 
 LACKING: dict[str, tuple[Any, ...]] = {

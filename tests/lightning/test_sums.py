@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from torchmetrics import CatMetric, MaxMetric, SumMetric
 
+from resume_adapters import _lightning_gradients as gradients
 from resume_adapters import _lightning_sums as sums
-from resume_adapters._lightning_loops import mean_of_gradients
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 
@@ -84,7 +84,7 @@ def test_a_metric_is_divided_or_refused() -> None:
 
 def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
     everyone = [{"a": torch.tensor(1.0), "b": torch.tensor(4.0)}, {"a": torch.tensor(3.0)}]
-    assert mean_of_gradients(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
+    assert gradients.mean(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
 
 
 def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:

@@ -8,7 +8,7 @@ sampler positions are local to a rank while an EMA is the same on all.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,12 +57,12 @@ class Buffers:
     """The buffers of modules, as a part: each rank has its own, and not every framework saves them all.
 
     Args:
-        modules: the modules, in an order that stays.
+        modules: the modules, by names that stay.
     """
 
-    def __init__(self, modules: Iterable[Any]) -> None:
+    def __init__(self, modules: Mapping[Any, Any]) -> None:
         self._named = {
-            f"{index}.{name}": buffer for index, module in enumerate(modules) for name, buffer in module.named_buffers()
+            f"{key}.{name}": buffer for key, module in modules.items() for name, buffer in module.named_buffers()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Buffers:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Copy what :meth:`state_dict` returned into the buffers."""
         for name, buffer in self._named.items():
-            buffer.copy_(saved[name])
+            buffer.data.copy_(saved[name])
 
 
 def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str, Stateful]:
