@@ -39,7 +39,8 @@ except ImportError as error:
     ) from error
 
 from resume_adapters import _accelerate_files as files
-from resume_adapters._accelerate_framework import AccelerateFramework, require_supported
+from resume_adapters._accelerate_framework import AccelerateFramework
+from resume_adapters._accelerate_settings import require_supported
 from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import KeepLast, Policy
