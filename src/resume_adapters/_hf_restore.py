@@ -18,9 +18,10 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from resume_adapters import _hf_deepspeed as zero
 from resume_adapters import _hf_files as files
 from resume_adapters import _zero_names as names
+from resume_adapters._hf_settings import require_supported
 from resume_adapters._trackers import Trackers
-from resume_adapters.core import rng, state, weights
-from resume_adapters.core.cadence import Cadence, chosen
+from resume_adapters.core import state, weights
+from resume_adapters.core.cadence import chosen
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.position import length_of
@@ -28,36 +29,10 @@ from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
-from resume_adapters.core.settings import refuse
 
 if TYPE_CHECKING:
     from resume_adapters._zero_engine import EngineState
     from resume_adapters.hf import ResumeCallback
-
-
-def require_supported(trainer: Any, cadence: Cadence | None) -> None:
-    """Refuse settings under which a resume cannot be exact.
-
-    Args:
-        trainer: the trainer.
-        cadence: when to save, where that is not left to the trainer.
-
-    Raises:
-        UnsupportedSetting: naming the setting and what to do.
-    """
-    args = trainer.args
-    refused = {
-        "save_only_model=True leaves no optimizer to resume with": args.save_only_model,
-        'save_strategy="no" never saves': args.save_strategy == "no" and cadence is None,
-        "ignore_data_skip=True starts the epoch again": args.ignore_data_skip,
-        "auto_find_batch_size=True changes the batches on the way": args.auto_find_batch_size,
-        "save_on_each_node=True scatters a checkpoint over nodes": args.save_on_each_node and args.world_size > 1,
-        "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
-            getattr(args, "enable_jit_checkpoint", False)
-        ),
-        "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
-    }
-    refuse(refused, "change it, or leave the callback out")
 
 
 class Restoration(Session):
@@ -104,12 +79,7 @@ class Restoration(Session):
         self.first_slice: FirstSlice | None = None
         self.epoch, self.consumed, self.between_epochs = -1, 0, False
         self.over = self.finished = self.saving = False
-        self.evaluation_due = self.may_give_up = False
-        self.workers_before: list[str] = []
-        self.ignore_keys: list[str] | None = None
         self.replaces_cadence = cadence is not None
-        self.metrics: dict[str, float | None] = {}
-        self.evaluated_at: int | None = None
         self.initial_step, self.seconds, self.started = 0, 0.0, time.monotonic()
 
     # ---- Resuming
@@ -265,13 +235,3 @@ class Restoration(Session):
     def _further_parts(self) -> dict[str, state.Stateful]:
         of_engine = {} if self.engine is None else self.engine.parts()
         return {**files.stateful_callbacks(self.trainer), **of_engine}
-
-    def evaluation_loader(self, key: str, native: Callable[[], Any]) -> Any:
-        """Start the persistent workers of an evaluation loader again, if they were running, and draw no number."""
-        found = native()
-        if self.own is not None and key in self.own["evaluation_workers"]:
-            self.own["evaluation_workers"].remove(key)
-            before = rng.capture_cpu()
-            iter(found.base_dataloader)
-            rng.restore_cpu(before)
-        return found

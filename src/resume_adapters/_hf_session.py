@@ -11,16 +11,12 @@ from typing import Any
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import _hf_files as files
-from resume_adapters._hf_restore import Restoration
+from resume_adapters._hf_evaluation import Evaluations
 from resume_adapters.core import report
 from resume_adapters.core.manifest import PartEntry, finite
 
 
-class EvaluationGivenUp(Exception):
-    """Leads out of an evaluation that a stop has overtaken."""
-
-
-class TrainerSession(Restoration):
+class TrainerSession(Evaluations):
     """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`."""
 
     # ---- Training
@@ -54,94 +50,10 @@ class TrainerSession(Restoration):
         if self.replaces_cadence:
             control.should_save = self.saving
 
-    # ---- Evaluating
-
-    def evaluate(self, native: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Evaluate; give it up, with the random state of before, where a stop is agreed on before or on the way.
-
-        Raises:
-            EvaluationGivenUp: it was given up.
-        """
-        self.workers_before = files.evaluation_workers(self.trainer)
-        before = self.random_state()
-        try:
-            if self.stopping:
-                raise EvaluationGivenUp
-            return native()
-        except EvaluationGivenUp:
-            self.restore_random_state(before)
-            raise
-
-    def predicted(self) -> None:
-        """Between the batches of an evaluation that is part of the training, ask whether to stop.
-
-        Raises:
-            EvaluationGivenUp: the ranks stop.
-        """
-        if self.may_give_up and self.ask_to_stop():
-            raise EvaluationGivenUp
-
     def log_evaluate_save(self, native: Callable[[], None], save: Callable[[], None]) -> None:
-        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on.
-
-        An evaluation that is given up is due again in the next launch.
-        """
-        self.may_give_up = True
-        try:
-            native()
-        except EvaluationGivenUp:
-            self.evaluation_due = True
-        finally:
-            self.may_give_up = False
+        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on."""
+        self.evaluate_as_due(native)
         self._save_or_leave(save)
-
-    def evaluate_again(self) -> bool:
-        """Do the evaluation that the checkpoint says is due, before the first step.
-
-        Returns:
-            Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
-        """
-        due = self.own.pop("evaluation", None) if self.own else None
-        if due is None:
-            return False
-        trainer, position = self.trainer, self.own["position"]
-        self.restore_random_state(position["step"])
-        control = trainer.control
-        control.should_log, control.should_evaluate, control.should_save = False, True, due["save"]
-        trainer._maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
-            tr_loss=trainer._tr_loss,
-            grad_norm=None,
-            model=trainer.model_wrapped,
-            trial=None,
-            epoch=trainer.state.epoch,
-            ignore_keys_for_eval=self.ignore_keys,
-            start_time=None,
-        )
-        position["step"].update(self.random_state())
-        if self.over or not trainer.control.should_training_stop:
-            return False
-        self.over = True
-        if not self.own["between_epochs"]:
-            assert self.loader_watch is not None
-            self.loader_watch.restore({**position, "ended": True})
-        return bool(self.own["between_epochs"])
-
-    def evaluated(self, metrics: dict[str, Any], control: Any) -> None:
-        """Note the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
-        args, live = self.trainer.args, self.trainer.state
-        self.metrics, self.evaluated_at = finite(metrics), live.global_step
-        if args.metric_for_best_model is None:
-            return
-        name = args.metric_for_best_model
-        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
-        if value is None:
-            return
-        worst = float("-inf") if args.greater_is_better else float("inf")
-        best = worst if live.best_metric is None else live.best_metric
-        if value > best if args.greater_is_better else value < best:
-            control.should_save = True
-            if not self.stopping:
-                self.reason = "best"
 
     # ---- Saving
 
