@@ -6,6 +6,7 @@ A job is started by ``launch.Server`` as ``job.py CONFIG.json`` in a directory o
 
 from __future__ import annotations
 
+import argparse
 import gc
 import hashlib
 import json
@@ -161,6 +162,21 @@ def deepspeed_on_cpu() -> None:
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
         os.environ.update(alone | {"MASTER_PORT": str(free_port())})
+
+
+def lightning_deepspeed_on_cpu(**options: Any) -> Any:
+    """Return Lightning's DeepSpeedStrategy, persuaded to train without a GPU."""
+    import deepspeed
+    import lightning.pytorch as pl
+    from lightning.pytorch.strategies import deepspeed as strategies
+
+    deepspeed_on_cpu()
+    strategies.CUDAAccelerator = pl.accelerators.CPUAccelerator
+    strategies._validate_device_index_selection = lambda devices: None
+    initialize = deepspeed.initialize
+    index = int(os.environ["LOCAL_RANK"])  # a CPU has none, and DeepSpeed wants one
+    deepspeed.initialize = lambda args, **rest: initialize(args=argparse.Namespace(device_rank=index), **rest)
+    return strategies.DeepSpeedStrategy(**options)
 
 
 class Ema:

@@ -48,13 +48,14 @@ class AccelerateFramework(Framework):
 
     Args:
         accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+        run_directory: where checkpoints go.
     """
 
     registers = "register_for_resume"
 
-    def __init__(self, accelerator: Any) -> None:
+    def __init__(self, accelerator: Any, run_directory: Path) -> None:
         self.accelerator = accelerator
-        self._strategy = strategy(accelerator)
+        self._strategy = strategy(accelerator, run_directory)
         self._loaders = Loaders(accelerator)
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
         self._number: int | None = None

@@ -51,14 +51,21 @@ class Sharded(Replicated):
 
 
 class Partitioned(Replicated):
-    """A DeepSpeed engine has the model and the optimizer; Accelerate's plugin for it allows one."""
+    """A DeepSpeed engine has the model and the optimizer; Accelerate's plugin for it allows one.
 
-    def __init__(self, accelerator: Any) -> None:
-        from resume_adapters._zero_engine import EngineState, require_supported
+    Args:
+        accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+        run_directory: where checkpoints go.
+
+    Raises:
+        UnsupportedSetting: a setting of DeepSpeed rules an exact resume out.
+    """
+
+    def __init__(self, accelerator: Any, run_directory: Path) -> None:
+        from resume_adapters import _zero_engine
 
         (engine,) = accelerator._models  # seam: accelerate 1.15
-        require_supported(engine, "")
-        self._engine = EngineState(engine)
+        self._engine = _zero_engine.adopt(engine, run_directory)
         super().__init__(accelerator)
         self.fixed |= self._engine.fixed
         # A schedule that the engine has is saved by the engine.
@@ -108,17 +115,17 @@ class Partitioned(Replicated):
         self._load_pickled(session, "scheduler", self.schedulers)
 
 
-def strategy(accelerator: Any) -> Replicated:
-    """Return how an accelerator has placed what it prepared.
+def strategy(accelerator: Any, run_directory: Path) -> Replicated:
+    """Return how an accelerator has placed what it prepared, for checkpoints in a run directory.
 
     Raises:
-        UnsupportedSetting: in a way that cannot be followed.
+        UnsupportedSetting: in a way that cannot be followed, or with a setting that rules an exact resume out.
     """
     kind, reason = accelerator.distributed_type, ""
     if kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         return Replicated(accelerator)
     if kind == DistributedType.DEEPSPEED and len(accelerator._models) == 1:  # seam: accelerate 1.15
-        return Partitioned(accelerator)
+        return Partitioned(accelerator, run_directory)
     if kind == DistributedType.FSDP and accelerator.is_fsdp2:
         return Sharded(accelerator)
     if kind == DistributedType.FSDP:

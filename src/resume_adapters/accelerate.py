@@ -106,7 +106,7 @@ def register_for_resume(
         foreign=files.Foreign(accelerator.num_processes),
     )
     return ResumableLoop(
-        AccelerateFramework(accelerator),
+        AccelerateFramework(accelerator, run.directory),
         run,
         named_parts(parts, _RESERVED),
         verify=verify,

@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
+from training import CONFIG, RANK, Ema, configure, digest, draws, event, lightning_deepspeed_on_cpu, policy, trace
 
 WIDTH = 8
 
@@ -352,21 +352,9 @@ def strategy() -> Any:
     if CONFIG["strategy"] == "fsdp2":
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         return ModelParallelStrategy(ranks, 1, save_distributed_checkpoint=CONFIG["sharded"])
-    return zero() if CONFIG["strategy"] == "deepspeed" else CONFIG["strategy"]
-
-
-def zero() -> Any:
-    """Return DeepSpeed's strategy, persuaded to train without a GPU."""
-    import deepspeed
-    from lightning.pytorch.strategies import deepspeed as strategies
-
-    deepspeed_on_cpu()
-    strategies.CUDAAccelerator = pl.accelerators.CPUAccelerator
-    strategies._validate_device_index_selection = lambda devices: None
-    initialize = deepspeed.initialize
-    index = int(os.environ["LOCAL_RANK"])  # a CPU has none, and DeepSpeed wants one
-    deepspeed.initialize = lambda args, **rest: initialize(args=argparse.Namespace(device_rank=index), **rest)
-    return strategies.DeepSpeedStrategy(stage=CONFIG["zero"], logging_batch_size_per_gpu=4, **CONFIG["engine"])
+    if CONFIG["strategy"] == "deepspeed":
+        return lightning_deepspeed_on_cpu(stage=CONFIG["zero"], logging_batch_size_per_gpu=4, **CONFIG["engine"])
+    return CONFIG["strategy"]
 
 
 def plugins() -> list[Any]:

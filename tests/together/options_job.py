@@ -1,5 +1,6 @@
 """Start a job of the adapter that is named with each of some options, and print what each was refused with."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ CASES = {
     "failures, but a fixed cadence": {"save_every": 5, "mtbf": timedelta(hours=1)},
     "failures, but no cadence": {"mtbf": timedelta(hours=1)},
     "no time between failures": {"save_every": "auto", "mtbf": timedelta()},
+    "a word that is no way": {"on_batch_change": "keep"},
     "a path that is none": {"resume": "nowhere"},
     "a word that is no path": {"resume": "Auto"},
     "a part without a state": {"ema": 3},
@@ -26,16 +28,25 @@ CASES = {
 }
 
 
-def hf(options):
+ON_NODES = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 0},
+    "checkpoint": {"use_node_local_storage": True},
+}
+"""A configuration of DeepSpeed that scatters a checkpoint, which only a loop of its own follows."""
+
+
+def hf(options, engine=None):
     from transformers import Trainer, TrainingArguments
 
     from resume_adapters.hf import ResumeCallback
 
-    args = TrainingArguments(output_dir="run", max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
+    quiet = {"report_to": "none", "disable_tqdm": True}
+    args = TrainingArguments("run", max_steps=1, per_device_train_batch_size=1, use_cpu=True, deepspeed=engine, **quiet)
     Trainer(torch.nn.Linear(1, 1), args, train_dataset=[1], callbacks=[ResumeCallback(**options)]).train()
 
 
-def lightning(options):
+def lightning(options, engine=None):
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.demos.boring_classes import BoringModel
@@ -44,20 +55,30 @@ def lightning(options):
 
     callbacks = [ModelCheckpoint(dirpath="run"), ResumeCallback(**options)]
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    io = ResumeCheckpointIO()
-    pl.Trainer(max_steps=1, accelerator="cpu", callbacks=callbacks, plugins=[io], **quiet).fit(BoringModel())
+    strategy = training.lightning_deepspeed_on_cpu(config=engine) if engine else "auto"
+    plugins = [] if engine else [ResumeCheckpointIO()]
+    trainer = pl.Trainer(
+        max_steps=1, accelerator="cpu", strategy=strategy, callbacks=callbacks, plugins=plugins, **quiet
+    )
+    trainer.fit(BoringModel())
 
 
-def accelerate(options):
-    from accelerate import Accelerator
+def accelerate(options, engine=None):
+    from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 
     from resume_adapters.accelerate import register_for_resume
 
-    register_for_resume(Accelerator(cpu=True), run_dir="run", **options).resume()
+    if engine is None:
+        register_for_resume(Accelerator(cpu=True), run_dir="run", **options).resume()
+        return
+    gloo = InitProcessGroupKwargs(backend="gloo")
+    accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine), kwargs_handlers=[gloo])
+    model = torch.nn.Linear(1, 1)
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    register_for_resume(accelerator, run_dir="run", **options)
 
 
 def deepspeed(options):
-    training.deepspeed_on_cpu()
     import deepspeed
 
     from resume_adapters.deepspeed import ResumeHooks
@@ -69,14 +90,27 @@ def deepspeed(options):
     ResumeHooks(engine, "run", **options).resume()
 
 
-def refusal(options):
+def refusal(options, **engine):
     try:
-        globals()[sys.argv[1]](options)
+        globals()[sys.argv[1]](options, **engine)
     except Exception as error:
         return [type(error).__name__, str(error).replace(os.getcwd(), "").partition(", and none of")[0]]
     return None
 
 
-if __name__ == "__main__":
+def main():
+    if sys.argv[1] == "deepspeed":
+        training.deepspeed_on_cpu()
+    found = {name: refusal(options) for name, options in CASES.items()}
+    if sys.argv[1] != "deepspeed" and importlib.util.find_spec("deepspeed") is not None:
+        training.deepspeed_on_cpu()
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        found["an engine that scatters its files"] = refusal({}, engine=ON_NODES)
     with open("refusals.json", "w") as file:
-        json.dump({name: refusal(options) for name, options in CASES.items()}, file)
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()
