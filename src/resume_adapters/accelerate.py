@@ -60,11 +60,11 @@ def register_for_resume(
     accelerator: accelerate.Accelerator,
     *,
     run_dir: str | os.PathLike[str] | None = None,
-    save_every: SaveEvery | None = None,
-    mtbf: timedelta | None = None,
     resume: str | os.PathLike[str] = "auto",
     keep: Policy | None = None,
     stop: StopOn | None = None,
+    save_every: SaveEvery | None = None,
+    mtbf: timedelta | None = None,
     verify: bool = True,
     on_batch_change: str = "refuse",
     **parts: Any,
@@ -74,12 +74,12 @@ def register_for_resume(
     Args:
         accelerator: what prepared the models, optimizers, schedulers and loaders.
         run_dir: where checkpoints go; by default ``checkpoints`` in the accelerator's ``project_dir``.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
-            end of each epoch.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
         keep: a retention policy; by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
+            end of each epoch.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
             when the run was saved, go on by samples, with schedules of this launch's length.
