@@ -38,7 +38,7 @@ except ImportError as error:
 
 from resume_adapters import _zero_files as files
 from resume_adapters._deepspeed_loop import DeepSpeedFramework
-from resume_adapters._zero_engine import require_supported
+from resume_adapters._zero_settings import require_supported
 from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import Policy
