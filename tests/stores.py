@@ -62,6 +62,8 @@ def continue_the_run(
     bench.run(directory / "killed", config, env=ENVIRONMENT).require_success()
     for tracker in trackers:
         _require_same(READERS[tracker](directory / "killed"), expected[tracker], tracker)
+    if "wandb" in trackers:
+        assert len(_wandb_runs(directory / "killed")) == len(_wandb_runs(directory / "reference"))
 
 
 def _require_same(found: Values, expected: Values, tracker: str) -> None:
@@ -79,16 +81,25 @@ def _is_timed(name: str) -> bool:
 # ---- W&B
 
 
+def _wandb_runs(directory: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the offline directories, of which each launch has its own, and return the rows of each run.
+
+    A framework may begin a run and leave it without a row, as Accelerate 1.9 to 1.12 do.
+    """
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for file in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
+        runs[file.name] += _rows(file)
+    return runs
+
+
 def _wandb_values(directory: Path) -> Values:
-    """Read the offline directories of one run: each launch has its own."""
-    files = sorted(directory.glob("wandb/offline-run-*/*.wandb"))
-    assert len({file.name for file in files}) == 1, f"one run became {sorted({file.name for file in files})}"
+    logged = {name: rows for name, rows in _wandb_runs(directory).items() if rows}
+    assert len(logged) == 1, f"one run became {sorted(logged)}"
     found: Values = defaultdict(list)
-    for file in files:
-        for row in _rows(file):
-            step = row.pop("_step")
-            for name, value in row.items():
-                found[name, step].append(value)
+    for row in next(iter(logged.values())):
+        step = row.pop("_step")
+        for name, value in row.items():
+            found[name, step].append(value)
     return dict(found)
 
 

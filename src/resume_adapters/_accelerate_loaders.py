@@ -10,6 +10,7 @@ from typing import Any
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
 from accelerate.utils import send_to_device
 
+from resume_adapters import _accelerate_versions as versions
 from resume_adapters.core import workers
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.feed import Feed
@@ -134,3 +135,4 @@ def _install() -> None:
 
 
 _install()
+versions.install()

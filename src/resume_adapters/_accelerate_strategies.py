@@ -6,10 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import DistributedType, load_fsdp_model, load_fsdp_optimizer
+from accelerate.utils import DistributedType, load_fsdp_model
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there without DeepSpeed too
 
 from resume_adapters import _accelerate_files as files
+from resume_adapters import _accelerate_versions as versions
 from resume_adapters import _zero_names as zero
 from resume_adapters._accelerate_replicated import Replicated, named
 from resume_adapters.core.session import Session
@@ -43,7 +44,7 @@ class Sharded(Replicated):
         for index, model in enumerate(self.models):
             load_fsdp_model(plugin, self.accelerator, model, str(path), index)
         for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
-            load_fsdp_optimizer(plugin, self.accelerator, optimizer, model, str(path), index)
+            versions.load_optimizer(self.accelerator, optimizer, model, path, index)
         self._steps = 0  # torch makes the state that it fills by a step that changes nothing
         self._left_by_hooks([], path)
         session.prove_shares()
@@ -125,8 +126,10 @@ def strategy(accelerator: Any, run_directory: Path) -> Replicated:
     if kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         return Replicated(accelerator)
     if kind == DistributedType.DEEPSPEED and len(accelerator._models) == 1:  # seam: accelerate 1.15
+        versions.require_sharding("DeepSpeed")
         return Partitioned(accelerator, run_directory)
     if kind == DistributedType.FSDP and accelerator.is_fsdp2:
+        versions.require_sharding("FSDP2")
         return Sharded(accelerator)
     if kind == DistributedType.FSDP:
         reason = "FSDP1 flattens the parameters: use fsdp_version=2"

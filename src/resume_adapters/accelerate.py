@@ -51,7 +51,7 @@ from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
-require_version("accelerate", accelerate.__version__, "1.13", extra="accelerate")
+require_version("accelerate", accelerate.__version__, "1.6", extra="accelerate")
 
 _RESERVED = (*RESERVED, "buffers", "metrics", "registered", "scaler")
 

@@ -413,7 +413,7 @@ class Job:
 
     def finish(self) -> None:
         run, scaler = self.run, self.accelerator.scaler
-        saved = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict().values()
+        saved = self.plain.state_dict().values()
         weights = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in saved]
         trace(
             final=True,

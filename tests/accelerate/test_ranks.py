@@ -43,6 +43,7 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.usefixtures("sharding")
 @pytest.mark.parametrize("case", STRATEGIES)
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
@@ -55,6 +56,7 @@ def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp
 SAVES = {**SHARDED, "samples": 32, "epochs": 1, "accumulate": 1, "save_every": 2, "limit": 1}
 
 
+@pytest.mark.usefixtures("sharding")
 def test_killed_before_a_shard_the_index_and_the_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 3, where a checkpoint is whole only with the files of all ranks."""
     bench.run(tmp_path / "counted", {**SAVES, "count_operations": True}, ranks=2).require_success()

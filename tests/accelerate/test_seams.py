@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import accelerate
@@ -10,15 +12,40 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
+from accelerate.utils import DistributedType
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resume_adapters.accelerate
+from resume_adapters._accelerate_strategies import strategy
+from resume_adapters.core.loader import watch
+from resume_adapters.errors import UnsupportedSetting
 
 import contract
 
 
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     contract.older_framework_is_refused(resume_adapters.accelerate, accelerate, monkeypatch)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("FSDP", "FSDP2"), ("DEEPSPEED", "DeepSpeed")])
+def test_an_older_version_is_refused_where_the_state_is_spread(
+    kind: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spread: Any = SimpleNamespace(
+        distributed_type=DistributedType[kind], is_fsdp2=True, _models=[torch.nn.Linear(1, 1)]
+    )
+    monkeypatch.setattr(accelerate, "__version__", "1.8.1")
+    with pytest.raises(UnsupportedSetting, match=f"with accelerate 1.8.1 a run under {name} .* needs 1.9 or newer"):
+        strategy(spread, tmp_path)
+
+
+def test_a_loader_that_has_nothing_left_gives_no_batch() -> None:
+    """Before 1.9 it gave None, and then failed."""
+    loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader([torch.zeros(1)] * 3))
+    assert len(list(loader)) == 3 and loader.iteration == 1
+    watch(loader.base_dataloader).hold()
+    assert list(loader) == [] and len(list(loader)) == 3
+    assert loader.gradient_state.active_dataloader is None
 
 
 def test_an_accelerator_keeps_what_it_prepared() -> None:

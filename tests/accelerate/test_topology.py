@@ -44,6 +44,7 @@ SHARDS = {
 }
 
 
+@pytest.mark.usefixtures("sharding")
 @pytest.mark.parametrize("case", SHARDS)
 def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """What follows is compared with a run of one process, which has no shards."""

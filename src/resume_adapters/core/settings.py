@@ -8,6 +8,15 @@ from collections.abc import Mapping
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 
+def is_older(found: str, version: str) -> bool:
+    """Return whether a version is older than another, by as many of its numbers as that one has, as ``"5.3"``."""
+
+    def ordered(each: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", each)[: version.count(".") + 1]]
+
+    return ordered(found) < ordered(version)
+
+
 def require_version(package: str, found: str, oldest: str, *, extra: str) -> None:
     """Refuse a framework that is older than its adapter can resume exactly.
 
@@ -20,11 +29,7 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
     Raises:
         MissingFramework: naming both versions and the remedy.
     """
-
-    def ordered(version: str) -> list[int]:
-        return [int(number) for number in re.findall(r"\d+", version)[: oldest.count(".") + 1]]
-
-    if ordered(found) < ordered(oldest):
+    if is_older(found, oldest):
         raise MissingFramework(
             f"resume_adapters.{extra} found {package} {found}, and needs {oldest} or newer: "
             f"pip install --upgrade 'resume-adapters[{extra}]'"
