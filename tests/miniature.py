@@ -80,9 +80,9 @@ class Miniature:
 
     def read(self, checkpoint: Checkpoint) -> str:
         """Return the text that a checkpoint holds; the same in all its files."""
-        own: str = self.run.read_own(checkpoint)["text"]
+        own: str = self.run.saved(checkpoint).own()["text"]
         assert native(checkpoint.path).read_bytes() == own.encode() * 20
-        part = self.run.read_part(checkpoint, "ema")
+        part = self.run.saved(checkpoint).part("ema")
         assert part["step"] == checkpoint.step
         assert torch.equal(part["shadow"], as_tensor(own))
         return own

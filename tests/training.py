@@ -91,8 +91,8 @@ def draws() -> list[float]:
 def settle() -> None:
     """Wait for the commits and prunes that are under way, so that what a kill leaves does not depend on the load."""
     for each in gc.get_objects():
-        if type(each).__name__ == "ResumableRun":
-            wait(list(each._committing))
+        if type(each).__name__ == "Committer":
+            wait(list(each.under_way))
 
 
 def event(name: str, step: int) -> None:

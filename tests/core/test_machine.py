@@ -120,7 +120,7 @@ class RunDirectory(RuleBasedStateMachine):
     def _save(self, step: int, becomes_best: bool) -> None:
         text = self._text()
         best = step if becomes_best else self.best
-        self.job.run.keep = KeepAll()
+        self.job.run.committer.keep = KeepAll()
         self.job.commit(step, text, best=best)
         self.model[step] = Kept(text)
         self.best = best
@@ -132,14 +132,14 @@ class RunDirectory(RuleBasedStateMachine):
         if newest == 0 or self.model[newest].damaged:
             ahead = max(ahead, 1)
         step, text = newest + ahead, self._text()
-        self.job.run.keep = policy
+        self.job.run.committer.keep = policy
         self.storage.torn = torn
         self.storage.crash_at = len(self.storage.operations) + at
         with contextlib.suppress(Crash):
             self.job.commit(step, text, best=self.best)
         self._look(step, text)
         self._resume()
-        self.job.run.keep = KeepAll()
+        self.job.run.committer.keep = KeepAll()
         self.job.run.prune()  # what was saved again may still be there: a second copy, which the model does not know
 
     def _look(self, step: int, text: str) -> None:
@@ -184,7 +184,7 @@ class RunDirectory(RuleBasedStateMachine):
     @rule(policy=policies, later=st.integers(0, 9))
     def prune(self, policy: KeepAll, later: int) -> None:
         self.now += later
-        self.job.run.keep = policy
+        self.job.run.committer.keep = policy
         plan = self.job.run.prune(best=None if self.best is None else name(self.best))
         gone = {step for step in self.model if not self._is_there(step)}
         assert gone == {step_of(each) for each in plan.remove if not each.endswith(".superseded")}

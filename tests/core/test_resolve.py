@@ -187,7 +187,7 @@ def test_a_foreign_checkpoint_is_taken_where_no_committed_one_is_newer(
     job = Miniature(run, foreign=foreign)
     assert job.step == expected
     assert (job.choice.checkpoint is not None) and (job.choice.checkpoint.manifest is None) == (expected == step)
-    job.run.keep = KeepLast(1)
+    job.run.committer.keep = KeepLast(1)
     job.commit(40)
     assert (run / f"checkpoint-{step}").is_dir(), "retention neither counts nor removes it"
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def failing(tmp_path: Path) -> Iterator[Miniature]:
     job.commit(10)
     storage.name = "model.bin"
     job.save(20)
-    job.run._committer.submit(lambda: None).result()  # the commit is over
+    wait(job.run.committer.under_way)
     storage.name = "no file"
     yield job
 
@@ -426,7 +427,7 @@ def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(
     job = Miniature(tmp_path, storage=storage, keep=KeepAll())
     for step in (10, 20):
         job.commit(step)
-    job.run.keep = KeepLast(1)
+    job.run.committer.keep = KeepLast(1)
     storage.fail_at = len(storage.operations)
     job.run.prune_later()
     with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):
@@ -452,12 +453,12 @@ def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_prov
     resumed = Miniature(tmp_path)
     assert resumed.choice.checkpoint is not None
     with pytest.raises(NotRestored, match=r"ema was loaded but did not come back.*shadow: not restored"):
-        resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": Dropping()}, verify=True)
-    resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": Dropping()}, verify=False)
+        resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
+    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
     foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
-    resumed.run.restore_parts(foreign, {"ema": Dropping()}, verify=True)
+    resumed.run.saved(foreign).restore({"ema": Dropping()}, verify=True)
     value = Value({"shadow": 1})
-    resumed.run.restore_parts(resumed.choice.checkpoint, {"ema": value}, verify=True)
+    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
     assert value.value["step"] == 10
 
 
@@ -467,4 +468,4 @@ def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> No
     (tmp_path / "checkpoint-10" / "resume" / "ema.safetensors").unlink()
     assert job.run.resumed is None
     with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
-        job.run.read_part(Checkpoint(tmp_path / "checkpoint-10", 10, None), "ema")
+        job.run.saved(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")

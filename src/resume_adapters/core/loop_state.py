@@ -64,7 +64,7 @@ class LoopState:
         checkpoint = self._session.checkpoint
         assert checkpoint is not None
         consumed = self.passes.restore(own)
-        self.metrics.restore(own["losses"], self._session.run.read_record(checkpoint, "metrics"))
+        self.metrics.restore(own["losses"], self._session.run.saved(checkpoint).record("metrics"))
         return Resumed(own["epoch"], checkpoint.step, consumed)
 
     # ---- Saving

@@ -118,7 +118,7 @@ class Resumption:
             report.start(choice)
         if self.checkpoint is not None and self.checkpoint.manifest is not None:
             saved_by = self.checkpoint.manifest.world_size
-            self.own = self.run.read_own(self.checkpoint, self.run.ranks.rank % saved_by)
+            self.own = self.run.saved(self.checkpoint).own(self.run.ranks.rank % saved_by)
             if self.own is not None:
                 self.shift = self.own["shift"]
                 self.moved = _differences(
@@ -126,7 +126,7 @@ class Resumption:
                 )
                 if other := _differences(self.own["fixed"], self.fixed):
                     raise self._mismatch(other, "it cannot be resumed from")
-                self._trackers.restore(self.run.read_record(self.checkpoint, "trackers"))
+                self._trackers.restore(self.run.saved(self.checkpoint).record("trackers"))
                 cursor = cursor_of(self.checkpoint.manifest.epoch, self.own)
                 if self.run.ranks.rank == 0:
                     report.logger.info("%s resumed at %s.", self.checkpoint.path.name, tell(cursor))
@@ -283,7 +283,7 @@ class Resumption:
             self._everyone = self.run.ranks.gather(self.own)  # no rank sees the files of all
         elif not self._everyone:
             ranks = range(self.checkpoint.manifest.world_size)
-            self._everyone = [self.run.read_own(self.checkpoint, rank) for rank in ranks]
+            self._everyone = [self.run.saved(self.checkpoint).own(rank) for rank in ranks]
         return self._everyone
 
     def require_architecture(self, model: Any) -> None:
@@ -293,7 +293,7 @@ class Resumption:
             StateMismatch: with the first tensors that differ.
         """
         assert self.checkpoint is not None
-        saved = self.run.read_part(self.checkpoint, "architecture")
+        saved = self.run.saved(self.checkpoint).part("architecture")
         if saved is not None:
             weights.require_architecture(saved, self._architecture(model), self.checkpoint.path)
 
@@ -354,7 +354,7 @@ class Resumption:
         if self.has_other_ranks:
             # Of other ranks' running statistics none is this rank's; those of the first are among the weights.
             further = {name: part for name, part in further.items() if not isinstance(part, Buffers)}
-        self.run.restore_parts(self.checkpoint, {**self.parts, **further}, verify=self.verify)
+        self.run.saved(self.checkpoint).restore({**self.parts, **further}, verify=self.verify)
 
     def watch(self, data_loader: Any) -> LoaderWatch:
         """Watch a loader in place, together with the generators among the user's parts."""

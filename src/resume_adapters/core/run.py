@@ -12,32 +12,31 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from resume_adapters.core import directory, place, slurm, state
+from resume_adapters.core import directory, slurm
 from resume_adapters.core import ranks as ranks_module
 from resume_adapters.core.cadence import Cadence
 from resume_adapters.core.commit import PendingCheckpoint
+from resume_adapters.core.committer import Committer
 from resume_adapters.core.heartbeat import Progress
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.lifecycle import Decision, Lifecycle
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.manifest import FileEntry, Manifest
-from resume_adapters.core.place import CONTROL, superseded
-from resume_adapters.core.ranks import Ranks, everywhere
-from resume_adapters.core.record import Record, Source
+from resume_adapters.core.place import CONTROL
+from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
+from resume_adapters.core.saved import SavedParts
 from resume_adapters.core.sharing import by_all
 from resume_adapters.core.start import Start
-from resume_adapters.core.state import EncodedParts, Stateful
+from resume_adapters.core.state import Stateful
 from resume_adapters.core.stop import StopFlag, StopOn, common_reason, is_warning
 from resume_adapters.core.storage import LocalStorage, Pointer, Storage
-from resume_adapters.errors import Halted, SaveFailed, StateMismatch, Stopped
-
-T = TypeVar("T")
+from resume_adapters.core.writing import write
+from resume_adapters.errors import Halted, Stopped
 
 
 def no_foreign(path: Path) -> int | None:
@@ -85,7 +84,6 @@ class ResumableRun:
         self.ranks = ranks_module.current() if ranks is None else ranks
         self.storage: Storage = LocalStorage() if storage is None else storage
         self.resume = resume
-        self.keep: Policy = KeepAll() if keep is None else keep
         self.foreign = foreign
         self.latest = latest
         self.local_rank = local_rank
@@ -96,20 +94,30 @@ class ResumableRun:
         self.generation = 0
         self.resumed: Checkpoint | None = None
         self.previous: Status | None = None
-        self.last_commit: int | None = None
-        """Step of the newest checkpoint that is committed or being committed."""
-        self._committed: int | None = None
         self._state = ""
         self._recording = threading.Lock()
-        self._commit_ranks = self.ranks.twin()
         self._lifecycle = Lifecycle(self.ranks, self.journal, stop or StopOn(), cadence, self._refresh, clock)
-        self._committer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
-        self._committing: list[Future[None]] = []
+        self.committer = Committer(
+            self.storage,
+            self.ranks.twin(),
+            self.directory,
+            self.journal,
+            keep=KeepAll() if keep is None else keep,
+            latest=latest,
+            fence=self._fence,
+            committed=self._lifecycle.committed,
+            clock=clock,
+        )
 
     @property
     def flag(self) -> StopFlag:
         """The flag that asks this process to stop."""
         return self._lifecycle.flag
+
+    @property
+    def last_commit(self) -> int | None:
+        """Step of the newest checkpoint that is committed or being committed."""
+        return self.committer.last
 
     # ---- Starting
 
@@ -138,8 +146,8 @@ class ResumableRun:
         choice = start.choose()
         self.sharing, self.generation, self.previous = start.sharing, start.generation, start.previous
         self.resumed = choice.checkpoint
-        self.last_commit = choice.checkpoint.step if choice.checkpoint and choice.checkpoint.manifest else None
-        self._committed = self.last_commit
+        if choice.checkpoint and choice.checkpoint.manifest:
+            self.committer.last = self.committer.committed = choice.checkpoint.step
         return choice
 
     def begin(self, step: int, epoch: float) -> None:
@@ -200,43 +208,13 @@ class ResumableRun:
             self.storage, self.ranks, path, step, self._fence, is_file=is_file, sharing=self.sharing
         )
         pending.open(functools.partial(directory.set_aside, self.storage))
-
-        def write_alone() -> tuple[dict[str, str], float]:
-            native()
-            state.write_part(self.storage, pending.directory, state.rank_file("", self.ranks.rank), own())
-            return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()}), self.clock()
-
-        def write_together() -> None:
-            digests = [of_rank for of_rank, _ in written]
-            encoded.write(self.storage, pending.directory, self.ranks.rank, digests, self.sharing.leader)
-            described.update(facts())
-            # Listed now: what a callback adds to the directory later is not part of the checkpoint.
-            files.extend(self._own_files(pending, owner))
-
-        encoded, described, files = EncodedParts(), dict[str, Any](), list[tuple[Path, Path]]()
-        # Asked of all before any writes: the framework's own save may wait for a rank that has given up.
-        pending.write(pending.require_visible)
-        written = pending.write(write_alone)
-        pending.write(write_together)
-        self._commit(pending, files, best, {"written": written[0][1], **described}, began)
-        self._lifecycle.saved(began)
-
-    def _own_files(self, pending: PendingCheckpoint, owner: Callable[[Path], int]) -> list[tuple[Path, Path]]:
-        return [(path, file) for path, file in place.files(pending.path) if self._owns(path, owner)]
-
-    def _commit(
-        self,
-        pending: PendingCheckpoint,
-        files: list[tuple[Path, Path]],
-        best: str | None,
-        facts: dict[str, Any],
-        began: float,
-    ) -> None:
-        pending.ranks = self._commit_ranks
+        files, described = write(
+            pending, native=native, own=own, parts=parts, owner=owner, facts=facts, clock=self.clock
+        )
 
         def describe(entries: tuple[FileEntry, ...]) -> Manifest:
             return Manifest(
-                step=pending.step,
+                step=step,
                 world_size=self.ranks.world_size,
                 generation=self.generation,
                 files=entries,
@@ -244,75 +222,24 @@ class ResumableRun:
                 framework=self.framework,
                 best=best,
                 ranks=self.sharing.members if self.sharing.is_partial else None,
-                **facts,
+                **described,
             )
 
-        def work() -> None:
-            manifest = pending.commit(files, describe)
-            self._committed = pending.step
-            took = time.monotonic() - began
-            self._lifecycle.committed(took)
-            everywhere(
-                self._commit_ranks,
-                lambda: self._follow(pending, manifest, best, took) if self.sharing.leads else None,
-                f"prune after {pending.path.name}",
-                failed,
-            )
+        self.committer.commit(pending, files, describe, began)
+        self._lifecycle.saved(began)
 
-        def failed(cause: Exception) -> SaveFailed:
-            return SaveFailed(
-                f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: "
-                f"{cause}. Nothing is lost: mend permissions or free space, then launch the same command again",
-                path=pending.path,
-                step=pending.step,
-            )
+    def flush(self) -> None:
+        """Wait for the commit that is under way, and raise what it raised."""
+        self.committer.flush()
 
-        self.last_commit = pending.step
-        self._committing.append(self._committer.submit(work))
+    def _fence(self) -> None:
+        self.journal.require_generation(self.generation)
 
-    def _follow(self, pending: PendingCheckpoint, manifest: Manifest, best: str | None, took: float) -> None:
-        """Do what follows a commit, on the leaders of run directories: each has committed its own."""
+    # ---- Reading
 
-        def announce() -> None:
-            pending.announce(self.latest)
-            reason, cursor = manifest.reason, manifest.cursor
-            self.journal.note("commit", step=pending.step, reason=reason, cursor=cursor, seconds=took)
-
-        everywhere(self.sharing.leaders, announce, f"announce {pending.path.name}")
-        self._prune(best, sealed=pending.path.name)
-        replaced = superseded(pending.path)
-        if place.names(replaced):  # damaged, or pruning would have removed it
-            directory.set_aside(self.storage, replaced)
-
-    def _owns(self, file: Path, owner: Callable[[Path], int]) -> bool:
-        rank = state.rank_of(file) if file.parts[0] == state.DIRECTORY else owner(file)
-        return self.sharing.answering(rank) == self.ranks.rank
-
-    def read_own(self, checkpoint: Checkpoint, rank: int | None = None) -> Any:
-        """Return what a rank's ``own`` returned when the checkpoint was saved; ``None`` for a foreign one.
-
-        Args:
-            checkpoint: the checkpoint.
-            rank: the rank; this one by default.
-        """
-        name = state.rank_file("", self.ranks.rank if rank is None else rank)
-        found = state.read_part(self.storage, place.added(checkpoint.path), name)
-        return None if found is None else Record(found, _source(checkpoint, name))
-
-    def read_part(self, checkpoint: Checkpoint, name: str) -> Any:
-        """Return a part as it was saved by this rank, or by the leader where the two were alike."""
-        return state.read_part(self.storage, place.added(checkpoint.path), name, self.ranks.rank)
-
-    def read_record(self, checkpoint: Checkpoint, name: str) -> Record:
-        """Return a part that this package saved for itself.
-
-        Raises:
-            FormatMismatch: there is none, since another version wrote the checkpoint; so does what the record lacks.
-        """
-        found, source = self.read_part(checkpoint, name), _source(checkpoint, name)
-        if found is None:
-            raise source.lacks(source.file)
-        return Record(found, source)
+    def saved(self, checkpoint: Checkpoint) -> SavedParts:
+        """Return the parts of the state that a checkpoint holds, for this rank to read."""
+        return SavedParts(self.storage, checkpoint, self.ranks.rank)
 
     def require_valid(self, path: Path) -> None:
         """Check a committed checkpoint of this run before something is read from it other than by a resume.
@@ -323,37 +250,6 @@ class ResumableRun:
         self.flush()
         named(self.storage, path, self.foreign)
 
-    def restore_parts(self, checkpoint: Checkpoint, parts: Mapping[str, Stateful], *, verify: bool) -> None:
-        """Load every part from a checkpoint and, with ``verify``, prove that it came back.
-
-        Raises:
-            StateMismatch: the checkpoint has no such part, though it was made by this package.
-            NotRestored: a part's state after loading differs from what was saved.
-        """
-        for name, part in parts.items():
-            saved = self.read_part(checkpoint, name)
-            if saved is not None:
-                state.restore(name, part, saved, verify=verify)
-            elif checkpoint.manifest is not None:
-                raise StateMismatch(
-                    f"{checkpoint.path.name} has no part {name!r}: it was saved without it. Leave the part out, or "
-                    "start another run directory",
-                    path=checkpoint.path,
-                )
-
-    def flush(self) -> None:
-        """Wait for the commit that is under way, and raise what it raised."""
-        committing, self._committing = self._committing, []
-        try:
-            for each in committing:
-                each.result()
-        except BaseException:
-            self.last_commit = self._committed
-            raise
-
-    def _fence(self) -> None:
-        self.journal.require_generation(self.generation)
-
     # ---- Retention
 
     def prune(self, *, best: str | None = None) -> Plan:
@@ -362,32 +258,14 @@ class ResumableRun:
         Returns:
             What it kept and removed.
         """
-        return self._prune(best, sealed=None)
+        return self.committer.prune(self.sharing, best)
 
     def prune_later(self, *, best: str | None = None) -> None:
         """Remove what the policy does not keep once the commits under way are done. Every rank calls it.
 
         What goes wrong is raised as that of a commit is.
         """
-
-        def work() -> None:
-            everywhere(
-                self._commit_ranks, lambda: self.prune(best=best) if self.sharing.leads else None, "prune", failed
-            )
-
-        def failed(cause: Exception) -> SaveFailed:
-            return SaveFailed(f"could not prune {self.directory}: {cause}. Nothing is lost", path=self.directory)
-
-        self._committing.append(self._committer.submit(work))
-
-    def _prune(self, best: str | None, sealed: str | None) -> Plan:
-        leaders = self.sharing.leaders
-        everywhere(leaders, self._fence, "prune")
-        plan = directory.plan(
-            self.storage, self.directory, self.keep, now=self.clock(), best=best, sealed=sealed, leaders=leaders
-        )
-        directory.prune(self.storage, self.directory, plan, self.journal)
-        return plan
+        self.committer.prune_later(self.sharing, best)
 
     # ---- Going on, stopping and ending
 
@@ -487,7 +365,7 @@ class ResumableRun:
 
     def _status(self, facts: Mapping[str, Any]) -> Status:
         status = self._lifecycle.status(self._state)
-        status.generation, status.last_commit = self.generation, self._committed
+        status.generation, status.last_commit = self.generation, self.committer.committed
         for name, value in facts.items():
             setattr(status, name, value)
         return status
@@ -500,13 +378,8 @@ class ResumableRun:
         try:
             self._lifecycle.end()
         finally:
-            self._committer.shutdown()
+            self.committer.close()
         self.flush()
-
-
-def _source(checkpoint: Checkpoint, name: str) -> Source:
-    package = checkpoint.manifest.package if checkpoint.manifest else ""
-    return Source(checkpoint.path, f"{name}.json", checkpoint.step, package)
 
 
 def _version() -> str:
