@@ -126,7 +126,7 @@ class Replicated:
             saved = files.pickled(session.checkpoint.path, kind, index)
             if kind == "scheduler":
                 session.schedules.note(thing, steps_each(thing, here))
-                if before != here and not session.keeps_samples:
+                if before != here and not session.batch_change.keeps_samples:
                     replay(thing, saved, before, here)
                     continue
             thing.load_state_dict(saved)

@@ -21,11 +21,11 @@ from resume_adapters import _zero_names as names
 from resume_adapters._hf_settings import require_supported
 from resume_adapters._trackers import Trackers
 from resume_adapters.core import state, weights
+from resume_adapters.core.batch_change import GIVEN_IN_STEPS
 from resume_adapters.core.cadence import chosen
 from resume_adapters.core.dispatch import FirstSlice
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.position import length_of
-from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.retention import KeepLast
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
@@ -70,7 +70,7 @@ class Restoration(Session):
             on_batch_change=callback.on_batch_change,
         )
         if args.max_steps > 0:
-            self.no_horizon = GIVEN_IN_STEPS
+            self.batch_change.no_horizon = GIVEN_IN_STEPS
         self.trainer = trainer
         self.engine: EngineState | None = None
         self.loader_watch: LoaderWatch | None = None
@@ -147,8 +147,8 @@ class Restoration(Session):
             return native
         own, position = self.own, self.own["position"]
         rebatched = self.is_rebatched(own, self.together)
-        at_end = live.global_step >= max_steps + self.shift and not rebatched
-        self.finished = self.is_finished(live.global_step, max_steps + self.shift)
+        at_end = live.global_step >= max_steps + self.batch_change.shift and not rebatched
+        self.finished = self.is_finished(live.global_step, max_steps + self.batch_change.shift)
         self.over = at_end or (own["stopping"] and live.global_step < own["max_steps"])
         if self.finished or self.over:
             position = position | {"ended": True}
@@ -162,7 +162,7 @@ class Restoration(Session):
             epoch=own["epoch"],
             length=self.length,
         )
-        live.max_steps = max_steps + self.shift
+        live.max_steps = max_steps + self.batch_change.shift
         self.over = self.over or live.global_step >= live.max_steps
         if self.finished or (self.over and own["between_epochs"]):
             return epochs, 0

@@ -30,10 +30,10 @@ class TrainerSession(Evaluations):
 
     def window(self, batches: int) -> int:
         """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
-        begun = self.consumed % self.accumulation
+        begun = self.consumed % self.batch_change.accumulation
         if begun:
             self.begin_step()  # the trainer has no event for the beginning of such a step
-        return min(batches, self.accumulation - begun)
+        return min(batches, self.batch_change.accumulation - begun)
 
     def step_ended(self, control: Any) -> None:
         """Count the micro-batch, and ask whether to save or to stop."""

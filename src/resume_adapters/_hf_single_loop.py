@@ -93,7 +93,7 @@ class Moments:
         Raises:
             NothingToTrain: the run was left as finished.
         """
-        state.max_steps = self.max_steps + self.session.shift  # the loop has set it anew
+        state.max_steps = self.max_steps + self.session.batch_change.shift  # the loop has set it anew
         self.trainer.control = native(args, state, control)
         if self.session.finished:
             raise NothingToTrain

@@ -7,9 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters._lightning_loops import IN_EPOCH, Loops, set_epoch
+from resume_adapters.core.batch_change import SEVERAL_LOADERS
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.position import length_of
-from resume_adapters.core.resumption import SEVERAL_LOADERS
 from resume_adapters.core.session import Session
 from resume_adapters.errors import StateMismatch
 
@@ -38,7 +38,7 @@ class TrainingLoaders(Session):
             return
         saved = self.own["loaders"]
         if len(loaders) > 1:
-            self.no_horizon = SEVERAL_LOADERS
+            self.batch_change.no_horizon = SEVERAL_LOADERS
         if len(saved) != len(loaders):
             raise StateMismatch(
                 f"{len(saved)} training loaders were saved, this launch has {len(loaders)}: launch with as many, "

@@ -66,7 +66,7 @@ class Restoration(TrainingLoaders):
             spread=functools.partial(module_state.spread, trainer),
             on_batch_change=callback.on_batch_change,
         )
-        self.no_horizon = no_horizon(trainer)
+        self.batch_change.no_horizon = no_horizon(trainer)
         self._proof: dict[str, Any] = {}
         self._steps: int | None = None
 

@@ -53,7 +53,7 @@ class FitSession(Restoration):
             return
         if self.engine is not None:
             self.engine.has_stepped()
-        horizon = None if self._steps is None else self._steps + self.shift
+        horizon = None if self._steps is None else self._steps + self.batch_change.shift
         decision = self.end_step(self.trainer.global_step, self._epoch(), horizon)
         if decision.save:
             self._save_if_needed()

@@ -15,10 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from resume_adapters.core import report
+from resume_adapters.core.batch_change import GIVEN_IN_STEPS
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework, Resumed
 from resume_adapters.core.loop_state import LoopState
-from resume_adapters.core.resumption import GIVEN_IN_STEPS
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
 from resume_adapters.core.state import Stateful
@@ -66,7 +66,7 @@ class ResumableLoop:
             on_batch_change=on_batch_change,
             trackers=framework.trackers,
         )
-        self._session.carries_windows = framework.carries_windows
+        self._session.batch_change.carries_windows = framework.carries_windows
         self._state = LoopState(framework, self._session)
         self._passes = self._state.passes
         self._metrics = self._state.metrics
@@ -120,7 +120,7 @@ class ResumableLoop:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
         self._horizon = (count, max_steps)
         if max_steps is not None:
-            self._session.no_horizon = GIVEN_IN_STEPS
+            self._session.batch_change.no_horizon = GIVEN_IN_STEPS
         self.resume()
         self._over = self._was_finished()
         if self._over:

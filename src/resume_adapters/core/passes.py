@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from resume_adapters.core.batch_change import SEVERAL_LOADERS
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework
 from resume_adapters.core.manifest import PartEntry
-from resume_adapters.core.resumption import SEVERAL_LOADERS
 from resume_adapters.core.session import Session
 
 Tree = dict[str, Any]
@@ -126,7 +126,7 @@ class Passes:
         """
         self._saved, self._saved_begun, self._saved_epoch = saved["loaders"], saved["begun"], saved["epoch"]
         if len(self._saved) > 1:
-            self._session.no_horizon = SEVERAL_LOADERS
+            self._session.batch_change.no_horizon = SEVERAL_LOADERS
         return next((int(feed["consumed"]) for feed in self._saved if feed["number"] is not None), 0)
 
     def adopt(self, consumed: int) -> None:
@@ -151,8 +151,9 @@ class Passes:
             index = len(self._feeds)
             feed.restore(self._saved[index], self._session, self._saved_epoch, lambda own: own["loaders"][index])
             self._session.move_schedules()
-            if self._session.begun:
-                self._framework.begin_within_window(self._session.begun)
-                self._session.begun = 0
+            change = self._session.batch_change
+            if change.begun:
+                self._framework.begin_within_window(change.begun)
+                change.begun = 0
         self._feeds.append(feed)
         return feed

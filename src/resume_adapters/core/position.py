@@ -192,6 +192,25 @@ def _before_to_tree(before: tuple[Any, Tree]) -> Tree:
     return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
 
 
+def cursor_of(epochs: float, own: Tree) -> Tree:
+    """Return, for people, where a rank that saved this as its own is in its first loader that is under way."""
+    states = [each for each in own.get("loaders", [own]) if each.get("position") is not None]
+    state = next((each for each in states if not each["position"]["ended"]), states[0] if states else None)
+    if state is None:
+        return {"epoch": int(epochs)}
+    position, done = state["position"], 0 if state["position"]["ended"] else state["consumed"]
+    elastic = (position["elastic"] or {}).get("cursor", {})
+    samples = elastic.get("consumed", done * state["together"]) if done else 0
+    order = [elastic["seed"], elastic["epoch"]] if elastic else (position["sampler"] or {}).get("iter")
+    return {
+        "epoch": int(epochs),
+        "micro_batches": done,
+        "samples": samples if samples or not done else None,
+        "of": position["length"],
+        "order": (tree.digest_of(order) or "")[:8] if done and order else None,
+    }
+
+
 def batch_size(loader: Any) -> int | None:
     """Return the batch size of a loader, which one with a batch sampler of its own does not say itself."""
     found: int | None = loader.batch_size

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from resume_adapters.core import loader, report, rng, shards, skipping, tree, weights
+from resume_adapters.core import loader, report, rng, shards, skipping, weights
+from resume_adapters.core.batch_change import BatchChange
 from resume_adapters.core.buckets import BucketOrder
-from resume_adapters.core.cursor import steps_done
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.manifest import tell
+from resume_adapters.core.position import cursor_of
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.schedules import Schedules
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
-
-KEEP_SAMPLES = "keep-samples"
-"""What ``on_batch_change`` is called where a run goes on by samples."""
-
-GIVEN_IN_STEPS = "max_steps= counts steps, which have another number of samples now. Give the run's length in epochs"
-SEVERAL_LOADERS = "of several training loaders each would have to be divided alike"
-"""Why a run's length cannot be computed; see :attr:`Resumption.no_horizon`."""
+from resume_adapters.errors import NotRestored, StateMismatch
 
 Tree = dict[str, Any]
 
@@ -56,10 +50,7 @@ class Resumption:
 
     Attributes:
         schedules: what the adapter noted of the learning rate schedules before it loaded them.
-        no_horizon: why the run's length cannot be computed where an optimizer step has another number of samples.
-        carries_windows: an accumulation goes on from one pass over the data into the next.
-        begun: batches of the first step's accumulation that were consumed in steps of another size.
-        shift: optimizer steps that the run has taken beyond those that would have brought it here in this launch.
+        batch_change: what follows where an optimizer step has another number of samples.
         checkpoint: what this call resumes from; ``None`` for a fresh start.
         own: what this rank alone saved in it; ``None`` for a fresh start and for a foreign checkpoint. Where it was
             saved by fewer ranks, what another rank saved.
@@ -79,20 +70,13 @@ class Resumption:
         spread: Callable[[], Mapping[str, Any]] = dict,
         on_batch_change: str = "refuse",
     ) -> None:
-        if on_batch_change not in ("refuse", KEEP_SAMPLES):
-            raise UnsupportedSetting(f'on_batch_change={on_batch_change!r} is neither "refuse" nor "{KEEP_SAMPLES}"')
         self.run = run
         self.parts = parts
         self.verify = verify
         self.topology = dict(topology)
-        self.accumulation = accumulation
         self.fixed = dict(fixed or {})
-        self.keeps_samples = on_batch_change == KEEP_SAMPLES
         self.schedules = Schedules()
-        self.no_horizon = ""
-        self.carries_windows = False
-        self.shift = self.begun = 0
-        self._steps_here: int | None = None
+        self.batch_change = BatchChange(on_batch_change, accumulation)
         self._everyone: list[Any] = []
         self.checkpoint: Checkpoint | None = None
         self.own: Any = None
@@ -120,7 +104,7 @@ class Resumption:
             saved_by = self.checkpoint.manifest.world_size
             self.own = self.run.saved(self.checkpoint).own(self.run.ranks.rank % saved_by)
             if self.own is not None:
-                self.shift = self.own["shift"]
+                self.batch_change.shift = self.own["shift"]
                 self.moved = _differences(
                     self.own["topology"] | {_RANKS: saved_by}, {_RANKS: self.run.ranks.world_size, **self.topology}
                 )
@@ -153,7 +137,7 @@ class Resumption:
             consumed: batches of the training loop that are done of this pass.
             together: samples in such a batch, on all ranks together.
         """
-        samples = together * self.accumulation
+        samples = self.batch_change.samples(together)
         return {"position": position, "consumed": consumed, "together": together, "samples": samples}
 
     def restore_loader(
@@ -190,59 +174,44 @@ class Resumption:
         if not moved:
             watched.restore(position)
             return int(saved["consumed"])
-        before, now = saved["samples"], together * self.accumulation
+        assert self.checkpoint is not None
         if not watched.is_elastic or position["elastic"] is None:
             raise self._mismatch(
                 moved,
                 "the order of the batches depends on it, so others would silently follow. Data of resume_adapters.data "
                 "can be taken up with it, in a run that has begun with them",
             )
-        if before != now:
-            consumed = self._go_on_by_samples(watched, saved, together, moved, epoch, length)
+        if self.is_rebatched(saved, together):
+            consumed = self._go_on_by_samples(watched, saved, together, epoch, length)
         else:
+            now = self.batch_change.samples(together)
             report.logger.info("Saved with %s: each optimizer step has %d samples, as before.", "; ".join(moved), now)
             consumed = saved["consumed"] * saved["together"] // together
-            if self.keeps_samples and self.checkpoint is not None:
-                self._steps_here = self.checkpoint.step - self.shift
+            self.batch_change.stay(self.checkpoint.step)
         everyone = [of_rank(own)["position"] for own in self.everyone()]
         watched.adopt(self.of_this_rank(position), everyone, int(consumed * share))
         return int(consumed)
 
     def is_rebatched(self, saved: Tree, together: int) -> bool:
         """Return whether an optimizer step had another number of samples than it has now."""
-        return bool(saved["samples"] != together * self.accumulation)
+        return bool(saved["samples"] != self.batch_change.samples(together))
 
     def _go_on_by_samples(
-        self,
-        watched: LoaderWatch,
-        saved: Tree,
-        together: int,
-        moved: Sequence[str],
-        epoch: int,
-        length: int | None,
+        self, watched: LoaderWatch, saved: Tree, together: int, epoch: int, length: int | None
     ) -> int:
-        """Find where in this launch's steps the position is, for the schedules; return the batches that are done."""
+        """Find where in this launch's steps the position is; return the batches that are done of its pass."""
         assert self.checkpoint is not None
-        before, now = saved["samples"], together * self.accumulation
-        if not self.keeps_samples:
-            raise self._mismatch(
-                moved,
-                f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
-                "number of steps would silently be others. Change the batch size or the accumulation so that it has "
-                f'{before}, or go on by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"',
-            )
-        left = watched.left(saved["position"], together)
-        if left is None or length is None or self.no_horizon:
-            reason = self.no_horizon or "how many samples a pass over the data has is not known"
-            raise self._mismatch(moved, f"the schedule's length cannot be computed anew: {reason}")
+        change, before, now = self.batch_change, saved["samples"], self.batch_change.samples(together)
+        left = watched.left(saved["position"], together) if change.keeps_samples else None
+        if obstacle := change.obstacle(before, now, left, length):
+            raise self._mismatch(self.moved, obstacle)
+        assert left is not None and length is not None
         consumed = max(0, length - left)
-        steps = steps_done(epoch, consumed, length, self.accumulation, carried=self.carries_windows)
-        self.begun = consumed % self.accumulation
-        self._steps_here, self.shift = steps, self.checkpoint.step - steps
+        steps = change.go_on(self.checkpoint.step, epoch, consumed, length)
         report.logger.info(
             "Saved with %s: an optimizer step had %d samples and has %d now. Going on by samples: after %d steps the "
             "run is where %d steps of this size would have brought it.",
-            "; ".join(moved),
+            "; ".join(self.moved),
             before,
             now,
             self.checkpoint.step,
@@ -258,8 +227,8 @@ class Resumption:
         Raises:
             StateMismatch: a schedule does not go by counting steps.
         """
-        if self._steps_here is not None:
-            self.schedules.move(self._steps_here)
+        if self.batch_change.steps is not None:
+            self.schedules.move(self.batch_change.steps)
 
     def of_this_rank(self, position: Tree) -> Tree:
         """Return a saved position with random state that no other rank has, where this rank had saved none."""
@@ -388,25 +357,6 @@ class Resumption:
             order.replay(saved[0])
         else:
             order.record()
-
-
-def cursor_of(epochs: float, own: Tree) -> Tree:
-    """Return, for people, where a rank that saved this as its own is in its first loader that is under way."""
-    states = [each for each in own.get("loaders", [own]) if each.get("position") is not None]
-    state = next((each for each in states if not each["position"]["ended"]), states[0] if states else None)
-    if state is None:
-        return {"epoch": int(epochs)}
-    position, done = state["position"], 0 if state["position"]["ended"] else state["consumed"]
-    elastic = (position["elastic"] or {}).get("cursor", {})
-    samples = elastic.get("consumed", done * state["together"]) if done else 0
-    order = [elastic["seed"], elastic["epoch"]] if elastic else (position["sampler"] or {}).get("iter")
-    return {
-        "epoch": int(epochs),
-        "micro_batches": done,
-        "samples": samples if samples or not done else None,
-        "of": position["length"],
-        "order": (tree.digest_of(order) or "")[:8] if done and order else None,
-    }
 
 
 def _differences(saved: Mapping[str, int], here: Mapping[str, int]) -> list[str]:

@@ -13,7 +13,8 @@ from typing import Any
 from resume_adapters.core import report, rng, weights
 from resume_adapters.core.lifecycle import Decision
 from resume_adapters.core.manifest import PartEntry, tell
-from resume_adapters.core.resumption import Resumption, Tree, cursor_of
+from resume_adapters.core.position import cursor_of
+from resume_adapters.core.resumption import Resumption, Tree
 from resume_adapters.core.state import Stateful, Value
 
 RESERVED = ("architecture", "callbacks", "trackers", "manifest")
@@ -118,8 +119,14 @@ class Session(Resumption):
 
         def of_this_rank() -> dict[str, Any]:
             kept.update(own())
-            added = {"topology": self.topology, "fixed": self.fixed, "shares": self._shares(), "shift": self.shift}
-            return {**kept, **added, "buckets": [each.order for each in self._orders]}
+            return {
+                **kept,
+                "topology": self.topology,
+                "fixed": self.fixed,
+                "shares": self._shares(),
+                "shift": self.batch_change.shift,
+                "buckets": [each.order for each in self._orders],
+            }
 
         kept: Tree = {}
 
