@@ -14,17 +14,17 @@ comes out is the data that would have come.
 
 from __future__ import annotations
 
-import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from resume_adapters.core import rng, tree
+from resume_adapters.core import rng
 from resume_adapters.core.position import LoaderPosition, length_of
+from resume_adapters.core.replay import Replay
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.sampler import WatchedSampler
+from resume_adapters.core.watched import WatchedIterator, watched_class
 from resume_adapters.core.workers import WorkerCollate, WorkerInit
-from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 Tree = dict[str, Any]
 
@@ -74,16 +74,13 @@ class LoaderWatch(LoaderPosition):
         self._held = False
         self._pending: Tree | None = None
         self._is_empty = False
-        self._before: deque[Any] = deque()
-        self._ahead = 0
-        self._step: Tree | None = None
-        self._proof: list[Any] | None = None
+        self._replay: Replay | None = None
         self._init: WorkerInit | None = None
         self._made = self._forget_initial_iterator()
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
             self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
-        loader.__class__ = _watched_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
+        loader.__class__ = watched_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_watch = self
 
     def _forget_initial_iterator(self) -> Tree | None:
@@ -206,7 +203,7 @@ class LoaderWatch(LoaderPosition):
             inner = self._continue(make, position)
         if self._elastic and self.workers:
             self._elastic.started()
-        return _WatchedIterator(self, inner)
+        return WatchedIterator(self._next, inner)
 
     def _begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if self._made is not None:
@@ -251,12 +248,8 @@ class LoaderWatch(LoaderPosition):
         for _ in self.show_skipping(passed_over) if self.is_stream and not self._elastic else passed_over:
             self.on_skip()
             self._fetch(inner)
-        self._before = deque(position["before"])
-        self._ahead = position["ahead"]
-        self._proof = position["proof"]
-        self._step = position["step"]
-        if self._ahead == 0:
-            self._finish_restoring()
+        self._replay = Replay(position, self._registered)
+        self.restored = self._replay.is_over
         return inner
 
     def _seek(self, position: Tree) -> None:
@@ -276,33 +269,14 @@ class LoaderWatch(LoaderPosition):
         finally:
             self._init.states = {}
 
-    def next(self, inner: Iterator[Any]) -> Any:
-        """Fetch the next batch of the pass."""
-        if self._before:
-            before = self._before.popleft()
-            rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
-            rng.restore_registered(before["registered"], self._registered)
+    def _next(self, inner: Iterator[Any]) -> Any:
+        if self._replay is None or self._replay.is_over:
+            return self._fetch(inner)
+        self._replay.prepare()
         batch = self._fetch(inner)
-        if self._ahead:
-            self._ahead -= 1
-            if self._ahead == 0:
-                self._prove(batch)
-                self._finish_restoring()
+        self._replay.take(batch)
+        self.restored = self._replay.is_over
         return batch
-
-    def _prove(self, batch: Any) -> None:
-        if self._proof is not None and tree.digest_of(batch) != self._proof[1]:
-            raise NotRestored(
-                f"batch {self._proof[0]} of this pass is not the batch that followed when the checkpoint was saved: "
-                "the data were changed, or their order depends on state that is not captured (a generator of its own: "
-                "register it as a part; a stream that counts its passes: give it set_epoch)"
-            )
-
-    def _finish_restoring(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            rng.restore_with(step, self._registered)
-        self.restored = True
 
     # ---- The sampler and the generators
 
@@ -315,44 +289,6 @@ class LoaderWatch(LoaderPosition):
         return self._sampler
 
     def _watched_sampler(self) -> WatchedSampler:
-        sampler = self.loader._index_sampler  # seam: torch 2.13, overridden in _watched_class
+        sampler = self.loader._index_sampler  # seam: torch 2.13, overridden in watched_class
         assert isinstance(sampler, WatchedSampler)
         return sampler
-
-
-class _WatchedIterator:
-    """One pass over a watched loader."""
-
-    def __init__(self, owner: LoaderWatch, inner: Iterator[Any]) -> None:
-        self._owner = owner
-        self._inner = inner
-
-    def __iter__(self) -> _WatchedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        return self._owner.next(self._inner)
-
-    def __len__(self) -> int:
-        return len(self._inner)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-@functools.cache
-def _watched_class(base: Any) -> Any:
-    """Return the subclass of a loader class that asks its watch; the same one for the same class."""
-
-    class Watched(base):  # type: ignore[misc]  # the base is known at run time
-        def __iter__(self) -> Iterator[Any]:
-            watch: LoaderWatch = self.resume_watch
-            return watch.iterate(super().__iter__)
-
-        # seam: DataLoader._index_sampler (torch 2.13): `batch_sampler` and `sampler` cannot be set after construction.
-        @property
-        def _index_sampler(self) -> Any:
-            return self.resume_watch.sampler(super()._index_sampler)
-
-    Watched.__name__, Watched.__qualname__, Watched.__module__ = base.__name__, base.__qualname__, base.__module__
-    return Watched
