@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from resume_adapters.core import rng, tree
+from resume_adapters.core import comparison, rng
 from resume_adapters.core.buckets import BucketOrder
 from resume_adapters.errors import StateMismatch
 
@@ -46,7 +46,7 @@ def test_a_replayed_order_is_the_recorded_one_and_leaves_no_trace() -> None:
     replayed.replay(recorded.order)
     assert replayed.order == recorded.order
     assert all(parameter.grad is None for parameter in resumed.parameters())
-    assert tree.first_difference([before, weights], [rng.capture(), dict(resumed.state_dict())]) is None
+    assert comparison.first_difference([before, weights], [rng.capture(), dict(resumed.state_dict())]) is None
     resumed(torch.ones(1, 3)).sum().backward()
     first.zero_grad()
     first(torch.ones(1, 3)).sum().backward()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from resume_adapters.core import state, tree
+from resume_adapters.core import comparison, state, tree
 from resume_adapters.core.framework import Resumed
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.state import Buffers, Stateful
@@ -450,7 +450,7 @@ def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> 
     before = copy.deepcopy(launch.framework.state_dict())
     with pytest.raises(StateMismatch, match=r"3\.bias: saved nothing, the model has float32"):
         launch()
-    assert tree.first_difference(before, launch.framework.state_dict()) is None
+    assert comparison.first_difference(before, launch.framework.state_dict()) is None
 
 
 def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:

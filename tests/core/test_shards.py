@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from resume_adapters.core import shards, tree
+from resume_adapters.core import comparison, shards
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
@@ -44,7 +44,7 @@ STATE = {
 def whole(state: Any) -> dict[str, int]:
     before = copy.deepcopy(state)
     found = {"state": shards.digest(state, is_first=True)}
-    assert tree.first_difference(before, state) is None, "what is looked at must stay as it is"
+    assert comparison.first_difference(before, state) is None, "what is looked at must stay as it is"
     return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from resume_adapters.core import rng, tree
+from resume_adapters.core import comparison, rng, tree
 from resume_adapters.core.storage import Storage
 from resume_adapters.errors import CheckpointDamaged, NotRestored, UnsupportedSetting
 
@@ -186,7 +186,7 @@ def prove(name: str, saved: Any, live: Any) -> None:
     Raises:
         NotRestored: naming the part and the first difference.
     """
-    difference = tree.first_difference(saved, live)
+    difference = comparison.first_difference(saved, live)
     if difference is not None:
         raise NotRestored(
             f"{name} was loaded but did not come back as it was saved; {difference}. Its load_state_dict() drops or "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from resume_adapters.core import keys, tree
+from resume_adapters.core import comparison, keys
 from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def prove(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: P
     """
     live = module.state_dict()
     for key, name in match(saved, live, checkpoint).items():
-        if not tree.same_bits(saved[name], live[key]):
+        if not comparison.same_bits(saved[name], live[key]):
             raise NotRestored(
                 f"model: {key} differs from {name} of {checkpoint.name} after loading (saved {saved[name].dtype} "
                 f"{tuple(saved[name].shape)}, live {live[key].dtype} {tuple(live[key].shape)})",

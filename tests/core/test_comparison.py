@@ -1,0 +1,66 @@
+"""State dict trees compared: every difference has its place, and what is equal has none."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resume_adapters.core import comparison
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "place"),
+    [
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1"),
+        ({"a": 1}, {}, "a: not restored"),
+        ({}, {"a": 1}, "a: was not saved"),
+        ([1], [1, 2], "1 items saved, 2 restored"),
+        (1, True, "saved 1, restored True"),
+        (1, 1.0, "saved 1, restored 1.0"),
+        (0.0, -0.0, "saved 0.0"),
+        ("1", 1, "saved '1'"),
+        (None, 0, "saved None"),
+        (b"x", b"y", "saved b'x'"),
+        ({1}, {2}, "saved {1}"),
+        (np.float32(1), np.float32(2), "float32"),
+        (np.float32(1), np.float64(1), "float32"),
+        (np.zeros(2), np.zeros((1, 2)), "float64 (2,)"),
+        (np.zeros(1), np.array([-0.0]), "float64"),
+        (torch.zeros(1), torch.tensor([-0.0]), "torch.float32 (1,)"),
+        (torch.zeros(1), torch.zeros(1, dtype=torch.float64), "torch.float64"),
+        (torch.zeros(1), torch.zeros(1, 1), "(1, 1)"),
+        (torch.zeros(1), 0.0, "saved tensor"),
+        (torch.float32, torch.float64, "torch.float32"),
+        ({1: {"a": (0, 1)}}, {1: {"a": (0, 2)}}, "1.a.1"),
+    ],
+)
+def test_every_kind_of_difference_is_found_and_placed(saved: Any, live: Any, place: str) -> None:
+    difference = comparison.first_difference(saved, live)
+    assert difference is not None
+    assert place in difference
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: math.nan,
+        lambda: np.float32("nan"),
+        lambda: torch.tensor([math.nan]),
+        lambda: np.array([math.nan]),
+        lambda: collections.UserDict(a=torch.ones(2)),
+        lambda: {"b": (1, [2.5, None])},
+    ],
+)
+def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
+    assert comparison.first_difference(make(), make()) is None
+
+
+def test_a_numpy_number_stands_for_pythons() -> None:
+    assert comparison.first_difference(0.5, np.float64(0.5)) is None
+    assert comparison.first_difference(np.int64(3), 3) is None
