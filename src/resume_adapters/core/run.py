@@ -211,22 +211,20 @@ class ResumableRun:
         files, described = write(
             pending, native=native, own=own, parts=parts, owner=owner, facts=facts, clock=self.clock
         )
-
-        def describe(entries: tuple[FileEntry, ...]) -> Manifest:
-            return Manifest(
-                step=step,
-                world_size=self.ranks.world_size,
-                generation=self.generation,
-                files=entries,
-                package=_version(),
-                framework=self.framework,
-                best=best,
-                ranks=self.sharing.members if self.sharing.is_partial else None,
-                **described,
-            )
-
-        self.committer.commit(pending, files, describe, began)
+        manifest = functools.partial(self._manifest, step=step, best=best, **described)
+        self.committer.commit(pending, files, manifest, began)
         self._lifecycle.saved(began)
+
+    def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
+        return Manifest(
+            world_size=self.ranks.world_size,
+            generation=self.generation,
+            files=files,
+            package=_version(),
+            framework=self.framework,
+            ranks=self.sharing.members if self.sharing.is_partial else None,
+            **facts,
+        )
 
     def flush(self) -> None:
         """Wait for the commit that is under way, and raise what it raised."""

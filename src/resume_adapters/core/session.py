@@ -99,16 +99,17 @@ class Session(Resumption):
             best: name of the best checkpoint.
             is_file: the framework writes one file of that name, not a directory.
         """
+        kept: Tree = {}
+        architecture = self._architecture(model)
+
+        def of_this_rank() -> Tree:
+            kept.update(own())
+            return kept | self._of_this_launch()
 
         def described() -> dict[str, Any]:
-            found = entries()
-            if not self._reported and self.run.ranks.rank == 0:
-                report.parts(found)
-            self._reported = True
-            known = facts()
+            found, known = entries(), facts()
             cursor = cursor_of(known["epoch"], kept)
-            if self.run.ranks.rank == 0:
-                report.logger.info("%s saved at %s.", name, tell(cursor))
+            self._say(found, f"{name} saved at {tell(cursor)}.")
             return {
                 "reason": self.reason,
                 "parts": tuple(found),
@@ -117,20 +118,6 @@ class Session(Resumption):
                 **known,
             }
 
-        def of_this_rank() -> dict[str, Any]:
-            kept.update(own())
-            return {
-                **kept,
-                "topology": self.topology,
-                "fixed": self.fixed,
-                "shares": self._shares(),
-                "shift": self.batch_change.shift,
-                "buckets": [each.order for each in self._orders],
-            }
-
-        kept: Tree = {}
-
-        architecture = self._architecture(model)
         added = {"architecture": Value(architecture), "trackers": Value(self._trackers.capture())}
         self.run.save(
             name,
@@ -144,6 +131,22 @@ class Session(Resumption):
             is_file=is_file,
         )
         self.reason = "scheduled"
+
+    def _of_this_launch(self) -> Tree:
+        return {
+            "topology": self.topology,
+            "fixed": self.fixed,
+            "shares": self._shares(),
+            "shift": self.batch_change.shift,
+            "buckets": [each.order for each in self._orders],
+        }
+
+    def _say(self, entries: Sequence[PartEntry], saved: str) -> None:
+        if self.run.ranks.rank == 0:
+            if not self._reported:
+                report.parts(entries)
+            report.logger.info(saved)
+        self._reported = True
 
     def missing_generators(self, places: Mapping[str, Any], registers: str) -> list[PartEntry]:
         """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
