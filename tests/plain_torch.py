@@ -7,6 +7,7 @@ the script at any batch and launch it again within its own process.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,14 @@ def killed_after(batches: int) -> Callable[[Launch], None]:
             raise Killed
 
     return die
+
+
+def reasons(directory: Path) -> dict[int, str]:
+    """Return why each step was saved."""
+    found = [manifest(path) for path in directory.glob("checkpoint-*")]
+    return {each["step"]: each["reason"] for each in found}
+
+
+def manifest(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((checkpoint / "resume" / "manifest.json").read_text())["manifest"]
+    return found

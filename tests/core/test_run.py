@@ -1,4 +1,4 @@
-"""A run directory in trouble: not usable, full, owned by another start; and errors of the background commit."""
+"""A run directory in trouble: not usable, full, owned by another start."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resume_adapters import KeepAll, KeepLast
-from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.state import Value
+from resume_adapters import KeepLast
 from resume_adapters.core.storage import LocalStorage
 from resume_adapters.errors import (
     CheckpointDamaged,
     FencedOff,
-    NotRestored,
     NotSerialisable,
     ResumeError,
     RunDirectoryUnusable,
@@ -186,60 +181,6 @@ job.commit(30)
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
     assert set(miniature.committed(tmp_path).values()) == {10, 30}
     assert resource.getrlimit(resource.RLIMIT_FSIZE) != (20000, 20000)
-
-
-# ---- Errors of the background commit
-
-
-class Stuck(LocalStorage):
-    """A disk whose syncs of one file fail."""
-
-    name = "no file"
-
-    def sync(self, path: Path) -> None:
-        if path.name == self.name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().sync(path)
-
-
-@pytest.fixture
-def failing(tmp_path: Path) -> Iterator[Miniature]:
-    """A run whose second commit fails in the background, unseen so far."""
-    storage = Stuck()
-    job = Miniature(tmp_path, storage=storage)
-    job.commit(10)
-    storage.name = "model.bin"
-    job.save(20)
-    wait(job.run.committer.under_way)
-    storage.name = "no file"
-    yield job
-
-
-def test_an_error_of_the_commit_is_raised_by_the_next_save_once(failing: Miniature) -> None:
-    with pytest.raises(SaveFailed, match="checkpoint-20"):
-        failing.save(30)
-    failing.commit(30)
-    assert failing.committed() == {"checkpoint-10": 10, "checkpoint-30": 30}
-
-
-def test_an_error_of_the_commit_is_raised_by_flush(failing: Miniature) -> None:
-    with pytest.raises(SaveFailed, match="checkpoint-20"):
-        failing.run.flush()
-    failing.run.flush()
-
-
-def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None:
-    with pytest.raises(SaveFailed, match="checkpoint-20"):
-        failing.run.close()
-    failing.run.close()
-
-
-def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:
-    with pytest.raises(SaveFailed):
-        failing.run.flush()
-    assert failing.run.last_commit == 10
-    failing.run.record("failed", step=20)
-    assert json.loads((failing.run.directory / ".resume" / "status.json").read_bytes())["last_commit"] == 10
 
 
 def test_a_part_that_cannot_be_saved_fails_the_save_with_its_name(tmp_path: Path) -> None:
@@ -420,52 +361,3 @@ def test_a_checkpoint_can_be_asked_for_before_it_is_read(tmp_path: Path) -> None
     faults.flip(tmp_path / "checkpoint-10" / "model.bin")
     with pytest.raises(CheckpointDamaged, match=r"model\.bin has the digest"):
         job.run.require_valid(tmp_path / "checkpoint-10")
-
-
-def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(tmp_path: Path) -> None:
-    storage = faults.FailingStorage(errno.EIO, 10**9)
-    job = Miniature(tmp_path, storage=storage, keep=KeepAll())
-    for step in (10, 20):
-        job.commit(step)
-    job.run.committer.keep = KeepLast(1)
-    storage.fail_at = len(storage.operations)
-    job.run.prune_later()
-    with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):
-        job.run.flush()
-    storage.fail_at = None
-    job.run.prune_later(best="checkpoint-10")
-    job.run.flush()
-    assert set(job.committed()) == {"checkpoint-10", "checkpoint-20"}
-    job.run.prune_later()
-    job.run.flush()
-    assert set(job.committed()) == {"checkpoint-20"}
-
-
-def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_proved(tmp_path: Path) -> None:
-    class Dropping:
-        def state_dict(self) -> dict[str, int]:
-            return {"count": 0}
-
-        def load_state_dict(self, state: Any) -> None: ...
-
-    job = Miniature(tmp_path)
-    job.commit(10)
-    resumed = Miniature(tmp_path)
-    assert resumed.choice.checkpoint is not None
-    with pytest.raises(NotRestored, match=r"ema was loaded but did not come back.*shadow: not restored"):
-        resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
-    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
-    foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
-    resumed.run.saved(foreign).restore({"ema": Dropping()}, verify=True)
-    value = Value({"shadow": 1})
-    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
-    assert value.value["step"] == 10
-
-
-def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> None:
-    job = Miniature(tmp_path)
-    job.commit(10)
-    (tmp_path / "checkpoint-10" / "resume" / "ema.safetensors").unlink()
-    assert job.run.resumed is None
-    with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
-        job.run.saved(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")

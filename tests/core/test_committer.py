@@ -1,0 +1,89 @@
+"""What goes wrong in the background comes with the next verb, once."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.storage import LocalStorage
+from resume_adapters.errors import SaveFailed
+
+import faults
+from miniature import Miniature
+
+
+class Stuck(LocalStorage):
+    """A disk whose syncs of one file fail."""
+
+    name = "no file"
+
+    def sync(self, path: Path) -> None:
+        if path.name == self.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(path)
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Miniature]:
+    """A run whose second commit fails in the background, unseen so far."""
+    storage = Stuck()
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10)
+    storage.name = "model.bin"
+    job.save(20)
+    wait(job.run.committer.under_way)
+    storage.name = "no file"
+    yield job
+
+
+def test_an_error_of_the_commit_is_raised_by_the_next_save_once(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.save(30)
+    failing.commit(30)
+    assert failing.committed() == {"checkpoint-10": 10, "checkpoint-30": 30}
+
+
+def test_an_error_of_the_commit_is_raised_by_flush(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.run.flush()
+    failing.run.flush()
+
+
+def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed, match="checkpoint-20"):
+        failing.run.close()
+    failing.run.close()
+
+
+def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:
+    with pytest.raises(SaveFailed):
+        failing.run.flush()
+    assert failing.run.last_commit == 10
+    failing.run.record("failed", step=20)
+    assert json.loads((failing.run.directory / ".resume" / "status.json").read_bytes())["last_commit"] == 10
+
+
+def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(tmp_path: Path) -> None:
+    storage = faults.FailingStorage(errno.EIO, 10**9)
+    job = Miniature(tmp_path, storage=storage, keep=KeepAll())
+    for step in (10, 20):
+        job.commit(step)
+    job.run.committer.keep = KeepLast(1)
+    storage.fail_at = len(storage.operations)
+    job.run.prune_later()
+    with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):
+        job.run.flush()
+    storage.fail_at = None
+    job.run.prune_later(best="checkpoint-10")
+    job.run.flush()
+    assert set(job.committed()) == {"checkpoint-10", "checkpoint-20"}
+    job.run.prune_later()
+    job.run.flush()
+    assert set(job.committed()) == {"checkpoint-20"}

@@ -1,0 +1,51 @@
+"""What a script tells of its losses and metrics, in the manifests and in the choice of the best checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.errors import UnsupportedSetting
+
+from plain_torch import Killed, Launch, killed_after, manifest, reasons
+
+
+def test_the_best_is_saved_and_remembered(tmp_path: Path) -> None:
+    found = []
+
+    def evaluate(launch: Launch) -> None:
+        values = {3: 2.0, 5: 1.0, 7: float("nan"), 9: 1.5, 11: 0.5}
+        if launch.loop.global_step in values:
+            found.append(launch.loop.best(values[launch.loop.global_step], name="eval_loss"))
+        killed_after(8)(launch)
+
+    with pytest.raises(Killed):
+        Launch(tmp_path, evaluate, save_every=100)()
+    assert found == [True, True, False]
+    found.clear()
+    Launch(tmp_path, evaluate, save_every=100, epochs=2)()
+    assert found == [False, False, True], "step 7 comes again"
+    assert reasons(tmp_path) == {3: "best", 5: "best", 11: "best", 12: "finished"}
+    saved = manifest(tmp_path / "checkpoint-11")
+    assert (saved["metrics"]["eval_loss"], saved["best"]) == (0.5, "checkpoint-11")
+
+
+def test_the_best_may_be_the_greatest_and_nothing_else(tmp_path: Path) -> None:
+    found = []
+    Launch(tmp_path, lambda launch: found.append(launch.loop.best(-abs(4 - len(launch.trace)), mode="max")))()
+    assert found == [True] * 4 + [False] * 14
+    with pytest.raises(UnsupportedSetting, match="mode='least' says neither"):
+        Launch(tmp_path).loop.best(1.0, mode="least")
+
+
+def test_a_step_may_tell_no_loss_and_other_metrics(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    assert launch.loop.mean_loss == 0.0
+    with launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(launch.loader()):
+                launch.framework.train(batch)
+                launch.loop.step(metrics={"norm": 0.25})
+    assert manifest(tmp_path / "checkpoint-4")["metrics"] == {"norm": 0.25}
+    assert launch.loop.mean_loss == 0.0

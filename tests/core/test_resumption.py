@@ -1,0 +1,174 @@
+"""Another launch than the one that saved: of a model, of ranks, of parts, of a format that are not the same."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import operator
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core import comparison, state, tree
+from resume_adapters.core.framework import Resumed
+from resume_adapters.core.state import Buffers, Stateful
+from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch
+
+from launch import Server
+from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after
+
+JOB = Path(__file__).with_name("job.py")
+
+
+@pytest.mark.parametrize("script", ["plain", "followed"])
+def test_a_checkpoint_of_the_bare_framework_is_taken_up(
+    tmp_path: Path, script: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = Launch(tmp_path / "never", script=script)()
+    bare = tmp_path / "run" / "checkpoint-8"
+    bare.mkdir(parents=True)
+    torch.save(torch.load(tmp_path / "never" / "checkpoint-8" / WEIGHTS, weights_only=True), bare / WEIGHTS)
+    with caplog.at_level("INFO", "resume_adapters"):
+        last = Launch(tmp_path / "run", script=script)()
+    assert "checkpoint-8 was made without this package" in caplog.text
+    assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[8:]]
+
+
+def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the checkpoint plugin of Lightning writes them by itself: what the framework saved, and a manifest."""
+    native = state._write_encoded
+
+    def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+        if name != "rank-00000":
+            native(storage, directory, name, document, tensors)
+
+    whole = Launch(tmp_path / "never")()
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_write_encoded", write)
+        with pytest.raises(Killed):
+            Launch(tmp_path / "run", killed_after(5))()
+    last = Launch(tmp_path / "run")()
+    assert last.loop.resume() == Resumed(0, 4, 4)
+    assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[4:]]
+
+
+def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 2})
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5))()
+    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 4})
+    launch = Launch(tmp_path)
+    words = "checkpoint-4 was saved with number of stages 2, this launch has 4: it cannot be resumed from"
+    with pytest.raises(StateMismatch, match=words):
+        launch()
+    assert not launch.trace
+
+
+def test_one_rank_goes_on_as_two_and_two_as_one(server: Server, tmp_path: Path) -> None:
+    """Each step has the samples that it would have had; each rank its own random numbers, buffers and batches."""
+    expected = Launch(tmp_path / "never", data="elastic")()
+    samples = [sorted(line[2]) for line in expected.trace]
+    with pytest.raises(Killed):
+        Launch(tmp_path / "one", killed_after(5), data="elastic")()
+    words = ["train", str(tmp_path / "one"), str(tmp_path / "two")]
+    server.start(JOB, words, tmp_path, 2, {}).wait(60).require_success()
+    first, second = (json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2))
+    for name, start in (("one", 4), ("two", 0)):
+        together = [sorted(mine + other) for mine, other in zip(first[name], second[name], strict=True)]
+        assert together == samples[start : start + len(together)], name
+    assert len(first["one"]) == 14 and len(first["two"]) == 9, "five steps, and five from step 4 on"
+    assert first["weights"] == second["weights"] and first["draws"] != second["draws"]
+    last = Launch(tmp_path / "two", data="elastic")()
+    assert last.loop.resume().step == 8
+    assert [sorted(line[2]) for line in last.trace] == samples[8:]
+
+
+def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5))()
+    launch = Launch(tmp_path)
+    launch.framework.model.append(torch.nn.Linear(1, 1))
+    before = copy.deepcopy(launch.framework.state_dict())
+    with pytest.raises(StateMismatch, match=r"3\.bias: saved nothing, the model has float32"):
+        launch()
+    assert comparison.first_difference(before, launch.framework.state_dict()) is None
+
+
+def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), spread=lambda framework: {"weights": framework.state_dict()})()
+    other: dict[str, Any] = {"spread": lambda framework: {"weights": {"one": torch.ones(1)}}}
+    with pytest.raises(NotRestored, match=r"^weights: what the ranks hold of it together"):
+        Launch(tmp_path, **other)()
+    assert Launch(tmp_path, verify=False, **other)().loop.global_step == 18
+
+
+def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    parts: dict[str, Stateful] = {"norms": Buffers({0: norm})}
+    norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(5), parts=parts)()
+    norm.running_mean.zero_()  # type: ignore[union-attr]
+    Launch(tmp_path, killed_after(5), parts=parts).loop.resume()
+    assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
+    with pytest.raises(StateMismatch, match="has no part 'ema'"):
+        Launch(tmp_path, parts={**parts, "ema": Buffers({})})()
+
+
+LACKING: dict[str, tuple[Any, ...]] = {
+    "rank-00000.json": (
+        ("shift",),
+        ("fixed",),
+        ("topology", "gradient_accumulation_steps"),
+        ("shares",),
+        ("begun",),
+        ("losses", "sum"),
+        ("framework", "held"),
+        ("rng",),
+        ("loaders",),
+        ("loaders", 0, "number"),
+        ("loaders", 0, "samples"),
+        ("loaders", 0, "position", "length"),
+        ("loaders", 0, "position", "step"),
+        ("loaders", 0, "position", "elastic"),
+    ),
+    "metrics.json": ((), ("checkpoint",)),
+    "trackers.json": ((),),
+}
+"""What other versions of the format may not have, by file; without a key, the whole file."""
+
+
+@pytest.mark.parametrize(("file", "keys"), [(file, keys) for file, places in LACKING.items() for keys in places])
+def test_a_checkpoint_of_another_version_of_the_format_is_refused(
+    tmp_path: Path, file: str, keys: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is whole, and lacks a key that this version reads: the error names it and its file, and nothing is trained."""
+    native = state._write_encoded
+
+    def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+        if f"{name}.json" != file:
+            native(storage, directory, name, document, tensors)
+        elif keys:
+            content = tree.decode(document, tensors)
+            holder = functools.reduce(operator.getitem, keys[:-1], content)
+            del holder[keys[-1]]
+            native(storage, directory, name, *tree.encode(content))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_write_encoded", write)
+        with pytest.raises(Killed):
+            Launch(tmp_path, killed_after(5), data="elastic")()
+    place = f"{'.'.join(map(str, keys))} in {file}" if keys else file
+    batch = 8 if keys[-1:] in (("samples",), ("step",)) else 4
+    launch = Launch(tmp_path, data="elastic", batch=batch, on_batch_change="keep-samples", spread=lambda framework: {})
+    with pytest.raises(FormatMismatch, match=rf"checkpoint-4 has no {re.escape(place)}.*resume-adapters \d") as refused:
+        launch()
+    assert (refused.value.path, refused.value.step) == (tmp_path / "checkpoint-4", 4)
+    assert not launch.trace

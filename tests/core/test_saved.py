@@ -1,0 +1,44 @@
+"""The parts of the state that a checkpoint holds, read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.resolve import Checkpoint
+from resume_adapters.core.state import Value
+from resume_adapters.errors import CheckpointDamaged, NotRestored
+
+from miniature import Miniature
+
+
+def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_proved(tmp_path: Path) -> None:
+    class Dropping:
+        def state_dict(self) -> dict[str, int]:
+            return {"count": 0}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    job = Miniature(tmp_path)
+    job.commit(10)
+    resumed = Miniature(tmp_path)
+    assert resumed.choice.checkpoint is not None
+    with pytest.raises(NotRestored, match=r"ema was loaded but did not come back.*shadow: not restored"):
+        resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
+    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
+    foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
+    resumed.run.saved(foreign).restore({"ema": Dropping()}, verify=True)
+    value = Value({"shadow": 1})
+    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
+    assert value.value["step"] == 10
+
+
+def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    (tmp_path / "checkpoint-10" / "resume" / "ema.safetensors").unlink()
+    assert job.run.resumed is None
+    with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
+        job.run.saved(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")
