@@ -155,12 +155,14 @@ class ResumableLoop:
 
     def _was_finished(self) -> bool:
         former = self._run.previous
-        horizon = {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
         return (
             former is not None
             and former.state == "finished"
-            and (former.step, former.result) == (self.global_step, horizon)
+            and (former.step, former.result) == (self.global_step, self._result())
         )
+
+    def _result(self) -> dict[str, Any]:
+        return {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
@@ -171,6 +173,7 @@ class ResumableLoop:
         Raises:
             StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
             NotRestored: the data that come now are not those that would have come.
+            UnsupportedSetting: a pass goes on in the next epoch.
         """
         self.resume()
         feed = None if self._over else self._passes.begin(loader)
@@ -296,8 +299,7 @@ class ResumableLoop:
             self._session.reason = "finished"
             self._save()
         self._run.flush()
-        result = {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
-        self._run.record("finished", step=self.global_step, epoch=self._fraction(), result=result)
+        self._run.record("finished", step=self.global_step, epoch=self._fraction(), result=self._result())
         self._run.close()
 
     def __enter__(self) -> ResumableLoop:

@@ -9,6 +9,7 @@ from resume_adapters.core.feed import Feed
 from resume_adapters.core.framework import Framework
 from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.session import Session
+from resume_adapters.errors import UnsupportedSetting
 
 Tree = dict[str, Any]
 
@@ -56,7 +57,16 @@ class Passes:
         self._framework.skip_pass(feed.outer)
 
     def begins_round(self, feed: Feed) -> bool:
-        """Return whether this loader, of those that are iterated together, is the first."""
+        """Return whether this loader, of those that are iterated together, is the first.
+
+        Raises:
+            UnsupportedSetting: its pass was begun in an epoch that is over.
+        """
+        if feed not in self._open:
+            raise UnsupportedSetting(
+                "a pass over a loader goes on in the next epoch, where a relaunch would begin another: ask for "
+                "run.batches(loader) anew in each epoch"
+            )
         return self._open[0] is feed
 
     def leave(self) -> None:
