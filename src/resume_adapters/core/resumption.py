@@ -15,7 +15,7 @@ from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.schedules import Schedules
 from resume_adapters.core.state import Buffers, Stateful
-from resume_adapters.errors import NotRestored, StateMismatch
+from resume_adapters.errors import StateMismatch
 
 Tree = dict[str, Any]
 
@@ -287,17 +287,8 @@ class Resumption:
         if not self.verify or self.own is None:
             return
         assert self.checkpoint is not None
-        saved = shards.together(own["shares"] for own in self.everyone())
-        live = shards.together(self.run.ranks.gather(self._shares()))
-        for name, digest in saved.items():
-            if live.get(name) != digest:
-                raise NotRestored(
-                    f"{name}: what the ranks hold of it together, after loading {self.checkpoint.path.name}, differs "
-                    "from what was saved. A hook or a wrapper changes it while it is loaded: mend it, or pass "
-                    "verify=False to continue with the difference",
-                    path=self.checkpoint.path,
-                    step=self.checkpoint.step,
-                )
+        saved = [own["shares"] for own in self.everyone()]
+        shards.prove(saved, self.run.ranks.gather(self._shares()), self.checkpoint.path, self.checkpoint.step)
 
     def _shares(self) -> dict[str, int]:
         first = self.run.ranks.rank == 0

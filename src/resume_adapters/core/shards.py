@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from resume_adapters.core import tree
+from resume_adapters.errors import NotRestored
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +76,30 @@ def together(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, value in share.items():
             whole[name] = (whole.get(name, 0) + value) & _WORD
     return whole
+
+
+def prove(saved: Iterable[Mapping[str, int]], live: Iterable[Mapping[str, int]], checkpoint: Path, step: int) -> None:
+    """Compare the shares that all ranks had saved with those that they have now.
+
+    Args:
+        saved: every rank's shares by name, as the checkpoint has them.
+        live: every rank's shares now.
+        checkpoint: the checkpoint.
+        step: its step.
+
+    Raises:
+        NotRestored: naming the first component that differs.
+    """
+    loaded = together(live)
+    for name, value in together(saved).items():
+        if loaded.get(name) != value:
+            raise NotRestored(
+                f"{name}: what the ranks hold of it together, after loading {checkpoint.name}, differs from what was "
+                "saved. A hook or a wrapper changes it while it is loaded: mend it, or pass verify=False to continue "
+                "with the difference",
+                path=checkpoint,
+                step=step,
+            )
 
 
 def _without_tensors(value: Any, where: str, found: list[tuple[str, torch.Tensor]]) -> Any:
