@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import accelerate
+
 from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.settings import refuse
+from resume_adapters.core.settings import is_older, refuse
 
 
 def require_supported(trainer: Any, cadence: Cadence | None) -> None:
@@ -29,5 +31,8 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
             getattr(args, "enable_jit_checkpoint", False)
         ),
         "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
+        f"accelerate {accelerate.__version__}, older than 1.9, drives DeepSpeed otherwise than the trainer expects": (
+            trainer.is_deepspeed_enabled and is_older(accelerate.__version__, "1.9")
+        ),
     }
     refuse(refused, "change it, or leave the callback out")

@@ -29,6 +29,7 @@ from datetime import timedelta
 from typing import Any
 
 try:
+    import accelerate
     import transformers
     from transformers import TrainerCallback
 except ImportError as error:
@@ -48,6 +49,7 @@ from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 
 require_version("transformers", transformers.__version__, "4.57", extra="hf")
+require_version("accelerate", accelerate.__version__, "1.6", extra="hf")
 
 
 class ResumeCallback(TrainerCallback):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import types
+from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 import transformers.trainer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from resume_adapters import hf
+from resume_adapters._hf_settings import require_supported
 from resume_adapters.core import loader
+from resume_adapters.errors import UnsupportedSetting
 
 import contract
 
@@ -93,8 +97,19 @@ else:
     FUNCTIONS += ["rotate_checkpoints", "sort_checkpoints"]
 
 
-def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    contract.older_framework_is_refused(hf, transformers, monkeypatch)
+@pytest.mark.parametrize("framework", [transformers, accelerate], ids=lambda each: each.__name__)
+def test_an_older_version_is_refused(framework: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    contract.older_framework_is_refused(hf, framework, monkeypatch)
+
+
+def test_deepspeed_through_an_older_accelerate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = types.SimpleNamespace(args=arguments, is_fsdp_enabled=False, is_deepspeed_enabled=True)
+    monkeypatch.setattr(accelerate, "__version__", "1.9.0")
+    require_supported(trainer, None)
+    monkeypatch.setattr(accelerate, "__version__", "1.8.1")
+    with pytest.raises(UnsupportedSetting, match=r"accelerate 1\.8\.1, older than 1\.9, drives DeepSpeed otherwise"):
+        require_supported(trainer, None)
 
 
 @pytest.mark.parametrize("name", METHODS)
