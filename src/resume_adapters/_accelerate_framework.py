@@ -17,30 +17,9 @@ from resume_adapters.core.manifest import PartEntry
 from resume_adapters.core.replacement import replaced
 from resume_adapters.core.resolve import Checkpoint
 from resume_adapters.core.session import Session
-from resume_adapters.core.state import Stateful
+from resume_adapters.core.state import Several, Stateful
 
 Tree = dict[str, Any]
-
-
-class Registered:
-    """The objects given to ``register_for_checkpointing``, as one part, by the names of their classes."""
-
-    def __init__(self, objects: Iterable[Any]) -> None:
-        self._named: dict[str, Any] = {}
-        for each in objects:
-            name = type(each).__name__
-            same = sum(type(other).__name__ == name for other in self._named.values())
-            self._named[f"{name}.{same}" if same else name] = each
-
-    def state_dict(self) -> Tree:
-        """Return the objects' states by name."""
-        return {name: each.state_dict() for name, each in self._named.items()}
-
-    def load_state_dict(self, saved: Tree) -> None:
-        """Put back what :meth:`state_dict` returned, whatever the order of registration."""
-        for name, each in self._named.items():
-            if name in saved:
-                each.load_state_dict(saved[name])
 
 
 class AccelerateFramework(Framework):
@@ -126,7 +105,7 @@ class AccelerateFramework(Framework):
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:
-            found["registered"] = Registered(self.registered)
+            found["registered"] = Several(_by_class(self.registered))
         return found
 
     def state(self) -> Tree:
@@ -192,7 +171,6 @@ class AccelerateFramework(Framework):
             found.append(
                 PartEntry("scheduler", "framework", f"{len(self._strategy.schedulers)} prepared, by save_state")
             )
-        found += [PartEntry(name, "core", type(part).__name__) for name, part in self.parts().items()]
         if self._strategy.has_lost_buckets():
             found.append(
                 PartEntry(
@@ -203,3 +181,13 @@ class AccelerateFramework(Framework):
                 )
             )
         return found
+
+
+def _by_class(objects: Iterable[Any]) -> Tree:
+    """Return objects by the names of their classes; the second of a class and those after it also have a number."""
+    named: Tree = {}
+    for each in objects:
+        name = type(each).__name__
+        same = sum(type(other).__name__ == name for other in named.values())
+        named[f"{name}.{same}" if same else name] = each
+    return named

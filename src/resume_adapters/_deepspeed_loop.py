@@ -145,7 +145,6 @@ class DeepSpeedFramework(Framework):
         ]
         if self.engine.lr_scheduler is not None:
             found.append(PartEntry("scheduler", "framework", "save_checkpoint"))
-        found += [PartEntry(name, "core", type(part).__name__) for name, part in self.parts().items()]
         return found
 
 

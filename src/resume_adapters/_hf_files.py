@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -131,30 +130,16 @@ def evaluation_workers(trainer: Any) -> list[str]:
     return [name for name, each in loaders.items() if workers.are_kept(each)]
 
 
-class _Callbacks:
-    """The callbacks that have ``state_dict()`` and ``load_state_dict()``, as one part."""
-
-    def __init__(self, callbacks: list[Any]) -> None:
-        self._named = {f"{index}.{type(each).__name__}": each for index, each in enumerate(callbacks)}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: each.state_dict() for name, each in self._named.items()}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for name, each in self._named.items():
-            if name in saved:
-                each.load_state_dict(saved[name])
-
-
 def stateful_callbacks(trainer: Any) -> dict[str, state.Stateful]:
     """Return the part of the callbacks that can save their state by the usual two methods, where there are any."""
     able = [each for each in trainer.callback_handler.callbacks if isinstance(each, state.Stateful)]
-    return {"callbacks": _Callbacks(able)} if able else {}
+    named = {f"{index}.{type(each).__name__}": each for index, each in enumerate(able)}
+    return {"callbacks": state.Several(named)} if able else {}
 
 
-def parts(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
-    """Say of each part who captures it, and of what cannot be captured what it will cost."""
-    by_framework = {
+def entries(trainer: Any) -> list[PartEntry]:
+    """Return an entry for each part that the trainer saves, and for what nobody captures."""
+    notes = {
         "model": "model weights, by save_model",
         "optimizer": "optimizer.pt",
         "scheduler": "scheduler.pt",
@@ -163,19 +148,8 @@ def parts(trainer: Any, named: Mapping[str, Any]) -> list[PartEntry]:
         "callbacks": "trainer_state.json",
     }
     if trainer.accelerator.scaler is None:
-        del by_framework["scaler"]
-    by_core = {
-        "counters": "steps in trainer_state.json; running loss and elapsed time",
-        "rng": "python, numpy, torch and every CUDA device, on every rank",
-        "data": "position of the training loader, with the random state of its workers",
-        "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
-        **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},
-    }
-    return [
-        *(PartEntry(name, "framework", note) for name, note in by_framework.items()),
-        *(PartEntry(name, "core", note) for name, note in by_core.items()),
-        *_missing(trainer),
-    ]
+        del notes["scaler"]
+    return [*(PartEntry(name, "framework", note) for name, note in notes.items()), *_missing(trainer)]
 
 
 def _missing(trainer: Any) -> list[PartEntry]:

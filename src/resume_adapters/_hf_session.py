@@ -121,7 +121,11 @@ class TrainerSession(Evaluations):
     def _entries(self) -> list[PartEntry]:
         trainer = self.trainer
         places = {"train_dataset": trainer.train_dataset, "data_collator": trainer.data_collator}
-        return [*files.parts(trainer, self.parts), *self.missing_generators(places, "ResumeCallback")]
+        return [
+            *files.entries(trainer),
+            *self.entries(self._further_parts(), counters="running loss and elapsed time"),
+            *self.missing_generators(places, "ResumeCallback"),
+        ]
 
     # ---- Ending
 
@@ -161,7 +165,7 @@ class TrainerSession(Evaluations):
         former, trainer = self.run.previous, self.trainer
         assert former is not None
         self._restore_rng_of_the_end()
-        report.logger.info("This run finished at step %d: nothing to do.", former.step)
+        report.finished(former.step)
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

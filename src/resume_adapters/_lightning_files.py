@@ -105,9 +105,9 @@ def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
-    """Say of each part who captures it."""
-    by_framework = {
+def entries(trainer: Any) -> list[PartEntry]:
+    """Return an entry for each part that Lightning saves."""
+    notes = {
         "model": "state_dict",
         "optimizer": "optimizer_states",
         "scheduler": "lr_schedulers",
@@ -115,16 +115,5 @@ def parts(trainer: Any, named: dict[str, Any]) -> list[PartEntry]:
         "callbacks": "state_dict() and on_save_checkpoint() of each",
     }
     if getattr(trainer.precision_plugin, "scaler", None) is None:
-        del by_framework["scaler"]
-    by_core = {
-        "counters": "progress of the loops, gradients of an unfinished accumulation",
-        "rng": "python, numpy, torch and every CUDA device, on every rank",
-        "data": "position of the training loaders, with the random state of their workers",
-        "metrics": "logged values that callbacks and schedulers read; ModelCheckpoint's memory",
-        "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
-        **{name: f"{type(part).__name__}.state_dict()" for name, part in named.items()},
-    }
-    return [
-        *(PartEntry(name, "framework", note) for name, note in by_framework.items()),
-        *(PartEntry(name, "core", note) for name, note in by_core.items()),
-    ]
+        del notes["scaler"]
+    return [PartEntry(name, "framework", note) for name, note in notes.items()]

@@ -136,7 +136,7 @@ class Restoration(TrainingLoaders):
     def _run(self) -> None:
         del self.trainer.fit_loop.run
         if self.finished:
-            report.logger.info("This run finished at step %d: nothing to do.", self.trainer.global_step)
+            report.finished(self.trainer.global_step)
         # Of a finished run too: what followed its last checkpoint may have changed weights, as averaging does.
         self.loops.run_from(self.own["moment"], self._put_back, self._restore_start)
 

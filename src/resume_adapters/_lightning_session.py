@@ -190,7 +190,11 @@ class FitSession(Restoration):
         }
 
     def _entries(self) -> list[PartEntry]:
-        found = files.parts(self.trainer, {**self.parts, **self.further_parts()})
+        counted = {
+            "counters": "progress of the loops, gradients of an unfinished accumulation",
+            "metrics": "logged values that callbacks and schedulers read; ModelCheckpoint's memory",
+        }
+        found = [*files.entries(self.trainer), *self.entries(self.further_parts(), **counted)]
         for loader in self.loops.loaders:
             places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
             found += self.missing_generators(places, "ResumeCallback")

@@ -19,7 +19,7 @@ from resume_adapters.core.state import Buffers, Stateful
 from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch
 
 from launch import Server
-from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after
+from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after, manifest
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -118,6 +118,9 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
     norm.running_mean.zero_()  # type: ignore[union-attr]
     Launch(tmp_path, killed_after(5), parts=parts).loop.resume()
     assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
+    said = [(each["name"], each["by"]) for each in manifest(next(tmp_path.glob("checkpoint-*")))["parts"]]
+    captured = ("counters", "metrics", "rng", "data", "trackers", "norms", "buffers")
+    assert said == [("model", "framework"), *((name, "core") for name in captured)], "each part is said, the user's too"
     with pytest.raises(StateMismatch, match="has no part 'ema'"):
         Launch(tmp_path, parts={**parts, "ema": Buffers({})})()
 

@@ -12,6 +12,7 @@ from resume_adapters.core.ranks import Alone
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.run import ResumableRun
 from resume_adapters.core.session import Session
+from resume_adapters.core.state import Several
 
 from plain_torch import NoTrackers
 
@@ -71,3 +72,12 @@ def test_steps_are_others_where_they_have_another_number_of_samples(
     session = begun(tmp_path, accumulation=accumulation)
     assert session.is_rebatched(saved, together) == other
     session.run.close()
+
+
+def test_several_statefuls_are_one_part_in_whatever_order() -> None:
+    first, second, new = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
+    saved = {"first": {"weight": torch.ones(1, 1)}, "second": {"weight": torch.zeros(1, 1)}}
+    several = Several({"new": new, "second": second, "first": first})
+    expected = {**saved, "new": {"weight": new.weight.detach().clone()}}
+    several.load_state_dict(saved)
+    assert several.state_dict() == expected

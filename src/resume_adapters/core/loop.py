@@ -124,7 +124,7 @@ class ResumableLoop:
         self.resume()
         self._over = self._was_finished()
         if self._over:
-            report.logger.info("This run finished at step %d: nothing to do.", self.global_step)
+            report.finished(self.global_step)
         else:
             try:
                 yield from self._epochs(count)

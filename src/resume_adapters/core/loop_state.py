@@ -104,12 +104,9 @@ class LoopState:
         metrics.forget()
 
     def _entries(self) -> list[PartEntry]:
+        counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
         return [
             *self._framework.entries(),
+            *self._session.entries(self._framework.parts(), **counted),
             *self.passes.missing(),
-            PartEntry("counters", "core", "epoch, step, running loss"),
-            PartEntry("rng", "core", "python, numpy, torch and every CUDA device, on every rank"),
-            PartEntry("data", "core", "position of the training loaders, with the random state of their workers"),
-            PartEntry("metrics", "core", "best values, and which checkpoint has them"),
-            PartEntry("trackers", "core", "run ids of W&B and MLflow, directories of TensorBoard"),
         ]

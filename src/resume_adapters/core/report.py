@@ -36,6 +36,11 @@ def start(choice: Choice) -> None:
         logger.info(going_on if chosen else "No checkpoint yet: starting from step 0.")
 
 
+def finished(step: int) -> None:
+    """Say that the run was finished before, and is not trained any more."""
+    logger.info("This run finished at step %d: nothing to do.", step)
+
+
 def parts(entries: Iterable[PartEntry]) -> None:
     """Say of each part who captures it, or what its absence will cost."""
     for entry in entries:

@@ -20,6 +20,13 @@ from resume_adapters.core.state import Stateful, Value
 RESERVED = ("architecture", "callbacks", "trackers", "manifest")
 """Names of parts that a user cannot give to parts of their own."""
 
+_CAPTURED = {
+    "rng": "python, numpy, torch and every CUDA device, on every rank",
+    "data": "position of the training loaders, with the random state of their workers",
+    "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
+}
+"""What is captured under every framework alike."""
+
 
 class Session(Resumption):
     """One training call on a run directory.
@@ -147,6 +154,16 @@ class Session(Resumption):
                 report.parts(entries)
             report.logger.info(saved)
         self._reported = True
+
+    def entries(self, further: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
+        """Return an entry for each part that this package captures.
+
+        Args:
+            further: parts of the adapter, beside those that the user named.
+            notes: what it captures of others, such as ``counters``, in a user's words.
+        """
+        named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self.parts, **further}.items()}
+        return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
 
     def missing_generators(self, places: Mapping[str, Any], registers: str) -> list[PartEntry]:
         """Return an entry for each generator that is an attribute of one of these places, and no part of the state.

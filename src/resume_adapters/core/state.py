@@ -75,6 +75,27 @@ class Buffers:
             buffer.data.copy_(saved[name])
 
 
+class Several:
+    """Several Statefuls as one part: what one of them saved goes to the one of its name, in whatever order they are.
+
+    Args:
+        named: the objects, by names that stay.
+    """
+
+    def __init__(self, named: Mapping[str, Stateful]) -> None:
+        self._named = named
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each, by name."""
+        return {name: each.state_dict() for name, each in self._named.items()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Put back what :meth:`state_dict` returned, where there was one of that name."""
+        for name, each in self._named.items():
+            if name in saved:
+                each.load_state_dict(saved[name])
+
+
 def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str, Stateful]:
     """Check the extra parts that a user names, and make plain generators Stateful.
 
