@@ -45,15 +45,12 @@ from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import KeepLast, Policy
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import RESERVED
 from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
 require_version("accelerate", accelerate.__version__, "1.6", extra="accelerate")
-
-_RESERVED = (*RESERVED, "buffers", "metrics", "registered", "scaler")
 
 
 def register_for_resume(
@@ -108,7 +105,7 @@ def register_for_resume(
     return ResumableLoop(
         AccelerateFramework(accelerator, run.directory),
         run,
-        named_parts(parts, _RESERVED),
+        named_parts(parts),
         verify=verify,
         on_batch_change=on_batch_change,
         each_epoch=save_every is None,

@@ -43,14 +43,11 @@ from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import RESERVED
 from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 
 require_version("deepspeed", deepspeed.__version__, "0.19.8", extra="deepspeed")
-
-_RESERVED = (*RESERVED, "buffers", "metrics", "scaler")
 
 
 class ResumeHooks(ResumableLoop):
@@ -108,7 +105,7 @@ class ResumeHooks(ResumableLoop):
         super().__init__(
             framework,
             run,
-            named_parts(parts, _RESERVED),
+            named_parts(parts),
             verify=verify,
             on_batch_change=on_batch_change,
             each_epoch=save_every is None,

@@ -43,7 +43,6 @@ from resume_adapters._hf_session import TrainerSession
 from resume_adapters._hf_trainer import install
 from resume_adapters.core.cadence import SaveEvery
 from resume_adapters.core.retention import Policy
-from resume_adapters.core.session import RESERVED
 from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
@@ -90,7 +89,7 @@ class ResumeCallback(TrainerCallback):
         self.mtbf = mtbf
         self.verify = verify
         self.on_batch_change = on_batch_change
-        self.parts = named_parts(parts, (*RESERVED, "buffers", "scaler"))
+        self.parts = named_parts(parts)
         self.session: TrainerSession | None = None
 
     def halt(self, reason: str) -> None:

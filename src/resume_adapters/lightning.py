@@ -36,7 +36,6 @@ from resume_adapters._lightning_settings import require_supported
 from resume_adapters._lightning_trainer import Resuming
 from resume_adapters.core.cadence import SaveEvery
 from resume_adapters.core.retention import Policy
-from resume_adapters.core.session import RESERVED
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
 
@@ -86,7 +85,7 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         self.mtbf = mtbf
         self.verify = verify
         self.on_batch_change = on_batch_change
-        self.parts = named_parts(parts, RESERVED)
+        self.parts = named_parts(parts)
         self.session: FitSession | None = None
         self._resuming: Resuming | None = None
 

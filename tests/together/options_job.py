@@ -24,8 +24,9 @@ CASES = {
     "a word that is no path": {"resume": "Auto"},
     "a part without a state": {"ema": 3},
     "a part's name that is no file's": {"EMA": torch.nn.Linear(1, 1)},
-    "a part's name that is taken": {"trackers": torch.nn.Linear(1, 1)},
 }
+TAKEN = ("architecture", "buffers", "callbacks", "manifest", "metrics", "registered", "scaler", "trackers")
+CASES |= {f"a part's name that is taken: {name}": {name: torch.nn.Linear(1, 1)} for name in TAKEN}
 
 
 ON_NODES = {
@@ -94,7 +95,7 @@ def refusal(options, **engine):
     try:
         globals()[sys.argv[1]](options, **engine)
     except Exception as error:
-        return [type(error).__name__, str(error).replace(os.getcwd(), "").partition(", and none of")[0]]
+        return [type(error).__name__, str(error).replace(os.getcwd(), "")]
     return None
 
 

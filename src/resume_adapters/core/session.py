@@ -17,9 +17,6 @@ from resume_adapters.core.position import cursor_of
 from resume_adapters.core.resumption import Resumption, Tree
 from resume_adapters.core.state import Stateful, Value
 
-RESERVED = ("architecture", "callbacks", "trackers", "manifest")
-"""Names of parts that a user cannot give to parts of their own."""
-
 _CAPTURED = {
     "rng": "python, numpy, torch and every CUDA device, on every rank",
     "data": "position of the training loaders, with the random state of their workers",

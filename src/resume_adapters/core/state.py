@@ -8,7 +8,7 @@ sampler positions are local to a rank while an EMA is the same on all.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,9 @@ from resume_adapters.errors import CheckpointDamaged, NotRestored, UnsupportedSe
 
 DIRECTORY = "resume"
 """Where a checkpoint keeps what this package adds to it."""
+
+RESERVED = ("architecture", "buffers", "callbacks", "manifest", "metrics", "registered", "scaler", "trackers")
+"""Names of this package's own parts, under whatever framework, which a user cannot give to parts of their own."""
 
 _RANK = re.compile(r"(?:^|\.)rank-(\d+)\.")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -96,7 +99,7 @@ class Several:
                 each.load_state_dict(saved[name])
 
 
-def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str, Stateful]:
+def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
     """Check the extra parts that a user names, and make plain generators Stateful.
 
     Raises:
@@ -104,10 +107,10 @@ def named_parts(parts: dict[str, Any], reserved: Iterable[str] = ()) -> dict[str
     """
     named: dict[str, Stateful] = {}
     for name, part in parts.items():
-        if not _NAME.fullmatch(name) or name in reserved:
+        if not _NAME.fullmatch(name) or name in RESERVED:
             raise UnsupportedSetting(
                 f"{name!r} cannot name a part: expected lower-case letters, digits and underscores, and none of "
-                f"{sorted(reserved)}"
+                f"{', '.join(RESERVED)}"
             )
         stateful = rng.GeneratorState(part) if rng.is_generator(part) else part
         if not isinstance(stateful, Stateful):
