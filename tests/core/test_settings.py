@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from resume_adapters.core.settings import require_version
-from resume_adapters.errors import MissingFramework
+from resume_adapters.core.settings import require_kind, require_version
+from resume_adapters.core.stop import StopOn
+from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 
 @pytest.mark.parametrize("found", ["5.3.0", "5.3", "5.10.1", "6.0.0.dev0", "5.3.0rc1", "5.23.0+local"])
@@ -20,3 +21,10 @@ def test_an_older_version_is_refused_with_both_versions_and_the_remedy(found: st
     remedy = "pip install --upgrade 'resume-adapters[hf]'"
     assert str(caught.value) == f"resume_adapters.hf found framework {found}, and needs 5.3 or newer: {remedy}"
     assert isinstance(caught.value, ImportError)
+
+
+def test_an_option_of_another_type_is_refused_with_what_was_expected() -> None:
+    require_kind("stop", None, StopOn, "StopOn()")
+    require_kind("stop", StopOn(), StopOn, "StopOn()")
+    with pytest.raises(UnsupportedSetting, match=r"^stop=15 is no StopOn; expected one, such as StopOn\(\)$"):
+        require_kind("stop", 15, StopOn, "StopOn()")

@@ -19,6 +19,8 @@ CASES = {
     "failures, but a fixed cadence": {"save_every": 5, "mtbf": timedelta(hours=1)},
     "failures, but no cadence": {"mtbf": timedelta(hours=1)},
     "no time between failures": {"save_every": "auto", "mtbf": timedelta()},
+    "a number that is no policy": {"keep": 3},
+    "a number that is no StopOn": {"stop": 15},
     "a word that is no way": {"on_batch_change": "keep"},
     "a path that is none": {"resume": "nowhere"},
     "a word that is no path": {"resume": "Auto"},

@@ -30,6 +30,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.resolve import Checkpoint, Choice, named
 from resume_adapters.core.retention import KeepAll, Plan, Policy
 from resume_adapters.core.saved import SavedParts
+from resume_adapters.core.settings import require_kind
 from resume_adapters.core.sharing import by_all
 from resume_adapters.core.start import Start
 from resume_adapters.core.state import Stateful
@@ -79,6 +80,8 @@ class ResumableRun:
         local_rank: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        require_kind("keep", keep, Policy, "KeepLast(3)")
+        require_kind("stop", stop, StopOn, "StopOn(exit_code=85)")
         self.directory = Path(os.path.abspath(run_directory))
         self.framework = framework
         self.ranks = ranks_module.current() if ranks is None else ranks

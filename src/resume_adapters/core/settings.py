@@ -1,4 +1,4 @@
-"""Versions and settings of a framework under which a resume cannot be exact."""
+"""Versions and settings of a framework under which a resume cannot be exact, and options of the wrong type."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
             f"resume_adapters.{extra} found {package} {found}, and needs {oldest} or newer: "
             f"pip install --upgrade 'resume-adapters[{extra}]'"
         )
+
+
+def require_kind(option: str, value: object, kind: type, example: str) -> None:
+    """Refuse an option of another type than its own; ``None`` stands for one that is left out.
+
+    Raises:
+        UnsupportedSetting: with what was expected.
+    """
+    if value is not None and not isinstance(value, kind):
+        raise UnsupportedSetting(f"{option}={value!r} is no {kind.__name__}; expected one, such as {example}")
 
 
 def refuse(settings: Mapping[str, object], remedy: str = "change it") -> None:
