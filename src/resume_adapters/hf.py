@@ -24,8 +24,6 @@ therefore wraps ``Trainer.train`` once; the wrapper does nothing for a trainer w
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
 from typing import Any
 
 try:
@@ -41,17 +39,14 @@ except ImportError as error:
 
 from resume_adapters._hf_session import TrainerSession
 from resume_adapters._hf_trainer import install
-from resume_adapters.core.cadence import SaveEvery
-from resume_adapters.core.retention import Policy
+from resume_adapters.core.callback import RunCallback
 from resume_adapters.core.settings import require_version
-from resume_adapters.core.state import named_parts
-from resume_adapters.core.stop import StopOn
 
 require_version("transformers", transformers.__version__, "4.57", extra="hf")
 require_version("accelerate", accelerate.__version__, "1.6", extra="hf")
 
 
-class ResumeCallback(TrainerCallback):
+class ResumeCallback(RunCallback, TrainerCallback):
     """Makes ``trainer.train()`` resume, by itself, from the latest valid checkpoint of ``args.output_dir``.
 
     Args:
@@ -70,38 +65,7 @@ class ResumeCallback(TrainerCallback):
         UnsupportedSetting: a part cannot save its state.
     """
 
-    def __init__(
-        self,
-        *,
-        resume: str | os.PathLike[str] = "auto",
-        keep: Policy | None = None,
-        stop: StopOn | None = None,
-        save_every: SaveEvery | None = None,
-        mtbf: timedelta | None = None,
-        verify: bool = True,
-        on_batch_change: str = "refuse",
-        **parts: Any,
-    ) -> None:
-        self.resume = resume
-        self.keep = keep
-        self.stop = stop
-        self.save_every = save_every
-        self.mtbf = mtbf
-        self.verify = verify
-        self.on_batch_change = on_batch_change
-        self.parts = named_parts(parts)
-        self.session: TrainerSession | None = None
-
-    def halt(self, reason: str) -> None:
-        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
-
-        ``resume-adapters resume RUN_DIR`` lets it go on.
-
-        Args:
-            reason: what the human is to look at.
-        """
-        if self.session is not None:
-            self.session.run.halt(reason)
+    session: TrainerSession | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put back what is restored last, and prove the whole."""

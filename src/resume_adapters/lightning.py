@@ -23,8 +23,6 @@ What this package adds lies beside Lightning's file, which stays as Lightning wr
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
 from typing import Any
 
 from resume_adapters import _lightning_io
@@ -34,17 +32,14 @@ from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
 from resume_adapters._lightning_session import FitSession
 from resume_adapters._lightning_settings import require_supported
 from resume_adapters._lightning_trainer import Resuming
-from resume_adapters.core.cadence import SaveEvery
-from resume_adapters.core.retention import Policy
-from resume_adapters.core.state import named_parts
-from resume_adapters.core.stop import StopOn
+from resume_adapters.core.callback import RunCallback
 
 ResumeCheckpointIO = _lightning_io.ResumeCheckpointIO
 
 __all__ = ["ResumeCallback", "ResumeCheckpointIO"]
 
 
-class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
+class ResumeCallback(RunCallback, pl.Callback):  # type: ignore[misc]  # known at run time
     """Makes ``trainer.fit()`` resume, by itself, from the latest valid checkpoint of the first ModelCheckpoint.
 
     ``ckpt_path`` may be ``None`` or ``"last"``: both mean the newest valid one, and so does ``"hpc"`` where Lightning
@@ -66,39 +61,8 @@ class ResumeCallback(pl.Callback):  # type: ignore[misc]  # known at run time
         UnsupportedSetting: a part cannot save its state.
     """
 
-    def __init__(
-        self,
-        *,
-        resume: str | os.PathLike[str] = "auto",
-        keep: Policy | None = None,
-        stop: StopOn | None = None,
-        save_every: SaveEvery | None = None,
-        mtbf: timedelta | None = None,
-        verify: bool = True,
-        on_batch_change: str = "refuse",
-        **parts: Any,
-    ) -> None:
-        self.resume = resume
-        self.keep = keep
-        self.stop = stop
-        self.save_every = save_every
-        self.mtbf = mtbf
-        self.verify = verify
-        self.on_batch_change = on_batch_change
-        self.parts = named_parts(parts)
-        self.session: FitSession | None = None
-        self._resuming: Resuming | None = None
-
-    def halt(self, reason: str) -> None:
-        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
-
-        ``resume-adapters resume RUN_DIR`` lets it go on.
-
-        Args:
-            reason: what the human is to look at.
-        """
-        if self.session is not None:
-            self.session.run.halt(reason)
+    session: FitSession | None = None
+    _resuming: Resuming | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stand in the way of the few methods through which a fit loads, saves and removes checkpoints."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from resume_adapters.core.callback import RunCallback
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.rng import GeneratorState
 from resume_adapters.core.run import ResumableRun
@@ -81,3 +82,13 @@ def test_several_statefuls_are_one_part_in_whatever_order() -> None:
     expected = {**saved, "new": {"weight": new.weight.detach().clone()}}
     several.load_state_dict(saved)
     assert several.state_dict() == expected
+
+
+def test_a_callback_halts_the_run_of_the_call_that_is_under_way(tmp_path: Path) -> None:
+    callback = RunCallback(ema=torch.nn.Linear(1, 1))
+    callback.halt("nothing is under way")
+    session = callback.session = begun(tmp_path, dict(callback.parts))
+    assert set(session.parts) == {"ema"} and not session.ask_to_stop()
+    callback.halt("the loss is not a number")
+    assert session.ask_to_stop() and session.run.flag.halted
+    session.run.close()

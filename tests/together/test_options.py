@@ -31,14 +31,20 @@ OF_LOOPS = ["run_dir"]
 pytestmark = pytest.mark.xdist_group("together")
 
 
+def defined(file: Path, name: str) -> ast.FunctionDef | ast.ClassDef:
+    """Return the definition of a class or a function in a module."""
+    found = next(node for node in ast.parse(file.read_text()).body if getattr(node, "name", "") == name)
+    assert isinstance(found, ast.FunctionDef | ast.ClassDef)
+    return found
+
+
 def taker(adapter: str) -> tuple[ast.FunctionDef, str]:
     """Return the function that takes an adapter's options, and the docstring that says what they mean."""
-    module = ast.parse((PACKAGE / f"{adapter}.py").read_text())
-    found = next(node for node in module.body if getattr(node, "name", "") == TAKES[adapter])
-    assert isinstance(found, ast.FunctionDef | ast.ClassDef)
-    function = found
+    found = function = defined(PACKAGE / f"{adapter}.py", TAKES[adapter])
     if isinstance(found, ast.ClassDef):
-        function = next(node for node in found.body if getattr(node, "name", "") == "__init__")
+        bases = [ast.unparse(each) for each in found.bases]
+        owner = defined(PACKAGE / "core" / "callback.py", "RunCallback") if "RunCallback" in bases else found
+        function = next(node for node in owner.body if getattr(node, "name", "") == "__init__")
     assert isinstance(function, ast.FunctionDef)
     return function, ast.get_docstring(found) or ""
 
