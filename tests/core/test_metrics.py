@@ -29,6 +29,8 @@ def test_the_best_is_saved_and_remembered(tmp_path: Path) -> None:
     assert reasons(tmp_path) == {3: "best", 5: "best", 11: "best", 12: "finished"}
     saved = manifest(tmp_path / "checkpoint-11")
     assert (saved["metrics"]["eval_loss"], saved["best"]) == (0.5, "checkpoint-11")
+    following = manifest(tmp_path / "checkpoint-12")
+    assert (set(following["metrics"]), following["best"]) == ({"loss"}, "checkpoint-11"), "said of one step only"
 
 
 def test_the_best_may_be_the_greatest_and_nothing_else(tmp_path: Path) -> None:
