@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from resume_adapters._lightning_framework import pl, unsaved
+from resume_adapters._lightning_versions import pl, unsaved
 
 
 def saving(trainer: Any) -> list[Any]:

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resume_adapters._lightning_framework import leaves_out_frozen, pl
 from resume_adapters._lightning_io import without_code
+from resume_adapters._lightning_versions import leaves_out_frozen, pl
 from resume_adapters.core.listing import Foreign
 from resume_adapters.core.settings import refuse
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters import _lightning_files as files
-from resume_adapters._lightning_framework import VERSION, io, pl
+from resume_adapters._lightning_versions import VERSION, io, pl
 from resume_adapters.core import directory, place, report, unpickling
 from resume_adapters.core.commit import PendingCheckpoint, discard
 from resume_adapters.core.listing import check_digests, check_sizes, inspect

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from resume_adapters._lightning_framework import end_turn
+from resume_adapters._lightning_versions import end_turn
 from resume_adapters.core import workers
 from resume_adapters.core.replacement import replaced
 

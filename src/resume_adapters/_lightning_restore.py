@@ -15,10 +15,10 @@ from resume_adapters import _lightning_files as files
 from resume_adapters import _lightning_gradients as gradients
 from resume_adapters import _lightning_metrics as metrics
 from resume_adapters import _lightning_state as module_state
-from resume_adapters._lightning_framework import VERSION, pl
 from resume_adapters._lightning_loaders import TrainingLoaders
 from resume_adapters._lightning_loops import Loops
 from resume_adapters._lightning_settings import no_horizon
+from resume_adapters._lightning_versions import VERSION, pl
 from resume_adapters._trackers import Trackers
 from resume_adapters.core import report, state, weights
 from resume_adapters.core.cadence import chosen

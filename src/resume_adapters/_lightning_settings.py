@@ -7,7 +7,7 @@ from typing import Any
 
 from resume_adapters import _lightning_deepspeed as zero
 from resume_adapters._lightning_checkpoints import saving
-from resume_adapters._lightning_framework import io, pl
+from resume_adapters._lightning_versions import io, pl
 from resume_adapters.core.batch_change import GIVEN_IN_STEPS
 from resume_adapters.core.settings import refuse
 from resume_adapters.errors import UnsupportedSetting

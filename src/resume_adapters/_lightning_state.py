@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters import _lightning_deepspeed as zero
-from resume_adapters._lightning_framework import pl
+from resume_adapters._lightning_versions import pl
 from resume_adapters.core import shards, state, weights
 
 Tree = dict[str, Any]

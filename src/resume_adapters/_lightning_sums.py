@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from resume_adapters._lightning_framework import pl
+from resume_adapters._lightning_versions import pl
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 Tree = dict[str, Any]

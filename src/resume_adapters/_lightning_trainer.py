@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resume_adapters._lightning_framework import pl
 from resume_adapters._lightning_io import ResumeCheckpointIO, require_data, without_code
 from resume_adapters._lightning_session import FitSession, is_sharded
+from resume_adapters._lightning_versions import pl
 from resume_adapters.core import report
 from resume_adapters.core.replacement import preceded
 

@@ -37,7 +37,7 @@ except ImportError as error:
     ) from error
 
 from resume_adapters import _zero_files as files
-from resume_adapters._deepspeed_loop import DeepSpeedFramework
+from resume_adapters._deepspeed_framework import DeepSpeedFramework
 from resume_adapters._zero_settings import require_supported
 from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop

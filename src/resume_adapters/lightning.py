@@ -27,11 +27,11 @@ from typing import Any
 
 from resume_adapters import _lightning_io
 from resume_adapters._lightning_checkpoints import settle_directories
-from resume_adapters._lightning_framework import pl
 from resume_adapters._lightning_loops import BATCH, EPOCH, VALIDATION
 from resume_adapters._lightning_session import FitSession
 from resume_adapters._lightning_settings import require_supported
 from resume_adapters._lightning_trainer import Resuming
+from resume_adapters._lightning_versions import pl
 from resume_adapters.core.callback import RunCallback
 
 ResumeCheckpointIO = _lightning_io.ResumeCheckpointIO

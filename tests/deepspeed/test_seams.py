@@ -16,7 +16,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.utils.data import DataLoader
 
 import resume_adapters.deepspeed
-from resume_adapters import _deepspeed_loop
+from resume_adapters import _deepspeed_framework
 
 import contract
 
@@ -34,7 +34,7 @@ def test_the_loader_of_training_data_makes_the_loader_that_is_kept(keyword: str)
     outer = DeepSpeedDataLoader(
         list(range(10)), 3, False, -1, None, num_local_io_workers=0, dataloader_drop_last=True, **collate
     )
-    ours: Any = _deepspeed_loop._torch_loader(outer)
+    ours: Any = _deepspeed_framework._torch_loader(outer)
     native: Any = outer._create_dataloader()
     assert type(native) is DataLoader and outer.dataloader is native, f"passes begin otherwise {VERSION}"
     assert isinstance(ours.batch_sampler, type(native.batch_sampler))
