@@ -9,11 +9,12 @@ model       framework  ``Trainer.save_checkpoint``; keys of ``torch.compile`` ar
 optimizer   framework  ``optimizer_states`` of the checkpoint
 scheduler   framework  ``lr_schedulers``
 scaler      framework  the precision plugin's state
-callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
+buffers     core       those of each process, where there are several
 counters    core       the loops' counters, and the moment in the loop; gradients of an unfinished accumulation
 rng         core       after the save, on every rank
 data        core       the training loaders, watched in place
 metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
+callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
 trackers    core       run ids of W&B and MLflow, directories of TensorBoard
 others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
 ==========  =========  ==========================================================================================

@@ -115,3 +115,21 @@ def test_everything_public_is_on_the_page_of_the_api() -> None:
 def test_the_pages_of_the_frameworks_have_the_same_headings() -> None:
     found = {name: re.findall(r"^## (.+)$", (ROOT / "docs" / f"{name}.md").read_text(), re.M) for name in ADAPTERS}
     assert all(headings == found["hf"] for headings in found.values()), found
+
+
+PARTS = [
+    *("model", "optimizer", "scheduler", "scaler", "registered", "buffers", "counters"),
+    *("rng", "data", "metrics", "callbacks", "trackers", "others"),
+]
+"""Every part of the state under any framework, in the order in which it is told of."""
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_who_saves_what_is_told_in_the_same_order_in_the_docstring_and_on_the_page(adapter: str) -> None:
+    module = (Path(resume_adapters.__file__).parent / f"{adapter}.py").read_text()
+    told = re.findall(r"^(\w+) +(?:framework|core|both) ", module.split('"""')[1], re.M)
+    section = (ROOT / "docs" / f"{adapter}.md").read_text().partition("\n## What is captured\n")[2]
+    rows = re.findall(r"^\| ([\w, ]+) \| .+ \| .+ \|$", section.partition("\n##")[0], re.M)
+    on_page = [name for row in rows[1:] for name in row.split(", ")]
+    assert told == on_page == [name for name in PARTS if name in told]
+    assert {*PARTS} - {*told} <= {"registered", "buffers", "callbacks"}, "what not every framework has"
