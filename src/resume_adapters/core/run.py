@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from resume_adapters.core.heartbeat import Progress
 from resume_adapters.core.journal import Journal, Status
 from resume_adapters.core.lifecycle import Decision, Lifecycle
 from resume_adapters.core.listing import Foreign
+from resume_adapters.core.live_status import LiveStatus
 from resume_adapters.core.manifest import FileEntry, Manifest
 from resume_adapters.core.place import CONTROL
 from resume_adapters.core.ranks import Ranks
@@ -97,9 +97,8 @@ class ResumableRun:
         self.generation = 0
         self.resumed: Checkpoint | None = None
         self.previous: Status | None = None
-        self._state = ""
-        self._recording = threading.Lock()
-        self._lifecycle = Lifecycle(self.ranks, self.journal, stop or StopOn(), cadence, self._refresh, clock)
+        self._live = LiveStatus(self.journal, self._status)
+        self._lifecycle = Lifecycle(self.ranks, self.journal, stop or StopOn(), cadence, self._live.refresh, clock)
         self.committer = Committer(
             self.storage,
             self.ranks.twin(),
@@ -354,21 +353,12 @@ class ResumableRun:
             facts: fields of :class:`~resume_adapters.core.journal.Status` that are known better than from the last
                 step.
         """
-        with self._recording:
-            self._state = state
-            if self.sharing.leads and self.journal.is_owned():
-                self.journal.set_status(self._status(facts))
+        if self.sharing.leads:
+            self._live.record(state, facts)
 
-    def _refresh(self) -> None:
-        with self._recording:
-            if self._state == "running":  # what the training thread recorded meanwhile is news, this is not
-                self.journal.refresh_status(self._status({}))
-
-    def _status(self, facts: Mapping[str, Any]) -> Status:
-        status = self._lifecycle.status(self._state)
+    def _status(self, state: str) -> Status:
+        status = self._lifecycle.status(state)
         status.generation, status.last_commit = self.generation, self.committer.committed
-        for name, value in facts.items():
-            setattr(status, name, value)
         return status
 
     def close(self) -> None:
