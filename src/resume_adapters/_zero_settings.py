@@ -7,6 +7,7 @@ from typing import Any
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from resume_adapters._zero_versions import require_ordered_gathers
 from resume_adapters.core.settings import refuse
 
 _FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
@@ -36,3 +37,4 @@ def require_supported(engine: Any, run_dir: str) -> None:
         f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
     }
     refuse(refused)
+    require_ordered_gathers(engine.zero_optimization_stage(), engine.dp_world_size)

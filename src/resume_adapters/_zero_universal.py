@@ -20,6 +20,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 from resume_adapters import _zero_files as files
 from resume_adapters import _zero_names as names
+from resume_adapters._zero_versions import require_universal
 from resume_adapters.core import report, state
 from resume_adapters.core.place import CONTROL
 from resume_adapters.core.ranks import everywhere
@@ -47,12 +48,14 @@ def converted(session: Session, shards: Path) -> Iterator[Path]:
         The directory of the universal checkpoint.
 
     Raises:
+        StateMismatch: this version of DeepSpeed would load it wrong.
         UnsupportedSetting: the optimizer keeps what the converter would lose.
         SaveFailed: it could not be written.
     """
     run, checkpoint = session.run, session.checkpoint
     assert checkpoint is not None and checkpoint.manifest is not None
     place, before = run.directory / CONTROL / _PLACE, checkpoint.manifest.world_size
+    require_universal(checkpoint.path, checkpoint.step, before, run.ranks.world_size)
 
     def convert() -> None:
         if run.sharing.leads:

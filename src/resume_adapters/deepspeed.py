@@ -43,11 +43,8 @@ from resume_adapters.core.cadence import SaveEvery, chosen
 from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.core.retention import Policy
 from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.settings import require_version
 from resume_adapters.core.state import named_parts
 from resume_adapters.core.stop import StopOn
-
-require_version("deepspeed", deepspeed.__version__, "0.19.8", extra="deepspeed")
 
 
 class ResumeHooks(ResumableLoop):

@@ -17,7 +17,10 @@ from launch import free_port
 CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
 
 
-def test_torchrun_and_then_the_deepspeed_launcher(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+def test_torchrun_and_then_the_deepspeed_launcher(
+    bench: contract.Bench, reference: Any, served: Any, tmp_path: Path
+) -> None:
+    served((2, CONFIG))
     expected = reference(CONFIG, 2)
     command = [str(bench.script), "config.json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

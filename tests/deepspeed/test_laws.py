@@ -33,9 +33,10 @@ TWO: dict[str, Any] = {"stage": 2, "rank_seeds": True, "augment": True}
     ids=["one rank", "two ranks"],
 )
 def test_an_uninterrupted_run_is_the_bare_one(
-    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
+    ranks: int, config: dict[str, Any], bench: contract.Bench, served: Any, tmp_path: Path
 ) -> None:
     """Law 0: same losses, same weights, same native files."""
+    served((ranks, config))
     contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
     bare = contract.read_trace(tmp_path / "bare", ranks)
     ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
@@ -253,9 +254,11 @@ def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
+def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, served: Any, tmp_path: Path) -> None:
     """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
-    bench.run(tmp_path, {**TWO, "stage": stage, "max_steps": 3}, ranks=2).require_success()
+    config = {**TWO, "stage": stage, "max_steps": 3}
+    served((2, config))
+    bench.run(tmp_path, config, ranks=2).require_success()
     command = [sys.executable, "-m", "resume_adapters.cli", "export", "out", "-o", "whole.safetensors", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["checkpoint"] == "global_step3"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import deepspeed
 import pytest
+import torch
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
@@ -15,8 +17,8 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.utils.data import DataLoader
 
-import resume_adapters.deepspeed
-from resume_adapters import _deepspeed_framework
+from resume_adapters import _deepspeed_framework, _zero_versions
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 import contract
 
@@ -24,7 +26,26 @@ VERSION = f"in deepspeed {deepspeed.__version__}"
 
 
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    contract.older_framework_is_refused(resume_adapters.deepspeed, deepspeed, monkeypatch)
+    """Whichever adapter drives it."""
+    contract.older_framework_is_refused(_zero_versions, deepspeed, monkeypatch)
+
+
+def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = "gloo"
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
+    monkeypatch.setattr(deepspeed, "__version__", "0.19.6")
+    with pytest.raises(UnsupportedSetting, match=r"deepspeed 0\.19\.6 does not wait .* use 0\.19\.8 or newer"):
+        _zero_versions.require_ordered_gathers(3, 2)
+    with pytest.raises(StateMismatch, match=r"number of ranks 2, this launch has 1, .* use 0\.19\.7 or newer"):
+        _zero_versions.require_universal(Path("global_step5"), 5, 2, 1)
+    for stage, ranks in ((2, 2), (3, 1)):
+        _zero_versions.require_ordered_gathers(stage, ranks)
+    backend = "nccl"
+    _zero_versions.require_ordered_gathers(3, 2)
+    monkeypatch.setattr(deepspeed, "__version__", "0.19.8")
+    backend = "gloo"
+    _zero_versions.require_ordered_gathers(3, 2)
+    _zero_versions.require_universal(Path("global_step5"), 5, 2, 1)
 
 
 @pytest.mark.parametrize("keyword", ["collate", "plain"])
