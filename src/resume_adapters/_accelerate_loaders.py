@@ -12,7 +12,7 @@ from accelerate.utils import send_to_device
 
 from resume_adapters import _accelerate_versions as versions
 from resume_adapters.core import workers
-from resume_adapters.core.dispatch import FirstSlice
+from resume_adapters.core.dispatch import FirstSlice, share
 from resume_adapters.core.feed import Feed
 from resume_adapters.core.position import batch_size
 from resume_adapters.core.sampler import Moment
@@ -40,9 +40,7 @@ class Loaders:
         together = _samples(outer, accelerator.num_processes)
         if not isinstance(outer, DataLoaderDispatcher):
             return Feed(outer, watch, together)
-        # Rank zero fetches a batch for every rank; the others fetch none.
-        fetching = accelerator.num_processes if accelerator.is_main_process else 0
-        feed = Feed(outer, watch, together, 1 if outer.split_batches else fetching)
+        feed = Feed(outer, watch, together, share(session.run.ranks, splits=outer.split_batches))
         if not outer._drop_last:  # seam: accelerate 1.15
             index = _index(self._prepared, outer)
             first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)

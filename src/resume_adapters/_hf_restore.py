@@ -23,7 +23,7 @@ from resume_adapters._trackers import Trackers
 from resume_adapters.core import state, weights
 from resume_adapters.core.batch_change import GIVEN_IN_STEPS
 from resume_adapters.core.cadence import chosen
-from resume_adapters.core.dispatch import FirstSlice
+from resume_adapters.core.dispatch import FirstSlice, share
 from resume_adapters.core.loader import LoaderWatch
 from resume_adapters.core.position import length_of
 from resume_adapters.core.retention import KeepLast
@@ -196,9 +196,7 @@ class Restoration(Session):
         self.length = length_of(train_loader)
         if not isinstance(train_loader, DataLoaderDispatcher):
             return train_loader
-        if not train_loader.split_batches:
-            # Rank zero fetches a batch for every rank; the others fetch none.
-            self.share = self.run.ranks.world_size if self.run.ranks.rank == 0 else 0
+        self.share = share(self.run.ranks, splits=train_loader.split_batches)
         if not train_loader._drop_last:  # seam: accelerate 1.15
             self.first_slice = train_loader.slice_fn = FirstSlice(train_loader.slice_fn, self.loader_watch)
         return train_loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -449,3 +450,9 @@ def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
     assert [resumed([3, 4], 0), resumed([3, 4], 1)] == [1, 4]
     rows(made)
     assert resumed([7, 8], 0) == 7
+
+
+def test_who_fetches_for_a_loader_that_gives_batches_to_all_ranks() -> None:
+    ranks: list[Any] = [types.SimpleNamespace(world_size=3, rank=rank) for rank in range(3)]
+    assert [dispatch.share(each, splits=False) for each in ranks] == [3, 0, 0], "a batch for every rank"
+    assert [dispatch.share(each, splits=True) for each in ranks] == [1, 1, 1], "each is a piece of one batch"

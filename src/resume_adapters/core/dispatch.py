@@ -1,4 +1,4 @@
-"""Loaders whose rank zero fetches for all: what they fill their last batch up with, when it does not divide."""
+"""Loaders whose rank zero fetches for all: how much, and what they fill their last batch up with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from resume_adapters.core.loader import LoaderWatch
+from resume_adapters.core.ranks import Ranks
+
+
+def share(ranks: Ranks, *, splits: bool) -> int:
+    """Return the batches that this rank fetches for each batch that a dispatching loader gives to the training loop.
+
+    Args:
+        ranks: the ranks that the loader dispatches to.
+        splits: the loader cuts one batch for all; else rank zero fetches a batch for every rank, and the others none.
+    """
+    if splits:
+        return 1
+    return ranks.world_size if ranks.rank == 0 else 0
 
 
 class FirstSlice:
