@@ -47,7 +47,7 @@ class Restoration(Session):
             args.output_dir,
             framework=f"transformers {transformers.__version__}",
             resume=resume,
-            keep=callback.keep or (KeepLast(limit) if limit else None),
+            keep=KeepLast(limit) if callback.keep is None and limit else callback.keep,
             stop=callback.stop,
             cadence=cadence,
             foreign=functools.partial(

@@ -43,11 +43,12 @@ class Restoration(TrainingLoaders):
         directory = Path(os.path.realpath(checkpoints.saving(trainer)[0].dirpath))
         self.engine = zero.engine_state(trainer.strategy, directory)
         inside = named is None or files.same(Path(named).parent, directory) or self._is_hpc(named)
+        own = KeepUnless(self.unwanted, files.OWN_NAME.partition("{")[0])
         run = ResumableRun(
             directory,
             framework=VERSION,
             resume=callback.resume if named is None or inside else named,
-            keep=callback.keep or KeepUnless(self.unwanted, files.OWN_NAME.partition("{")[0]),
+            keep=own if callback.keep is None else callback.keep,
             stop=callback.stop,
             cadence=chosen(callback.save_every, callback.mtbf),
             foreign=files.foreign_step if self.engine is None else zero.foreign(self.engine),

@@ -98,7 +98,7 @@ def register_for_resume(
         Path(config.project_dir) / "checkpoints" if run_dir is None else run_dir,
         framework=f"accelerate {accelerate.__version__}",
         resume=resume,
-        keep=keep or (KeepLast(config.total_limit) if config.total_limit else None),
+        keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
         stop=stop,
         cadence=chosen(save_every, mtbf),
         foreign=files.Foreign(accelerator.num_processes),

@@ -20,6 +20,7 @@ CASES = {
     "failures, but no cadence": {"mtbf": timedelta(hours=1)},
     "no time between failures": {"save_every": "auto", "mtbf": timedelta()},
     "a number that is no policy": {"keep": 3},
+    "zero, which is no policy either": {"keep": 0},
     "a number that is no StopOn": {"stop": 15},
     "a word that is no way": {"on_batch_change": "keep"},
     "a path that is none": {"resume": "nowhere"},
