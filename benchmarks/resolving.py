@@ -16,6 +16,7 @@ from resume_adapters.core.place import marker
 from resume_adapters.core.ranks import Alone
 from resume_adapters.core.resolve import latest_valid
 from resume_adapters.core.run import ResumableRun, no_foreign
+from resume_adapters.core.sharing import by_all
 from resume_adapters.core.state import Value
 from resume_adapters.core.storage import LocalStorage
 
@@ -68,8 +69,9 @@ def _fill(directory: Path) -> None:
 
 
 def _resolve(directory: Path) -> float:
+    ranks = Alone()
     begun = time.perf_counter()
-    choice = latest_valid(LocalStorage(), Alone(), directory, no_foreign)
+    choice = latest_valid(LocalStorage(), ranks, by_all(ranks), directory, no_foreign)
     taken = time.perf_counter() - begun
     assert choice.checkpoint is not None
     assert choice.checkpoint.step == _COUNT
