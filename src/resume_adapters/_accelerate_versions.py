@@ -14,7 +14,7 @@ from accelerate.utils import load_fsdp_optimizer
 from resume_adapters.core.settings import is_older
 from resume_adapters.errors import UnsupportedSetting
 
-SHARDING = "1.9"
+_SHARDING = "1.9"
 """From this version on, FSDP2 loads the full state on every process, and DeepSpeed accumulates under ZeRO-2 and 3."""
 
 
@@ -32,10 +32,10 @@ def require_sharding(strategy: str) -> None:
     Raises:
         UnsupportedSetting: naming the version that is installed, and the one that serves.
     """
-    if is_before(SHARDING):
+    if is_before(_SHARDING):
         raise UnsupportedSetting(
             f"with accelerate {accelerate.__version__} a run under {strategy} cannot be resumed exactly, which needs "
-            f"{SHARDING} or newer: pip install --upgrade accelerate, or train with DDP"
+            f"{_SHARDING} or newer: pip install --upgrade accelerate, or train with DDP"
         )
 
 

@@ -30,7 +30,7 @@ class Committer:
         keep: the retention policy.
         latest: how ``latest`` names the newest checkpoint.
         fence: raises where a later start owns the run directory.
-        committed: is told, after each commit, the seconds since its save began.
+        tell: is told, after each commit, the seconds since its save began.
         clock: returns seconds since 1970.
 
     Attributes:
@@ -50,7 +50,7 @@ class Committer:
         keep: Policy,
         latest: Pointer,
         fence: Callable[[], None],
-        committed: Callable[[float], None],
+        tell: Callable[[float], None],
         clock: Callable[[], float],
     ) -> None:
         self.keep = keep
@@ -63,7 +63,7 @@ class Committer:
         self._journal = journal
         self._latest = latest
         self._fence = fence
-        self._tell = committed
+        self._tell = tell
         self._clock = clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
 

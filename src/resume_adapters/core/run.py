@@ -107,7 +107,7 @@ class ResumableRun:
             keep=KeepAll() if keep is None else keep,
             latest=latest,
             fence=self._fence,
-            committed=self._lifecycle.committed,
+            tell=self._lifecycle.committed,
             clock=clock,
         )
 
