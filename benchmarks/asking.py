@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks import figure
 from benchmarks.figure import Figure
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.ranks import Alone, Ranks, current
-from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.ranks import Ranks, SingleProcess, current_ranks
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import Cadence
 
 GOAL_MICROSECONDS = 5
 GOAL_PERCENT = 1
@@ -32,7 +32,7 @@ _IN_A_ROW = {1: 1000, _RANKS: 20}
 def measure(repeats: int) -> list[Figure]:
     """Return the time of a call on one rank, and its share of a step on two."""
     with tempfile.TemporaryDirectory() as directory:
-        calls = _in_microseconds(ResumableRun(Path(directory), ranks=Alone(), cadence=Cadence(10**9)), repeats)
+        calls = _in_microseconds(ResumableRun(Path(directory), ranks=SingleProcess(), cadence=Cadence(10**9)), repeats)
         shares = _on_two_ranks(Path(directory), repeats)
     return [
         figure.of("asking whether to stop, one rank", calls, "us", GOAL_MICROSECONDS, detail="mean of 1000 steps each"),
@@ -101,7 +101,7 @@ def _main(directory: str, rank: str, repeats: str) -> None:
 
     store = f"file://{directory}/store"
     dist.init_process_group("gloo", init_method=store, rank=int(rank), world_size=_RANKS)
-    ranks: Ranks = current()
+    ranks: Ranks = current_ranks()
     shares = _shares(ResumableRun(Path(directory) / "together", ranks=ranks, cadence=Cadence(10**9)), int(repeats))
     print(json.dumps(shares))
     dist.barrier()

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from resume_adapters import KeepLast
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.state import Value
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.storage.local import LocalStorage
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ def _save(run: ResumableRun, storage: _Recording, step: int, content: bytes) -> 
         step,
         native=lambda: storage.note("framework", file, lambda: file.write_bytes(content)),
         own=lambda: {"consumed": step},
-        parts={"ema": Value({"updates": step})},
+        parts={"ema": StaticState({"updates": step})},
         owner=lambda _: 0,
         facts=lambda: facts,
     )

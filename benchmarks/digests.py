@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import figure
 from benchmarks.figure import Figure
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.storage.local import LocalStorage
 
 GOAL_RATIO = 0.8
 _BYTES = 1 << 29

@@ -92,8 +92,8 @@ def _steps(directory: Path | None) -> Generator[float, None, None]:
 def _saves(directory: Path, rounds: int) -> list[list[float]]:
     """Return how long saves take: bare, bare with fsync, and with hooks until training goes on, and until committed."""
     from resume_adapters import KeepLast
-    from resume_adapters import _zero_names as names
     from resume_adapters.deepspeed import ResumeHooks
+    from resume_adapters.integrations.deepspeed_engine import names
 
     engine = _engine(_WIDTH, _LAYERS, stage=1)
     run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1))
@@ -123,7 +123,7 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
 
 def _save_bare(engine: Any, directory: Path, number: int) -> tuple[float, float]:
     """Return how long a save takes without fsync and with it; of the saves before, none is left."""
-    from resume_adapters import _zero_names as names
+    from resume_adapters.integrations.deepspeed_engine import names
 
     began = time.perf_counter()
     engine.save_checkpoint(str(directory))

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from benchmarks import figure
 from benchmarks.figure import Figure
-from resume_adapters.core import loader as loaders
-from resume_adapters.core.cursor import Cursor
+from resume_adapters.core.dataloader.cursor import SampleCursor
+from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.data import ElasticSampler
 
 GOAL_SEEK_MILLISECONDS = 1.0
@@ -48,7 +48,7 @@ def _seeking(repeats: int) -> list[Figure]:
 
 def _seek() -> None:
     sampler = ElasticSampler(10**10, seed=1)
-    sampler.seek(Cursor(0, 1, 10**9))
+    sampler.seek(SampleCursor(0, 1, 10**9))
     next(iter(sampler))
 
 
@@ -62,7 +62,7 @@ def _first_batch(repeats: int) -> Figure:
         next(iter(skip_first_batches(bare, done)))
         middle = time.perf_counter()
         watched = _elastic()
-        loaders.watch(watched).restore(position)
+        track(watched).restore(position)
         next(iter(watched))
         own.append(time.perf_counter() - middle)
         ratios.append((middle - begun) / own[-1])
@@ -83,7 +83,7 @@ def _elastic() -> Any:
 def _position(done: int) -> Any:
     """Return the position of a loader of which so many batches are consumed."""
     loader = _elastic()
-    watch = loaders.watch(loader)
+    watch = track(loader)
     batches = iter(loader)
     for _ in range(done):
         next(batches)

@@ -11,14 +11,14 @@ import msgspec
 
 from benchmarks import figure
 from benchmarks.figure import Figure
-from resume_adapters.core import manifest as manifests
-from resume_adapters.core.place import marker
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.resolve import latest_valid
-from resume_adapters.core.run import ResumableRun, no_foreign
-from resume_adapters.core.sharing import by_all
-from resume_adapters.core.state import Value
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.checkpoint.layout import manifest_path
+from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
+from resume_adapters.core.checkpoint.resolve import latest_valid
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun, no_foreign
+from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.storage.groups import shared_by_all
+from resume_adapters.core.storage.local import LocalStorage
 
 GOAL_MILLISECONDS = 50
 _COUNT = 1_000
@@ -47,31 +47,31 @@ def measure(repeats: int) -> list[Figure]:
 
 def _fill(directory: Path) -> None:
     """Commit one checkpoint, and make the others of it: the same files, each with a manifest of its own step."""
-    run = ResumableRun(directory, ranks=Alone())
+    run = ResumableRun(directory, ranks=SingleProcess())
     run.open()
     run.save(
         "checkpoint-1",
         1,
         native=lambda: None,
         own=lambda: {"position": 0},
-        parts={"counters": Value({"step": 1})},
+        parts={"counters": StaticState({"step": 1})},
         owner=lambda file: 0,
         facts=lambda: {"epoch": 0.0, "reason": "scheduled"},
     )
     run.flush()
     run.close()
     first = directory / "checkpoint-1"
-    manifest = manifests.decode(marker(first).read_bytes())
+    manifest = decode_manifest(manifest_path(first).read_bytes())
     for step in range(2, _COUNT + 1):
         copy = directory / f"checkpoint-{step}"
         shutil.copytree(first, copy)
-        marker(copy).write_bytes(manifests.encode(msgspec.structs.replace(manifest, step=step)))
+        manifest_path(copy).write_bytes(encode_manifest(msgspec.structs.replace(manifest, step=step)))
 
 
 def _resolve(directory: Path) -> float:
-    ranks = Alone()
+    ranks = SingleProcess()
     begun = time.perf_counter()
-    choice = latest_valid(LocalStorage(), ranks, by_all(ranks), directory, no_foreign)
+    choice = latest_valid(LocalStorage(), ranks, shared_by_all(ranks), directory, no_foreign)
     taken = time.perf_counter() - begun
     assert choice.checkpoint is not None
     assert choice.checkpoint.step == _COUNT
@@ -80,7 +80,7 @@ def _resolve(directory: Path) -> float:
 
 def _start(directory: Path) -> float:
     begun = time.perf_counter()
-    run = ResumableRun(directory, ranks=Alone())
+    run = ResumableRun(directory, ranks=SingleProcess())
     run.open()
     taken = time.perf_counter() - begun
     run.close()

@@ -19,7 +19,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
+from resume_adapters.lightning import ResumeCallback
+from resume_adapters.lightning import ResumeCheckpointIO
 
 CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on

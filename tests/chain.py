@@ -15,8 +15,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from resume_adapters import StopOn
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.ranks import current
+from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.saving.cadence import Cadence
 
 from miniature import Miniature
 
@@ -46,7 +46,7 @@ def interrupt(step: int) -> None:
 def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    job = Miniature(RUN, ranks=current(), cadence=Cadence(4), stop=StopOn(exit_code=int(os.environ["EXIT_CODE"])))
+    job = Miniature(RUN, ranks=current_ranks(), cadence=Cadence(4), stop=StopOn(exit_code=int(os.environ["EXIT_CODE"])))
     text = job.text or "start"
     job.run.begin(job.step, 0.0)
     for step in range(job.step + 1, STEPS + 1):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.storage.local import LocalStorage
 
 READS = ("read", "digest")
 MUTATIONS = ("write", "append", "sync", "replace", "symlink", "make_directory", "remove_file", "remove_directory")

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.state import Value
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.state.stateful import StaticState
 
 FILES = False
 """Whether checkpoints are single files; tests run for both by their fixture ``shape``."""
@@ -32,7 +32,7 @@ class Miniature:
     """
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.run = ResumableRun(directory, **{"ranks": Alone(), **options})
+        self.run = ResumableRun(directory, **{"ranks": SingleProcess(), **options})
         self.choice = self.run.open()
 
     @property
@@ -62,7 +62,7 @@ class Miniature:
             step,
             native=lambda: self._write_native(path, text),
             own=lambda: {"text": text},
-            parts={"ema": Value({"shadow": as_tensor(text), "step": step})},
+            parts={"ema": StaticState({"shadow": as_tensor(text), "step": step})},
             owner=lambda file: 0,
             facts=describe or (lambda: {"epoch": step / 10, "reason": "scheduled"}),
             best=None if best is None else name(best),

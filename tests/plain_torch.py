@@ -17,17 +17,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from resume_adapters.core import position
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.feed import Feed
-from resume_adapters.core.framework import Framework, Resumed
-from resume_adapters.core.loop import ResumableLoop
-from resume_adapters.core.manifest import PartEntry
-from resume_adapters.core.ranks import current
-from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
-from resume_adapters.core.state import Buffers, Stateful
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.dataloader.progress import batch_size
+from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
 
 WEIGHTS = "weights.pt"
@@ -46,7 +46,7 @@ class NoTrackers:
     def restore(self, saved: dict[str, Any]) -> None: ...
 
 
-class PlainTorch(Framework):
+class PlainTorch(LoopFramework):
     """A model that is trained by hand: what an adapter is to the loop."""
 
     registers = "plain"
@@ -81,9 +81,9 @@ class PlainTorch(Framework):
     def state_dict(self) -> dict[str, Any]:
         return self.model.state_dict()
 
-    def feed(self, outer: Any, session: Session) -> Feed:
+    def feed(self, outer: Any, session: Session) -> LoopLoader:
         beneath = outer.beneath if isinstance(outer, Ahead) else outer
-        return Feed(outer, session.watch(beneath), (position.batch_size(beneath) or 0) * self.ranks)
+        return LoopLoader(outer, session.watch(beneath), (batch_size(beneath) or 0) * self.ranks)
 
     def in_window(self) -> bool:
         return self._held > 0
@@ -130,7 +130,7 @@ class PlainTorch(Framework):
         return [*super().modules(), self.wrapped]
 
     def parts(self) -> dict[str, Stateful]:
-        return {**super().parts(), "buffers": Buffers({0: self.model})}
+        return {**super().parts(), "buffers": ModuleBuffers({0: self.model})}
 
     def skip_pass(self, outer: Any) -> None:
         self.skipped_passes += 1
@@ -175,7 +175,7 @@ class Launch:
     def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
         torch.manual_seed(7)
         self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
-        self.ranks = current()
+        self.ranks = current_ranks()
         self.framework = PlainTorch(self.options["accumulation"], self.ranks.world_size)
         self.framework.spread_state = self.options.get("spread")
         self.run = ResumableRun(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters._tracker_seams import offline_records
+from resume_adapters.integrations.trackers.deduplicate import offline_records
 
 import contract
 

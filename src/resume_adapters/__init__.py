@@ -6,12 +6,11 @@ This package holds the core; importing it imports neither torch nor a training f
 
 from __future__ import annotations
 
-from resume_adapters._trackers import tracker_run
-from resume_adapters.core.retention import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
-from resume_adapters.core.stop import StopOn
+from resume_adapters._version import __version__
+from resume_adapters.core.checkpoint.retention import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
+from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import ResumeError, Stopped
-
-__version__ = "0.1.0"
+from resume_adapters.integrations.trackers.runs import tracker_run
 
 __all__ = [
     "KeepAll",

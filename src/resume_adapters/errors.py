@@ -119,7 +119,7 @@ class Stopped(SystemExit):
 
 
 class Halted(Stopped):
-    """Leaves the process after :meth:`~resume_adapters.core.run.ResumableRun.halt` was obeyed, with exit status 3.
+    """Leaves the process after :meth:`~resume_adapters.core.run.run.ResumableRun.halt` was obeyed, with exit status 3.
 
     Args:
         reason: what a human is to look at.

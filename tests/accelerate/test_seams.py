@@ -16,8 +16,8 @@ from accelerate.utils import DistributedType
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resume_adapters.accelerate
-from resume_adapters._accelerate_strategies import strategy
-from resume_adapters.core.loader import watch
+from resume_adapters.accelerate.strategy import choose_strategy
+from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
 
 import contract
@@ -36,14 +36,14 @@ def test_an_older_version_is_refused_where_the_state_is_spread(
     )
     monkeypatch.setattr(accelerate, "__version__", "1.8.1")
     with pytest.raises(UnsupportedSetting, match=f"with accelerate 1.8.1 a run under {name} .* needs 1.9 or newer"):
-        strategy(spread, tmp_path)
+        choose_strategy(spread, tmp_path)
 
 
 def test_a_loader_that_has_nothing_left_gives_no_batch() -> None:
     """Before 1.9 it gave None, and then failed."""
     loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader([torch.zeros(1)] * 3))
     assert len(list(loader)) == 3 and loader.iteration == 1
-    watch(loader.base_dataloader).hold()
+    track(loader.base_dataloader).hold()
     assert list(loader) == [] and len(list(loader)) == 3
     assert loader.gradient_state.active_dataloader is None
 

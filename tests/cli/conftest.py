@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.state import Value
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.state.stateful import StaticState
 
 MAIN = "from resume_adapters.cli import main; main()"
 
@@ -71,7 +71,7 @@ def make_run() -> Callable[..., ResumableRun]:
                 step,
                 native=lambda native=native, name=name: native.write_bytes(name.encode() * 20),
                 own=lambda step=step: {"step": step},
-                parts={"ema": Value({"step": step})},
+                parts={"ema": StaticState({"step": step})},
                 owner=lambda file: 0,
                 facts=lambda described=described: described,
                 best=None if best is None else f"checkpoint-{best}",
@@ -98,7 +98,7 @@ def run_dir(tmp_path: Path, make_run: Callable[..., ResumableRun]) -> Path:
 
 _DIE_IN_A_SAVE = """
 import os, sys
-from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.run.run import ResumableRun
 run = ResumableRun(sys.argv[1])
 run.open()
 die = lambda: os.kill(os.getpid(), 9)

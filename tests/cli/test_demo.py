@@ -10,8 +10,9 @@ import random
 
 import pytest
 
-from resume_adapters.cli.demo import SAVE_STEPS, STEPS, Run, example, first_difference
-from resume_adapters.cli.kills import Launch, Point, choose
+from resume_adapters.cli.demo.kills import Launch, Point, choose
+from resume_adapters.cli.demo.result import Run
+from resume_adapters.cli.demo.run import SAVE_STEPS, STEPS, example, first_difference
 
 
 def run(*segments, digest="a" * 64):

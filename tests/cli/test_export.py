@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.run.run import ResumableRun
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.5, -2.5])}
 TIED = torch.arange(4.0)

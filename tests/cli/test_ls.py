@@ -8,8 +8,8 @@ import shutil
 import msgspec
 import pytest
 
-from resume_adapters.core import manifest as manifests
-from resume_adapters.core.place import marker
+from resume_adapters.core.checkpoint.layout import manifest_path
+from resume_adapters.core.checkpoint.manifest import FORMAT, decode_manifest, encode_manifest
 
 KEYS = {
     *("name", "state", "step", "epoch", "bytes", "written", "reason", "metrics", "generation", "world_size", "marks"),
@@ -28,7 +28,10 @@ def test_lists_the_committed_oldest_first_with_marks(command, run_dir):
     assert rows[1]["metrics"] == {"eval_loss": 1.0, "accuracy": 0.1}
     assert (rows[1]["step"], rows[1]["epoch"], rows[1]["reason"]) == (20, 2.0, "scheduled")
     files = [file for file in (run_dir / "checkpoint-20").rglob("*") if file.is_file()]
-    assert rows[1]["bytes"] == sum(f.stat().st_size for f in files) - marker(run_dir / "checkpoint-20").stat().st_size
+    assert (
+        rows[1]["bytes"]
+        == sum(f.stat().st_size for f in files) - manifest_path(run_dir / "checkpoint-20").stat().st_size
+    )
 
 
 def test_tells_pending_damaged_and_foreign_apart(command, run_dir, pending):
@@ -106,9 +109,9 @@ def test_does_not_list_a_link_to_a_checkpoint_twice(command, run_dir):
 
 
 def test_names_a_manifest_of_a_later_format(command, run_dir):
-    file = marker(run_dir / "checkpoint-30")
-    later = msgspec.structs.replace(manifests.decode(file.read_bytes()), format=manifests.FORMAT + 1)
-    file.write_bytes(manifests.encode(later))
+    file = manifest_path(run_dir / "checkpoint-30")
+    later = msgspec.structs.replace(decode_manifest(file.read_bytes()), format=FORMAT + 1)
+    file.write_bytes(encode_manifest(later))
     done = command("ls", run_dir)
     assert done.code == 1
     assert "upgrade resume-adapters" in done.out

@@ -10,8 +10,9 @@ import pytest
 
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
 from resume_adapters.cli import policy
-from resume_adapters.core.journal import Journal, Status
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.storage.local import LocalStorage
 
 
 def names(run_dir):
@@ -101,8 +102,8 @@ def test_refuses_a_policy_that_says_nothing(command, run_dir, words, says):
 
 @pytest.mark.parametrize("host", [None, "elsewhere.example"])
 def test_refuses_while_the_run_may_be_running(command, run_dir, host):
-    status = Status(state="running", step=30, generation=1)
-    Journal(LocalStorage(), run_dir / ".resume", lambda: 4e9).set_status(status)
+    status = RunStatus(state="running", step=30, generation=1)
+    ControlDirectory(LocalStorage(), run_dir, lambda: 4e9).status.write(status)
     if host is not None:
         other = msgspec.structs.replace(status, host=host)
         (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(other))

@@ -11,16 +11,18 @@ import time
 import msgspec
 import pytest
 
-from resume_adapters.core.journal import Journal, Status
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.storage.local import LocalStorage
 
 WRITE = """
 import sys, time
 from pathlib import Path
-from resume_adapters.core.journal import Journal, Status
-from resume_adapters.core.storage import LocalStorage
-journal = Journal(LocalStorage(), Path(sys.argv[1]) / ".resume", time.time)
-journal.set_status(Status(state="running", step=10, generation=2))
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.storage.local import LocalStorage
+control = ControlDirectory(LocalStorage(), Path(sys.argv[1]), time.time)
+control.status.write(RunStatus(state="running", step=10, generation=2))
 print("written", flush=True)
 time.sleep(600)
 """
@@ -28,8 +30,8 @@ time.sleep(600)
 
 def rewrite(run_dir, **changes):
     """Write a status of this process with some fields changed."""
-    status = Status(state="running", step=30, generation=1)
-    Journal(LocalStorage(), run_dir / ".resume", time.time).set_status(status)
+    status = RunStatus(state="running", step=30, generation=1)
+    ControlDirectory(LocalStorage(), run_dir, time.time).status.write(status)
     changed = msgspec.structs.replace(status, **changes)
     (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(changed))
 

@@ -12,12 +12,12 @@ import time
 import msgspec
 import pytest
 
-from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.errors import FencedOff, RunHalted
 
 TRAIN = """
 import signal, sys, time
-from resume_adapters.core.run import ResumableRun
+from resume_adapters.core.run.run import ResumableRun
 run = ResumableRun(sys.argv[1])
 run.open()
 run.begin(30, 3.0)

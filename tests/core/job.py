@@ -15,10 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.ranks import current
-from resume_adapters.core.stop import Agreement, StopFlag, StopOn
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.stop.vote import StopVote
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, Stopped
 
 from miniature import Miniature
@@ -32,7 +34,7 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
     mine = json.loads(asked)[rank]
     flag = StopFlag(StopOn())
     flag.install()
-    agreement = Agreement(current(), flag)
+    agreement = StopVote(current_ranks(), flag)
     stopped = None
     for step in range(LAST):
         if step == mine:
@@ -49,7 +51,7 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
 def hurry(rank: int) -> dict[str, Any]:
     """Take steps of a few milliseconds, on one rank of varied length; rank one is asked to stop after step 300."""
     flag = StopFlag(StopOn())
-    agreement = Agreement(current(), flag)
+    agreement = StopVote(current_ranks(), flag)
     votes, step, vote = 0, 0, agreement._vote
 
     def counted() -> None:
@@ -70,7 +72,7 @@ def hurry(rank: int) -> dict[str, Any]:
 
 def skip(rank: int, directory: str, asked: str) -> dict[str, Any]:
     """Read through data, one rank slowly; the other is sent SIGTERM on the way."""
-    job = Miniature(Path(directory), ranks=current())
+    job = Miniature(Path(directory), ranks=current_ranks())
     job.run.begin(job.step, 0.0)
     skipped = 0
     try:
@@ -89,7 +91,7 @@ def skip(rank: int, directory: str, asked: str) -> dict[str, Any]:
 def clock(rank: int, directory: str, saved: str) -> dict[str, Any]:
     """Take steps with a cadence of time that rank zero's clock alone reaches, after step 10."""
     cadence = Cadence(timedelta(hours=1))
-    job = Miniature(Path(directory), ranks=current(), cadence=cadence)
+    job = Miniature(Path(directory), ranks=current_ranks(), cadence=cadence)
     job.run.begin(0, 0.0)
     saves = []
     for step in range(1, 21):
@@ -107,7 +109,7 @@ def clock(rank: int, directory: str, saved: str) -> dict[str, Any]:
 
 def save(rank: int, directory: str, *steps: str) -> dict[str, Any]:
     """Save and commit some steps."""
-    job = Miniature(Path(directory), ranks=current())
+    job = Miniature(Path(directory), ranks=current_ranks())
     for step in steps:
         job.commit(int(step))
     job.run.close()
@@ -116,7 +118,7 @@ def save(rank: int, directory: str, *steps: str) -> dict[str, Any]:
 
 def resume(rank: int, *directories: str) -> dict[str, Any]:
     """Resume, each rank from its own view of the run directory, and commit one more step."""
-    job = Miniature(Path(directories[rank]), ranks=current())
+    job = Miniature(Path(directories[rank]), ranks=current_ranks())
     found = {"resumed": job.step, "text": job.text, "rejected": [each.reason for each in job.choice.rejected]}
     job.commit(job.step + 10)
     job.run.close()
@@ -125,13 +127,13 @@ def resume(rank: int, *directories: str) -> dict[str, Any]:
 
 def start_from(rank: int, directory: str, *named: str) -> dict[str, Any]:
     """Start a run that has no checkpoint of its own from the one that each rank names."""
-    return {"resumed": Miniature(Path(directory), ranks=current(), resume=named[rank]).step}
+    return {"resumed": Miniature(Path(directory), ranks=current_ranks(), resume=named[rank]).step}
 
 
 def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
     """Save while one rank's disk or adapter fails at some point; then save again, all ranks together."""
     storage = Failing()
-    job = Miniature(Path(directory), ranks=current(), storage=storage)
+    job = Miniature(Path(directory), ranks=current_ranks(), storage=storage)
     job.commit(10)
     facts = None
     if rank == int(failing):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.batch_change import BatchChange
+from resume_adapters.core.session.rescale import BatchChange
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.cadence import LONGEST, SHORTEST, Cadence, chosen, mean_time_between, optimal
+from resume_adapters.core.saving.cadence import LONGEST, SHORTEST, Cadence, chosen, mean_time_between, optimal
 from resume_adapters.errors import UnsupportedSetting
 
 DAY = 24 * 3600.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepAll, KeepLast
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 
 import faults

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core import comparison
+from resume_adapters.core.state.comparison import first_difference
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ from resume_adapters.core import comparison
     ],
 )
 def test_every_kind_of_difference_is_found_and_placed(saved: Any, live: Any, place: str) -> None:
-    difference = comparison.first_difference(saved, live)
+    difference = first_difference(saved, live)
     assert difference is not None
     assert place in difference
 
@@ -58,9 +58,9 @@ def test_every_kind_of_difference_is_found_and_placed(saved: Any, live: Any, pla
     ],
 )
 def test_equal_states_have_no_difference(make: Callable[[], Any]) -> None:
-    assert comparison.first_difference(make(), make()) is None
+    assert first_difference(make(), make()) is None
 
 
 def test_a_numpy_number_stands_for_pythons() -> None:
-    assert comparison.first_difference(0.5, np.float64(0.5)) is None
-    assert comparison.first_difference(np.int64(3), 3) is None
+    assert first_difference(0.5, np.float64(0.5)) is None
+    assert first_difference(np.int64(3), 3) is None

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast
-from resume_adapters.core import commit
-from resume_adapters.core.storage import LocalStorage, Storage
+from resume_adapters.core.checkpoint.remove import supersede
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import NoValidCheckpoint
 
 import faults
@@ -237,7 +238,7 @@ def test_the_best_outlives_a_failed_second_save_of_its_step(tmp_path: Path) -> N
     prepare(tmp_path)
     storage = CrashingStorage()
     job = Miniature(tmp_path, storage=storage, keep=KeepLast(1))
-    commit.step_aside(storage, tmp_path / name(30))
+    supersede(storage, tmp_path / name(30))
     job.commit(40, best=30)
     assert miniature.committed(tmp_path) == {f"{name(30)}.superseded": 30, name(40): 40}
     assert Miniature(tmp_path).committed() == {name(30): 30, name(40): 40}

@@ -10,25 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resume_adapters.core.cursor import Cursor, Order, ShardProgress, deal, merge
-from resume_adapters.core.manifest import tell
+from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.dataloader.cursor import Permutation, SampleCursor, ShardProgress, assign_shards, merge
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
 def test_an_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
-    samples = Order(size, seed, epoch).at(np.arange(size))
+    samples = Permutation(size, seed, epoch).at(np.arange(size))
     assert sorted(samples.tolist()) == list(range(size))
 
 
 def test_an_order_of_ten_thousand_million_samples_is_asked_anywhere() -> None:
     positions = np.array([0, 10**9, 10**10 - 1])
-    first, again = (Order(10**10, 7, 3).at(positions) for _ in range(2))
+    first, again = (Permutation(10**10, 7, 3).at(positions) for _ in range(2))
     assert first.tolist() == again.tolist()
     assert len(set(first.tolist())) == 3 and first.max() < 10**10
 
 
 def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    orders = {tuple(Order(50, seed, epoch).at(np.arange(50)).tolist()) for seed in range(20) for epoch in range(20)}
+    orders = {
+        tuple(Permutation(50, seed, epoch).at(np.arange(50)).tolist()) for seed in range(20) for epoch in range(20)
+    }
     assert len(orders) == 400
 
 
@@ -38,7 +40,7 @@ def test_every_sample_is_as_likely_at_every_position(size: int) -> None:
     seeds = 4000
     counts = np.zeros((size, size))
     for seed in range(seeds):
-        counts[np.arange(size), Order(size, seed, 0).at(np.arange(size))] += 1
+        counts[np.arange(size), Permutation(size, seed, 0).at(np.arange(size))] += 1
     expected = seeds / size
     degrees = (size - 1) ** 2
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -46,7 +48,7 @@ def test_every_sample_is_as_likely_at_every_position(size: int) -> None:
 
 
 def test_every_permutation_is_as_likely() -> None:
-    counts = Counter(tuple(Order(4, seed, 0).at(np.arange(4)).tolist()) for seed in range(12000))
+    counts = Counter(tuple(Permutation(4, seed, 0).at(np.arange(4)).tolist()) for seed in range(12000))
     assert len(counts) == 24
     assert min(counts.values()) > 400 and max(counts.values()) < 600
 
@@ -58,7 +60,7 @@ def read(shards: Records, progress: ShardProgress, readers: int, takes: list[int
     """Let each reader take some records of its shards; return what was read and how far it got."""
     seen: list[Any] = []
     parts = [progress]
-    for mine, take in zip(deal(len(shards), progress, readers), takes, strict=True):
+    for mine, take in zip(assign_shards(len(shards), progress, readers), takes, strict=True):
         offsets, finished = {}, set()
         for shard, skip in mine:
             count = min(take, shards[shard] - skip)
@@ -98,7 +100,7 @@ def test_progress_of_different_epochs_is_not_merged() -> None:
 
 
 def test_a_cursor_is_data() -> None:
-    assert Cursor(**Cursor(2, 7, 30).to_tree()) == Cursor(2, 7, 30)
+    assert SampleCursor(**SampleCursor(2, 7, 30).to_tree()) == SampleCursor(2, 7, 30)
 
 
 TOLD = {
@@ -117,4 +119,4 @@ TOLD = {
 
 @pytest.mark.parametrize("words", TOLD)
 def test_a_cursor_is_told_in_words(words: str) -> None:
-    assert tell(TOLD[words]) == words
+    assert describe_cursor(TOLD[words]) == words

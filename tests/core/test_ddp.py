@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from resume_adapters.core import comparison, rng
-from resume_adapters.core.buckets import BucketOrder
+from resume_adapters.core.state import rng
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.ddp_buckets import BucketOrder
 from resume_adapters.errors import StateMismatch
 
 
@@ -46,7 +47,7 @@ def test_a_replayed_order_is_the_recorded_one_and_leaves_no_trace() -> None:
     replayed.replay(recorded.order)
     assert replayed.order == recorded.order
     assert all(parameter.grad is None for parameter in resumed.parameters())
-    assert comparison.first_difference([before, weights], [rng.capture(), dict(resumed.state_dict())]) is None
+    assert first_difference([before, weights], [rng.capture(), dict(resumed.state_dict())]) is None
     resumed(torch.ones(1, 3)).sum().backward()
     first.zero_grad()
     first(torch.ones(1, 3)).sum().backward()

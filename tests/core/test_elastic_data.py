@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from resume_adapters.core.cursor import Cursor, ShardProgress, merge
-from resume_adapters.core.elastic import Streaming
+from resume_adapters.core.dataloader.cursor import SampleCursor, ShardProgress, merge
+from resume_adapters.core.dataloader.elastic import ElasticStreamPosition
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
 from resume_adapters.errors import StateMismatch
 
@@ -29,7 +29,7 @@ def by_batches(size: int, batch: int, rank: int, world_size: int) -> Any:
     return sampler, sampler
 
 
-def steps(make: Any, size: int, batch: int, world_size: int, cursor: Cursor) -> list[list[list[int]]]:
+def steps(make: Any, size: int, batch: int, world_size: int, cursor: SampleCursor) -> list[list[list[int]]]:
     """Return, for each step that is left of the epoch, the batch of each rank."""
     ranks = []
     for rank in range(world_size):
@@ -48,11 +48,11 @@ def steps(make: Any, size: int, batch: int, world_size: int, cursor: Cursor) -> 
 )
 def test_every_sample_once_in_the_same_global_batches(size: int, layouts: Any, make: Any) -> None:
     """Ranks times batch size is always 12, so step after step holds the same samples, however they are laid out."""
-    reference = steps(make, size, 12, 1, Cursor(0, 3))
+    reference = steps(make, size, 12, 1, SampleCursor(0, 3))
     done: list[set[int]] = []
     seen: Counter[int] = Counter()
     for number, (world_size, take) in enumerate(layouts):
-        cursor = Cursor(0, 3, min(size, 12 * len(done)))
+        cursor = SampleCursor(0, 3, min(size, 12 * len(done)))
         if cursor.consumed >= size:
             break
         left = steps(make, size, 12 // world_size, world_size, cursor)
@@ -84,29 +84,29 @@ def test_a_resumed_epoch_goes_on_when_the_framework_sets_it_again() -> None:
     sampler = ElasticSampler(30, seed=1)
     whole = list(sampler)
     resumed = ElasticSampler(30, seed=1)
-    resumed.seek(Cursor(0, 1, 10))
+    resumed.seek(SampleCursor(0, 1, 10))
     resumed.set_epoch(0)
     assert list(resumed) == whole[10:]
     assert len(resumed) == 30, "the length is that of the whole epoch: frameworks count steps with it"
-    resumed.seek(Cursor(0, 1, 30))
+    resumed.seek(SampleCursor(0, 1, 30))
     assert resumed.epoch == 1, "a finished epoch is the start of the next"
 
 
 def test_another_seed_is_refused() -> None:
     with pytest.raises(StateMismatch, match="saved with seed 4, this sampler has 3"):
-        ElasticSampler(30, seed=3).seek(Cursor(0, 4, 10))
+        ElasticSampler(30, seed=3).seek(SampleCursor(0, 4, 10))
     with pytest.raises(StateMismatch, match="saved with seed 4, this one has 0"):
         ElasticShards([1], iter).resume(ShardProgress.start(0, 4), {})
 
 
 def test_a_cursor_counts_what_all_ranks_took() -> None:
     sampler = ElasticSampler(100, seed=3, rank=1, world_size=4)
-    sampler.seek(Cursor(2, 3, 20))
+    sampler.seek(SampleCursor(2, 3, 20))
     iterator = iter(sampler)
     for _ in range(7):
         next(iterator)
-    assert sampler.cursor(5) == Cursor(2, 3, 40)
-    assert sampler.cursor(50) == Cursor(2, 3, 100)
+    assert sampler.cursor(5) == SampleCursor(2, 3, 40)
+    assert sampler.cursor(50) == SampleCursor(2, 3, 100)
     assert ElasticSampler(100, seed=3).state_dict() == {"epoch": 0, "seed": 3, "consumed": 0}
 
 
@@ -205,7 +205,7 @@ def test_how_far_a_reader_was_outlasts_what_is_remembered_of_each_batch() -> Non
         return [ElasticShards(range(11), records, seed=2, rank=rank, world_size=count) for rank in range(count)]
 
     reading = readers(2)
-    far, iterators = Streaming(reading[0], kept=3), [iter(each) for each in reading]
+    far, iterators = ElasticStreamPosition(reading[0], kept=3), [iter(each) for each in reading]
     seen = []
     for index, reader in enumerate([0, 0, 1, 1, 1, 1, 1, 1]):
         seen.append(next(iterators[reader]))
@@ -214,7 +214,7 @@ def test_how_far_a_reader_was_outlasts_what_is_remembered_of_each_batch() -> Non
     for start, count in ((position, 2), (far.moved([position]), 3)):
         rest = []
         for stream in readers(count):
-            Streaming(stream, kept=3).seek(start)
+            ElasticStreamPosition(stream, kept=3).seek(start)
             rest += list(stream)
         assert sorted(seen + rest) == sorted(row for shard in range(11) for row in records(shard))
 

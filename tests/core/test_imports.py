@@ -14,7 +14,7 @@ import pytest
 import resume_adapters
 
 PACKAGE = Path(resume_adapters.__file__).parent
-CORE = sorted((PACKAGE / "core").glob("*.py"))
+CORE = sorted((PACKAGE / "core").rglob("*.py"))
 ADAPTERS = {
     "hf": {"transformers", "accelerate", "peft"},
     "lightning": {"lightning", "pytorch_lightning"},
@@ -25,7 +25,14 @@ ADAPTERS = {
 FRAMEWORKS = {"transformers", "accelerate", "peft", "lightning", "pytorch_lightning", "deepspeed", "datasets"}
 TRACKERS = {"mlflow", "tensorboard", "wandb"}
 """They train nothing, and an adapter leaves them to ``_trackers``."""
-PURE = ("manifest", "retention", "keys", "cursor", "cadence")
+PURE = (
+    "errors",
+    "core.checkpoint.manifest",
+    "core.checkpoint.retention",
+    "core.state.keys",
+    "core.dataloader.cursor",
+    "core.saving.cadence",
+)
 WRITES = {
     "copy", "copy2", "copyfile", "copytree", "fdopen", "fsync", "hardlink_to", "link", "makedirs", "mkdir", "mkstemp",
     "mkdtemp", "move", "open", "remove", "removedirs", "rename", "renames", "rmdir", "rmtree", "symlink",
@@ -64,23 +71,10 @@ def calls(file: Path) -> Iterator[tuple[str, str, int]]:
                 yield "", node.func.id, node.lineno
 
 
-@pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", CORE, ids=lambda file: module_name(file))
 def test_the_core_names_no_framework(file: Path) -> None:
-    allowed = {
-        "torch",
-        "numpy",
-        "safetensors",
-        "msgspec",
-        "xxhash",
-        "rich",
-        "resume_adapters",
-    } | sys.stdlib_module_names
+    allowed = {"torch", "numpy", "safetensors", "msgspec", "xxhash", "resume_adapters"} | sys.stdlib_module_names
     assert roots(file) <= allowed
-    assert (
-        not {name for name in imported(file) if name.startswith("resume_adapters.")}
-        - {name for name in imported(file) if name.startswith(("resume_adapters.core", "resume_adapters.errors"))}
-        - {"resume_adapters.__version__"}
-    )
 
 
 def test_the_core_imports_no_framework_when_it_runs(tmp_path: Path) -> None:
@@ -92,8 +86,8 @@ class Refuse:
         if name.split(".")[0] in {sorted(FRAMEWORKS)!r}:
             raise AssertionError(f"the core imports {{name}}")
 sys.meta_path.insert(0, Refuse())
-for name in {[file.stem for file in CORE]!r}:
-    importlib.import_module("resume_adapters.core" + ("" if name == "__init__" else "." + name))
+for name in {sorted(name for name in ALL if name.startswith("core"))!r}:
+    importlib.import_module("resume_adapters." + name)
 import miniature, pathlib
 miniature.Miniature(pathlib.Path({str(tmp_path)!r})).commit(1)
 assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
@@ -102,34 +96,94 @@ assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
 
 
-def test_what_adapters_share_of_deepspeed_imports_the_core_and_deepspeed_only() -> None:
-    """An engine may be driven by a loop or by another framework: its state is the business of no adapter alone."""
-    for file in PACKAGE.glob("_zero_*.py"):
-        assert not roots(file) & (FRAMEWORKS - {"deepspeed"}), file.name
-        own = {name.split(".")[1] for name in imported(file) if name.startswith("resume_adapters.")}
-        assert own <= {"core", "errors"} | {name for name in own if name.startswith("_zero_")}, file.name
+LEVELS = (
+    {"errors", "_version"},
+    {"core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
+    {"core.storage", "core.stop", "core.dataloader"},
+    {"core.checkpoint"},
+    {"core.run_directory"},
+    {"core.saving"},
+    {"core.run"},
+    {"core.session"},
+    {"core.loop"},
+    {"integrations"},
+    {*ADAPTERS, "cli", "data", "loop"},
+)
+"""Who may import whom: a package imports from its own level and from those before it, never upwards."""
+
+OUTSIDE = {"", "core", "_lightning_entry_point"}
+"""What belongs to no level: the package root and the core's docstring; a module that loads its adapter when asked."""
 
 
-def test_what_adapters_share_of_trackers_imports_the_core_and_trackers_only() -> None:
-    for file in PACKAGE.glob("_tracker*.py"):
-        assert roots(file) <= TRACKERS | {"torch", "resume_adapters"} | sys.stdlib_module_names, file.name
-        own = {name.split(".")[1] for name in imported(file) if name.startswith("resume_adapters.")}
-        assert own <= {"core", "errors", "_tracker_seams"}, file.name
+def module_name(file: Path) -> str:
+    """Return the dotted name of a file within the package; empty for the package root."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+
+
+ALL = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+
+
+def level(name: str) -> int:
+    return next(number for number, names in enumerate(LEVELS) for each in names if f"{name}.".startswith(f"{each}."))
+
+
+def ours(file: Path) -> set[str]:
+    """Return the modules of this package that a file imports, under TYPE_CHECKING or in a function too."""
+    names = {name.removeprefix("resume_adapters").lstrip(".") for name in imported(file) if roots_of(name)}
+    found = {name if name in ALL else name.rpartition(".")[0] for name in names}
+    # `from package import module` names both: of the package, only its docstring is meant.
+    return {name for name in found if not any(other.startswith(f"{name}.") for other in found)}
+
+
+def roots_of(name: str) -> bool:
+    return name == "resume_adapters" or name.startswith("resume_adapters.")
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - OUTSIDE))
+def test_a_module_imports_from_its_level_or_from_below(name: str) -> None:
+    for other in ours(ALL[name]):
+        assert other not in OUTSIDE, f"{name} imports the root"
+        assert level(other) <= level(name), f"{name} imports {other}, which is above it"
+        if level(name) == len(LEVELS) - 1:
+            assert other.split(".")[0] == name.split(".")[0] or level(other) < level(name), f"{name} imports {other}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: ours(file) & ALL.keys() for name, file in ALL.items()}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in graph[name] - {name}:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_no_import_from_this_package_has_an_alias(name: str) -> None:
+    """An alias hides a clash of names."""
+    for node in ast.walk(tree(ALL[name])):
+        if isinstance(node, ast.ImportFrom) and roots_of(node.module or ""):
+            assert not any(alias.asname for alias in node.names), ast.unparse(node)
+
+
+def test_what_adapters_share_imports_no_framework_but_its_own() -> None:
+    """An engine may be driven by a loop or by another framework, and any of them logs to a tracker."""
+    for name, file in ALL.items():
+        if name.startswith("integrations.deepspeed_engine"):
+            assert not roots(file) & (FRAMEWORKS - {"deepspeed"}), name
+        elif name.startswith("integrations.trackers"):
+            assert roots(file) <= TRACKERS | {"torch", "resume_adapters"} | sys.stdlib_module_names, name
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_an_adapter_imports_the_core_and_its_framework_only(adapter: str) -> None:
-    files = [*PACKAGE.glob(f"{adapter}.py"), *PACKAGE.glob(f"_{adapter}_*.py")]
-    if not files:
-        pytest.skip(f"there is no adapter for {adapter}")
-    others = set(ADAPTERS) - {adapter}
-    for file in files:
+def test_an_adapter_imports_its_framework_only(adapter: str) -> None:
+    for file in (PACKAGE / adapter).glob("*.py"):
         assert not roots(file) & (FRAMEWORKS | TRACKERS) - ADAPTERS[adapter], file.name
-        for name in imported(file):
-            parts = name.split(".")
-            if parts[0] == "resume_adapters" and len(parts) > 1:
-                assert parts[1] not in others | {"cli"}, f"{file.name} imports {name}"
-                assert not parts[1].startswith(tuple(f"_{other}_" for other in others)), f"{file.name} imports {name}"
 
 
 def test_importing_the_package_imports_neither_torch_nor_a_framework() -> None:
@@ -150,27 +204,24 @@ def test_importing_the_package_takes_less_than_150_milliseconds() -> None:
     assert statistics.median(measured) < 0.15, measured
 
 
-@pytest.mark.parametrize("name", [*PURE, "errors"])
+@pytest.mark.parametrize("name", PURE)
 def test_a_pure_module_knows_no_clock_no_disk_and_no_environment(name: str) -> None:
-    file = PACKAGE / "errors.py" if name == "errors" else PACKAGE / "core" / f"{name}.py"
-    if not file.exists():
-        pytest.skip(f"there is no {name}")
+    file = ALL[name]
     forbidden = {"os", "time", "io", "shutil", "tempfile", "random", "socket", "subprocess", "sys", "torch", "glob"}
     assert not roots(file) & forbidden
     assert not {"datetime.datetime", "datetime.date"} & imported(file)
     of_paths = {each for each in imported(file) if each.startswith("pathlib.")}
     # An error carries a Path as a value.
     assert of_paths <= ({"pathlib.Path"} if name == "errors" else {"pathlib.PurePosixPath"})
-    ours = {each for each in imported(file) if each.startswith("resume_adapters.")}
-    assert all(each.startswith("resume_adapters.errors") for each in ours), "what a pure module imports is pure"
+    assert ours(file) <= {"errors"}, "what a pure module imports is pure"
     disk = {*WRITES, "read", "read_bytes", "read_text", "stat", "exists", "is_file", "is_dir", "resolve", "input"}
     assert not {called for _, called, _ in calls(file)} & disk
 
 
-@pytest.mark.parametrize("file", CORE, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", CORE, ids=lambda file: module_name(file))
 def test_only_storage_changes_a_disk(file: Path) -> None:
     """No other module of the core opens a file, or creates, changes, moves or removes one, but through a Storage."""
-    if file.stem == "storage":
+    if file.parent.name == "storage":
         pytest.skip("storage does")
     through = ("storage", "self.storage", "pending", "self.run")
     offending = [
@@ -215,21 +266,21 @@ def test_only_commit_writes_the_marker() -> None:
         ]
         assert len(writes) == (1 if file.stem == "commit" else 0), (file.name, writes)
     spelled = {file.stem for file in CORE if '"manifest.json"' in file.read_text()}
-    assert spelled == {"place"}
+    assert spelled == {"layout"}
 
 
 def test_only_pruning_removes_a_committed_checkpoint() -> None:
     """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
-    assert callers("discard") == {"commit._make_directory", "commit._abandon", "directory.sweep", "directory.prune"}
-    assert callers("remove_tree") == {"commit.discard", "directory.sweep", "storage.remove_tree"}
-    assert callers("remove_directory") == {"storage.remove_tree"}
+    assert callers("delete") == {"commit._make_directory", "commit._abandon", "upkeep.sweep", "prune.prune"}
+    assert callers("remove_tree") == {"remove.delete", "upkeep.sweep", "base.remove_tree"}
+    assert callers("remove_directory") == {"base.remove_tree"}
     assert callers("remove_file") <= {
-        "storage.remove_tree",
-        "storage.point_to",
-        "directory.prepare",
-        "directory.sweep",
+        "base.remove_tree",
+        "base.point_to",
+        "upkeep.prepare",
+        "upkeep.sweep",
         "commit.announce",
-        "journal.withdraw_stop",
-        "nodes.by_node",
-        "nodes.take_away",
+        "stop_file.withdraw",
+        "discovery.discover_groups",
+        "discovery.take_away",
     }

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from resume_adapters.core.keys import canonical, match
+from resume_adapters.core.state.keys import canonical, match
 
 MODEL = ("embed.weight", "layers.0.attn.weight", "layers.0.attn.bias", "head.weight")
 PREFIXES = (

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core import process
-from resume_adapters.core.cadence import Cadence
-from resume_adapters.core.stop import StopOn
-from resume_adapters.core.walltime import VARIABLE
+from resume_adapters.core.run import step_control
+from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.stop.processes import start_time
+from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
 
 from launch import Server
@@ -82,7 +83,7 @@ def test_a_walltime_stops_in_time(make: Callable[..., Miniature], tmp_path: Path
     job = make(stop=StopOn(walltime=timedelta(days=1)), clock=lambda: clock[0])
     job.run.end_step(1, 0.1)
     job.commit(1)
-    end = (process.began(os.getpid()) or clock[0]) + 24 * 3600
+    end = (start_time(os.getpid()) or clock[0]) + 24 * 3600
     clock[0] = end - 120
     time.sleep(1.2)
     assert not job.run.end_step(2, 0.2).stop, "a quick run does not leave two minutes early"
@@ -271,24 +272,24 @@ def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniat
     job = make()
     control = tmp_path / ".resume"
     (control / "stop").mkdir()
-    assert job.run.journal.stop_requested() == "stop in .resume"
-    before = job.run.journal.history()
+    assert job.run.control.stop_file.reason() == "stop in .resume"
+    before = job.run.control.journal.history()
     with (control / "journal.jsonl").open("a") as file:
         file.write('{"time": 1}\n{"event": "start"}\n[]\n')
-    assert job.run.journal.history() == before
+    assert job.run.control.journal.history() == before
     (control / "journal.jsonl").unlink()
-    assert job.run.journal.history() == []
+    assert job.run.control.journal.history() == []
 
 
 def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:
     job = make()
     for step in (1, 2):
         job.run.record("running", step=step)
-    assert [entry["event"] for entry in job.run.journal.history()].count("running") == 1
+    assert [entry["event"] for entry in job.run.control.journal.history()].count("running") == 1
 
 
 def test_a_launcher_that_is_gone_stops_the_run(make: Callable[..., Miniature], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "launchers", lambda: lambda: False)
+    monkeypatch.setattr(step_control, "find_launchers", lambda: lambda: False)
     job = make()
     until_asked(job)
     assert job.run.flag.reason == "the launcher of this process is gone"

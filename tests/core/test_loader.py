@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from resume_adapters.core import dispatch, loader, rng, tree
-from resume_adapters.core.loader import LoaderWatch
-from resume_adapters.core.rng import GeneratorState
-from resume_adapters.core.sampler import Moment
-from resume_adapters.core.workers import WorkerInit, are_kept
+from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
+from resume_adapters.core.dataloader.instrument import WorkerInit, are_kept
+from resume_adapters.core.dataloader.sampler import LoaderRandomState
+from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
 from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
@@ -108,13 +109,13 @@ def _end_workers() -> Iterator[None]:
         _MADE.pop()._iterator = None
 
 
-def started(case: str, seed: int) -> tuple[Any, LoaderWatch]:
+def started(case: str, seed: int) -> tuple[Any, TrackedLoader]:
     """Make a loader in a process whose random state comes of the seed, and watch it."""
     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
     made = {**CASES, **WORKERS}[case](seed)
     _MADE.append(made)
     registered = getattr(made.dataset, "augmenting", None)
-    return made, loader.watch(made, {} if registered is None else {"augmenting": GeneratorState(registered)})
+    return made, track(made, {} if registered is None else {"augmenting": GeneratorState(registered)})
 
 
 def rows(batches: Any) -> list[Any]:
@@ -123,11 +124,11 @@ def rows(batches: Any) -> list[Any]:
 
 def stored(position: Any) -> Any:
     """Return a position as a checkpoint gives it back."""
-    document, tensors = tree.encode(position)
-    return tree.decode(document, copy.deepcopy(tensors))
+    document, tensors = encoding.encode(position)
+    return encoding.decode(document, copy.deepcopy(tensors))
 
 
-def taken_up(case: str, position: Any) -> tuple[Any, LoaderWatch]:
+def taken_up(case: str, position: Any) -> tuple[Any, TrackedLoader]:
     """Put a loader of another process where one was."""
     made, watch = started(case, 99)
     watch.restore(stored(position))
@@ -241,7 +242,7 @@ def test_a_generator_that_was_not_there_when_a_position_was_saved_is_left_as_it_
     rows(itertools.islice(made, 2))
     position = stored(watch.position(2))
     resumed = DataLoader(Drawing(seeded(8)), BATCH, shuffle=True, generator=seeded(9))
-    again = loader.watch(resumed, {"augmenting": GeneratorState(resumed.dataset.augmenting)})  # type: ignore[attr-defined]
+    again = track(resumed, {"augmenting": GeneratorState(resumed.dataset.augmenting)})  # type: ignore[attr-defined]
     again.restore_random_state(position)
     found = drawn()
     watch.restore_random_state(position)
@@ -266,7 +267,7 @@ def test_an_elastic_position_is_taken_up_with_other_batches(case: str) -> None:
     seen = rows(itertools.islice(made, 2))
     position = stored(watch.position(2))
     other = make()
-    again = loader.watch(other)
+    again = track(other)
     assert again.is_elastic and len(again.differences(position)) == 1
     assert again.left(position, again.batch_size or 0) == left
     again.adopt(position, [position], 0)
@@ -282,7 +283,7 @@ def test_the_end_of_an_elastic_pass_is_taken_up_with_other_batches(case: str) ->
     position = stored(watch.position_between())
     expected = [sorted(row[0] for row in zip(*batch, strict=True)) for batch in rows(made)]
     other = OTHER_BATCHES[case][0]()
-    again = loader.watch(other)
+    again = track(other)
     assert again.left(position, 5) == 0 or OTHER_BATCHES[case][1] is None
     again.adopt(position, [position], 0)
     assert again.at_end
@@ -294,14 +295,14 @@ def test_the_end_of_an_elastic_pass_is_taken_up_with_other_batches(case: str) ->
 
 def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
     with pytest.raises(UnsupportedSetting, match=r"come from a list; expected a torch\.utils\.data\.DataLoader"):
-        loader.watch([1, 2])
+        track([1, 2])
     with pytest.raises(UnsupportedSetting, match="in_order=False"):
-        loader.watch(DataLoader(Drawing(), num_workers=1, in_order=False))
+        track(DataLoader(Drawing(), num_workers=1, in_order=False))
 
 
 def test_watching_twice_is_watching_once_and_the_class_keeps_its_name() -> None:
     made, watch = started("in order", 1)
-    assert loader.watch(made) is watch
+    assert track(made) is watch
     assert type(made).__qualname__ == "DataLoader" and isinstance(made, DataLoader)
     assert len(iter(made)) == 6
     assert made.batch_sampler.sampler is made.sampler and len(made._index_sampler) == 6
@@ -332,7 +333,7 @@ class Counted(Iterator[Any]):
 def test_what_the_iterator_of_a_sampler_can_do_it_can_do_in_a_watched_loader() -> None:
     """A StatefulDataLoader asks it for its state, and passes over what was used."""
     made = DataLoader(Drawing(), batch_sampler=Batches(range(SAMPLES), BATCH, drop_last=False))
-    loader.watch(made)
+    track(made)
     indices = iter(made._index_sampler)
     assert list(itertools.islice(indices, 1, 3)) == [[4, 5, 6, 7], [8, 9, 10, 11]]
     assert indices.state_dict() == {"taken": 3}  # type: ignore[attr-defined]
@@ -360,7 +361,7 @@ def test_kept_workers_of_a_stream_are_made_anew_without_a_trace() -> None:
     made_at: list[float] = []
     given: list[Any] = []
 
-    def launch() -> tuple[LoaderWatch, Callable[[], Iterator[Any]]]:
+    def launch() -> tuple[TrackedLoader, Callable[[], Iterator[Any]]]:
         made = DataLoader(Stream(), BATCH, num_workers=2, persistent_workers=True)
 
         def make() -> Iterator[Any]:
@@ -368,7 +369,7 @@ def test_kept_workers_of_a_stream_are_made_anew_without_a_trace() -> None:
             given.append(sorted(made.worker_init_fn.states))  # type: ignore[union-attr]
             return iter([([1.0], worker, state, None) for worker in range(2)])
 
-        return loader.watch(made), make
+        return track(made), make
 
     first, make = launch()
     assert list(first.iterate(make)) == [[1.0], [1.0]]
@@ -398,14 +399,14 @@ def test_another_loader_is_refused_with_what_differs(other: Any, words: str) -> 
     made, watch = started("in order", 1)
     rows(itertools.islice(made, 2))
     with pytest.raises(StateMismatch, match=words):
-        loader.watch(DataLoader(**{"dataset": Drawing(), "batch_size": BATCH, **other})).restore(watch.position(2))
+        track(DataLoader(**{"dataset": Drawing(), "batch_size": BATCH, **other})).restore(watch.position(2))
 
 
 def test_other_data_are_noticed_at_the_batch_that_was_fetched_ahead() -> None:
     made, watch = started("in order", 1)
     rows(itertools.islice(made, 3))
     other = DataLoader([[-1.0]] * SAMPLES, BATCH)
-    loader.watch(other).restore(watch.position(2))
+    track(other).restore(watch.position(2))
     with pytest.raises(NotRestored, match="batch 2 of this pass is not the batch that followed"):
         rows(other)
 
@@ -417,7 +418,7 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
     def make() -> Any:
         torch.manual_seed(4)
         made = stateful.StatefulDataLoader(range(SAMPLES), BATCH, shuffle=True)
-        moment = Moment(made).capture()
+        moment = LoaderRandomState(made).capture()
         made.state_dict()
         return made, moment
 
@@ -427,7 +428,7 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
         made, moment = make()
         if noted:
             made.resume_made = moment
-        loader.watch(made)
+        track(made)
         torch.manual_seed(5)
         before = torch.get_rng_state()
         passing = iter(made)
@@ -438,13 +439,13 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
 def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
     """A loader that fetches for all cuts it from its first batch: once in each pass, whatever it cuts after that."""
     made, watch = started("in order", 1)
-    first = dispatch.FirstSlice(lambda batch, at: batch[at], watch)
+    first = FirstSlice(lambda batch, at: batch[at], watch)
     rows(itertools.islice(made, 1))
     assert [first([1, 2], 0), first([3, 4], 1)] == [1, 4] and first.kept == 1
     rows(made)
     assert first([5, 6], 1) == 6 and first.kept == 6
     made, watch = started("in order", 1)
-    resumed = dispatch.FirstSlice(lambda batch, at: batch[at], watch)
+    resumed = FirstSlice(lambda batch, at: batch[at], watch)
     resumed.restore(1)
     rows(itertools.islice(made, 1))
     assert [resumed([3, 4], 0), resumed([3, 4], 1)] == [1, 4]
@@ -454,5 +455,5 @@ def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
 
 def test_who_fetches_for_a_loader_that_gives_batches_to_all_ranks() -> None:
     ranks: list[Any] = [types.SimpleNamespace(world_size=3, rank=rank) for rank in range(3)]
-    assert [dispatch.share(each, splits=False) for each in ranks] == [3, 0, 0], "a batch for every rank"
-    assert [dispatch.share(each, splits=True) for each in ranks] == [1, 1, 1], "each is a piece of one batch"
+    assert [fetches_per_batch(each, splits=False) for each in ranks] == [3, 0, 0], "a batch for every rank"
+    assert [fetches_per_batch(each, splits=True) for each in ranks] == [1, 1, 1], "each is a piece of one batch"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from resume_adapters.core.framework import Resumed
-from resume_adapters.core.rng import GeneratorState
+from resume_adapters.core.loop.framework import Resumed
+from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import Halted, Stopped, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, reasons

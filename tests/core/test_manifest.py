@@ -12,8 +12,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resume_adapters.core import manifest as manifests
-from resume_adapters.core.manifest import FORMAT, FileEntry, Manifest, PartEntry, finite
+from resume_adapters.core.checkpoint.manifest import (
+    FORMAT,
+    FileEntry,
+    Manifest,
+    PartEntry,
+    decode_manifest,
+    encode_manifest,
+    finite_metrics,
+)
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -56,52 +63,52 @@ def signed(record: dict[str, Any]) -> bytes:
 
 @given(documents)
 def test_what_is_written_is_read(manifest: Manifest) -> None:
-    assert manifests.decode(manifests.encode(manifest)) == manifest
+    assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
 def test_every_single_flipped_bit_is_found() -> None:
-    document = manifests.encode(small(metrics={"eval_loss": 0.25}, parts=(PartEntry("rng", "core"),)))
+    document = encode_manifest(small(metrics={"eval_loss": 0.25}, parts=(PartEntry("rng", "core"),)))
     for bit in range(8 * len(document)):
         flipped = bytearray(document)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CheckpointDamaged):
-            manifests.decode(bytes(flipped))
+            decode_manifest(bytes(flipped))
 
 
 def test_every_shorter_document_is_found() -> None:
-    document = manifests.encode(small())
+    document = encode_manifest(small())
     for length in range(len(document) - 1):  # the last byte is the newline
         with pytest.raises(CheckpointDamaged):
-            manifests.decode(document[:length])
+            decode_manifest(document[:length])
 
 
 def test_a_newer_format_is_refused_with_what_to_do_even_if_its_fields_are_unknown() -> None:
     with pytest.raises(FormatTooNew, match=f"format {FORMAT + 1}.*reads up to {FORMAT}.*upgrade"):
-        manifests.decode(signed({"format": FORMAT + 1, "shards": []}))
+        decode_manifest(signed({"format": FORMAT + 1, "shards": []}))
 
 
 def test_a_field_of_a_later_version_with_the_same_format_is_ignored() -> None:
     record = msgspec.json.decode(msgspec.json.encode(small()))
-    assert manifests.decode(signed({**record, "novelty": 1})) == small()
+    assert decode_manifest(signed({**record, "novelty": 1})) == small()
 
 
 def test_a_missing_or_mistyped_field_is_damage() -> None:
     record = msgspec.json.decode(msgspec.json.encode(small()))
     for name in ("step", "files", "format", "epoch"):
         with pytest.raises(CheckpointDamaged):
-            manifests.decode(signed({key: value for key, value in record.items() if key != name}))
+            decode_manifest(signed({key: value for key, value in record.items() if key != name}))
         with pytest.raises(CheckpointDamaged):
-            manifests.decode(signed({**record, name: {"not": "this"}}))
+            decode_manifest(signed({**record, name: {"not": "this"}}))
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "..", "", "a/..", "a\0b"])
 def test_a_path_that_leaves_the_checkpoint_is_refused(path: str) -> None:
     with pytest.raises(CheckpointDamaged, match="outside the checkpoint"):
-        manifests.decode(manifests.encode(small(files=(FileEntry(path, 3, "0" * 32),))))
+        decode_manifest(encode_manifest(small(files=(FileEntry(path, 3, "0" * 32),))))
 
 
 def test_metrics_keep_their_numbers_and_say_none_for_what_is_not_finite() -> None:
-    found = finite(
+    found = finite_metrics(
         {
             "loss": 0.5,
             "steps": 3,
@@ -113,14 +120,14 @@ def test_metrics_keep_their_numbers_and_say_none_for_what_is_not_finite() -> Non
         }
     )
     assert found == {"loss": 0.5, "steps": 3.0, "nan": None, "inf": None, "f32": 0.25, "f32nan": None}
-    assert manifests.decode(manifests.encode(small(metrics=found))).metrics == found
+    assert decode_manifest(encode_manifest(small(metrics=found))).metrics == found
 
 
 @pytest.mark.parametrize("field", ["epoch", "written"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_manifest_that_nobody_could_read_is_not_written(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
-        manifests.encode(small(**{field: value}))
+        encode_manifest(small(**{field: value}))
 
 
 def test_its_size_is_the_sum_of_its_files() -> None:

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from resume_adapters import KeepAll, KeepLast
-from resume_adapters.core.journal import Journal
-from resume_adapters.core.manifest import decode
-from resume_adapters.core.ranks import ALONE, Distributed
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.checkpoint.manifest import decode_manifest
+from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointsExist,
     NoValidCheckpoint,
@@ -168,7 +168,9 @@ def test_each_node_holds_the_files_of_its_ranks(tmp_path: Path) -> None:
     assert on_nodes(committing(directory, *THREE, keep=KeepLast(2)), ranks=4) == [(0, "")] * 4
     assert left(directory) == [{"checkpoint-20": 20, "checkpoint-30": 30}] * NODES
     for node, ranks in enumerate(((0, 1), (2, 3))):
-        found = decode((directory / f"node-{node}" / "checkpoint-30" / "resume" / "manifest.json").read_bytes())
+        found = decode_manifest(
+            (directory / f"node-{node}" / "checkpoint-30" / "resume" / "manifest.json").read_bytes()
+        )
         assert found.ranks == ranks
         assert [(entry.path, entry.rank) for entry in found.files] == [
             ("model.bin", ranks[0]),
@@ -191,7 +193,7 @@ def test_each_start_has_one_generation_on_all_nodes(three: Path) -> None:
         job.run.record("finished", step=job.step)
         return (
             job.run.generation,
-            Journal(LocalStorage(), disk(three, rank) / ".resume", lambda: 0.0).generation(),
+            Fencing(LocalStorage(), disk(three, rank) / ".resume", lambda: 0.0).generation(),
             former,
         )
 
@@ -377,7 +379,7 @@ def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(three: Path) -
         assert "holds the files of the ranks" in str(refused[0])
     with pytest.raises(StateMismatch, match=r"the ranks 0 of 2, and this process is rank 0 of 1\. Launch as many"):
         Miniature(three / "node-0")
-    assert Journal(LocalStorage(), three / "node-0" / ".resume", lambda: 0.0).generation() == 1
+    assert Fencing(LocalStorage(), three / "node-0" / ".resume", lambda: 0.0).generation() == 1
     assert on_nodes(committing(three)) == [(30, "thirty")] * NODES
 
 
@@ -397,7 +399,7 @@ def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
     if of == "a group":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        job = Miniature(tmp_path, ranks=Distributed() if of == "a group" else ALONE, local_rank=0)
+        job = Miniature(tmp_path, ranks=DistributedRanks() if of == "a group" else SINGLE_PROCESS, local_rank=0)
         job.commit(10, "ten")
         assert (job.run.sharing.leads, job.run.sharing.is_partial) == (True, False)
         assert job.run.sharing.leaders.gather("led here") == ["led here"]
@@ -405,6 +407,6 @@ def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
     finally:
         if of == "a group":
             dist.destroy_process_group()
-    found = decode((tmp_path / "checkpoint-10" / "resume" / "manifest.json").read_bytes())
+    found = decode_manifest((tmp_path / "checkpoint-10" / "resume" / "manifest.json").read_bytes())
     assert found.ranks is None
     assert Miniature(tmp_path).text == "ten"

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from resume_adapters.core import place
-from resume_adapters.core.listing import candidates
-from resume_adapters.core.storage import LocalStorage, files_under
-from resume_adapters.core.twister import NumpyTwister
+from resume_adapters.core.checkpoint import layout
+from resume_adapters.core.checkpoint.catalog import candidates
+from resume_adapters.core.state.twister import NumpyTwister
+from resume_adapters.core.storage.base import files_under
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, RunDirectoryUnusable
 
 import miniature
@@ -71,7 +72,7 @@ def test_a_file_of_a_checkpoint_is_found_through_a_link(tmp_path: Path) -> None:
     run.commit(10)
     link = tmp_path / "elsewhere.ckpt" if miniature.FILES else tmp_path / "elsewhere"
     link.symlink_to(run.run.directory / miniature.name(10))
-    assert place.locate(link, "resume/manifest.json").is_file()
+    assert layout.locate(link, "resume/manifest.json").is_file()
 
 
 def test_what_is_no_checkpoint_is_not_started_from(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core import process
-from resume_adapters.core.journal import Status
-from resume_adapters.core.process import began
+from resume_adapters.core.run_directory.status import RunStatus, is_alive
+from resume_adapters.core.stop import processes
+from resume_adapters.core.stop.processes import _is_launcher, _stat, find_launchers, start_time
 
 WORKER = """
 import sys, time
 from pathlib import Path
-from resume_adapters.core.process import launchers
-present = launchers()
+from resume_adapters.core.stop.processes import find_launchers
+present = find_launchers()
 out = Path(sys.argv[1])
 out.write_text(f"{present()}")
 while present():
@@ -35,10 +35,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="th
 
 
 def test_a_process_knows_when_it_began() -> None:
-    beginning = began(os.getpid())
+    beginning = start_time(os.getpid())
     assert beginning is not None
     assert time.time() - 3600 < beginning < time.time() + 2
-    assert began(1 << 30) is None
+    assert start_time(1 << 30) is None
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -73,33 +73,33 @@ def wait_for(file: Path, content: str) -> None:
         time.sleep(0.01)
 
 
-def status(pid: int, host: str, updated: float) -> Status:
-    return Status(state="running", pid=pid, host=host, updated=updated)
+def status(pid: int, host: str, updated: float) -> RunStatus:
+    return RunStatus(state="running", pid=pid, host=host, updated=updated)
 
 
 @pytest.mark.parametrize("state", ["S", "Z", "X"])
 def test_a_process_that_only_waits_to_be_reaped_is_dead(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
-    fields = process._stat(own.pid)
-    monkeypatch.setattr(process, "_stat", lambda pid: [state, *fields[1:]])
-    assert process.is_alive(own) is (state == "S")
+    fields = _stat(own.pid)
+    monkeypatch.setattr(processes, "_stat", lambda pid: [state, *fields[1:]])
+    assert is_alive(own) is (state == "S")
 
 
 def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where /proc is hidden, no launcher is found, and a process counts as alive that can be signalled."""
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
-    assert process.is_alive(own) is True
-    assert process.is_alive(status(pid=own.pid, host="elsewhere", updated=own.updated)) is None
+    assert is_alive(own) is True
+    assert is_alive(status(pid=own.pid, host="elsewhere", updated=own.updated)) is None
     for pid in (0, 1 << 31, 1 << 30):
-        assert process.is_alive(status(pid=pid, host=own.host, updated=own.updated)) is False
-    assert process.is_alive(status(pid=own.pid, host=own.host, updated=1.0)) is False, "the number was given again"
+        assert is_alive(status(pid=pid, host=own.host, updated=own.updated)) is False
+    assert is_alive(status(pid=own.pid, host=own.host, updated=1.0)) is False, "the number was given again"
 
     def refuse(*arguments: Any) -> Any:
         raise PermissionError
 
     monkeypatch.setattr(Path, "read_text", refuse)
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert process.is_alive(own) is True
-    assert process.launchers()() and not process._is_launcher(own.pid)
+    assert is_alive(own) is True
+    assert find_launchers()() and not _is_launcher(own.pid)
     monkeypatch.setattr(os, "kill", refuse)
-    assert process.is_alive(own) is True, "it is there, and somebody else's"
+    assert is_alive(own) is True, "it is there, and somebody else's"

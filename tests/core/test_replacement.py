@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.replacement import preceded, replaced
+from resume_adapters.core.patching import replaced, wrapped
 
 
 class Counter:
@@ -31,9 +31,9 @@ def test_an_attribute_has_another_value_for_a_while() -> None:
 
 def test_a_function_stands_before_a_method_and_is_given_it() -> None:
     counter = Counter()
-    with preceded(counter, "next", lambda native, by: 10 * native(by)):
+    with wrapped(counter, "next", lambda native, by: 10 * native(by)):
         assert counter.next(by=4) == 70
-        with preceded(counter, "next", lambda native, *args: native(*args) + 1):
+        with wrapped(counter, "next", lambda native, *args: native(*args) + 1):
             assert counter.next(4) == 71
         assert counter.next(4) == 70
     assert counter.next(4) == 7 and "next" not in vars(counter), "the class's own stands again"
@@ -42,7 +42,7 @@ def test_a_function_stands_before_a_method_and_is_given_it() -> None:
 def test_a_function_stands_before_one_of_a_module() -> None:
     module: Any = types.ModuleType("module")
     module.double = double = lambda number: 2 * number
-    with preceded(module, "double", lambda native, number: native(number) + 1):
+    with wrapped(module, "double", lambda native, number: native(number) + 1):
         assert module.double(4) == 9
     assert module.double is double
 
@@ -51,6 +51,6 @@ def test_a_copy_shares_what_stands_before_its_method() -> None:
     """Copied with the owner, it would stand before a copy of whatever it belongs to: a session, its run, its files."""
     seen: list[int] = []
     counter = Counter()
-    with preceded(counter, "next", lambda native: seen.append(native())):
+    with wrapped(counter, "next", lambda native: seen.append(native())):
         copy.deepcopy(counter).next()
     assert seen == [4]

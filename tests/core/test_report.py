@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.core import report, settings
-from resume_adapters.core.resolve import Checkpoint, Choice, Rejected
+from resume_adapters.core import log
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
+from resume_adapters.core.log import enable_logging
+from resume_adapters.core.requirements import refuse
+from resume_adapters.core.session import messages
+from resume_adapters.core.session.messages import log_start
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -16,19 +20,20 @@ def test_messages_are_shown_where_the_program_has_arranged_for_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = logging.Logger("alone")
-    monkeypatch.setattr(report, "logger", logger)
+    monkeypatch.setattr(log, "logger", logger)
+    monkeypatch.setattr(messages, "logger", logger)
     for _ in range(2):
-        report.enable()
+        enable_logging()
     assert len(logger.handlers) == 1 and logger.level == logging.INFO
-    report.start(Choice(None, ()))
+    log_start(ResumeChoice(None, ()))
     assert capsys.readouterr().err == "resume-adapters: No checkpoint yet: starting from step 0.\n"
 
 
 def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    rejected = (Rejected(Path("run/checkpoint-20"), "model.bin is torn"),)
+    rejected = (RejectedCheckpoint(Path("run/checkpoint-20"), "model.bin is torn"),)
     with caplog.at_level(logging.INFO, "resume_adapters"):
-        report.start(Choice(Checkpoint(Path("run/checkpoint-10"), 10, None), rejected))
-        report.start(Choice(None, rejected))
+        log_start(ResumeChoice(Checkpoint(Path("run/checkpoint-10"), 10, None), rejected))
+        log_start(ResumeChoice(None, rejected))
     first, second, third = caplog.messages
     assert first == "checkpoint-20 is damaged: model.bin is torn. It was set aside. Resuming from checkpoint-10."
     assert second.startswith("checkpoint-10 was made without this package")
@@ -36,6 +41,6 @@ def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCa
 
 
 def test_the_first_setting_that_is_found_is_refused_with_its_remedy() -> None:
-    settings.refuse({"one": False, "two": None, "three": 0, "four": ""})
+    refuse({"one": False, "two": None, "three": 0, "four": ""})
     with pytest.raises(UnsupportedSetting, match="two is on, so this run cannot be resumed exactly: turn it off"):
-        settings.refuse({"one is on": False, "two is on": 1, "three is on": True}, "turn it off")
+        refuse({"one is on": False, "two is on": 1, "three is on": True}, "turn it off")

@@ -13,10 +13,10 @@ import pytest
 import xxhash
 
 from resume_adapters import KeepLast
-from resume_adapters.core.directory import is_checkpoint
-from resume_adapters.core.listing import candidates, listing
-from resume_adapters.core.run import no_foreign
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.checkpoint.catalog import candidates, list_checkpoints
+from resume_adapters.core.run.run import no_foreign
+from resume_adapters.core.run_directory.upkeep import is_checkpoint
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
@@ -267,7 +267,7 @@ def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
     (run / "checkpoint-40" / "resume" / "pending").touch()
     make_foreign(run, 5)
     (run / "logs").symlink_to(tmp_path.parent)
-    rows = [(each.path.name, each.state) for each in listing(LocalStorage(), run, foreign)]
+    rows = [(each.path.name, each.state) for each in list_checkpoints(LocalStorage(), run, foreign)]
     assert rows == [
         ("checkpoint-5", "foreign"),
         ("checkpoint-10", "committed"),

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core import comparison, state, tree
-from resume_adapters.core.framework import Resumed
-from resume_adapters.core.state import Buffers, Stateful
+from resume_adapters.core.checkpoint import parts
+from resume_adapters.core.checkpoint.parts import _write_encoded
+from resume_adapters.core.loop.framework import Resumed
+from resume_adapters.core.state import encoding
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch
 
 from launch import Server
@@ -42,7 +45,7 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the checkpoint plugin of Lightning writes them by itself: what the framework saved, and a manifest."""
-    native = state._write_encoded
+    native = _write_encoded
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         if name != "rank-00000":
@@ -50,7 +53,7 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
 
     whole = Launch(tmp_path / "never")()
     with monkeypatch.context() as patch:
-        patch.setattr(state, "_write_encoded", write)
+        patch.setattr(parts, "_write_encoded", write)
         with pytest.raises(Killed):
             Launch(tmp_path / "run", killed_after(5))()
     last = Launch(tmp_path / "run")()
@@ -97,7 +100,7 @@ def test_another_model_is_refused_before_a_weight_is_touched(tmp_path: Path) -> 
     before = copy.deepcopy(launch.framework.state_dict())
     with pytest.raises(StateMismatch, match=r"3\.bias: saved nothing, the model has float32"):
         launch()
-    assert comparison.first_difference(before, launch.framework.state_dict()) is None
+    assert first_difference(before, launch.framework.state_dict()) is None
 
 
 def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
 
 def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
     norm = torch.nn.BatchNorm1d(2)
-    parts: dict[str, Stateful] = {"norms": Buffers({0: norm})}
+    parts: dict[str, Stateful] = {"norms": ModuleBuffers({0: norm})}
     norm.running_mean.fill_(3.0)  # type: ignore[union-attr]
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), parts=parts)()
@@ -122,7 +125,7 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
     captured = ("counters", "metrics", "rng", "data", "trackers", "norms", "buffers")
     assert said == [("model", "framework"), *((name, "core") for name in captured)], "each part is said, the user's too"
     with pytest.raises(StateMismatch, match="has no part 'ema'"):
-        Launch(tmp_path, parts={**parts, "ema": Buffers({})})()
+        Launch(tmp_path, parts={**parts, "ema": ModuleBuffers({})})()
 
 
 LACKING: dict[str, tuple[Any, ...]] = {
@@ -153,19 +156,19 @@ def test_a_checkpoint_of_another_version_of_the_format_is_refused(
     tmp_path: Path, file: str, keys: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is whole, and lacks a key that this version reads: the error names it and its file, and nothing is trained."""
-    native = state._write_encoded
+    native = _write_encoded
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         if f"{name}.json" != file:
             native(storage, directory, name, document, tensors)
         elif keys:
-            content = tree.decode(document, tensors)
+            content = encoding.decode(document, tensors)
             holder = functools.reduce(operator.getitem, keys[:-1], content)
             del holder[keys[-1]]
-            native(storage, directory, name, *tree.encode(content))
+            native(storage, directory, name, *encoding.encode(content))
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "_write_encoded", write)
+        patch.setattr(parts, "_write_encoded", write)
         with pytest.raises(Killed):
             Launch(tmp_path, killed_after(5), data="elastic")()
     place = f"{'.'.join(map(str, keys))} in {file}" if keys else file

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resume_adapters import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
-from resume_adapters.core.retention import Candidate, KeepUnless, plan
+from resume_adapters.core.checkpoint.retention import Candidate, KeepUnless, plan_retention
 from resume_adapters.errors import UnsupportedSetting
 
 NOW = 1e6
@@ -54,14 +54,14 @@ def test_anchor_and_best_are_kept_whatever_the_policy_and_the_metrics(
     names = [candidate.name for candidate in found]
     anchor = data.draw(st.sampled_from([None, "gone", *names]))
     best = data.draw(st.sampled_from([None, "gone", *names]))
-    decided = plan(found, policy, now=NOW, anchor=anchor, best=best)
+    decided = plan_retention(found, policy, now=NOW, anchor=anchor, best=best)
     assert {anchor, best} & set(names) <= set(decided.keep)
     assert not {anchor, best} & set(decided.remove)
 
 
 @given(checkpoints(), policies)
 def test_every_checkpoint_is_kept_or_removed_once_with_a_reason(found: list[Candidate], policy: Policy) -> None:
-    decided = plan(found, policy, now=NOW, anchor=None)
+    decided = plan_retention(found, policy, now=NOW, anchor=None)
     assert sorted([*decided.keep, *decided.remove]) == sorted(candidate.name for candidate in found)
     assert all(decided.keep.values())
     assert all(decided.remove.values())
@@ -72,8 +72,8 @@ def test_every_checkpoint_is_kept_or_removed_once_with_a_reason(found: list[Cand
 
 @given(checkpoints(), st.lists(single, min_size=1, max_size=4))
 def test_joined_policies_keep_the_union_of_what_each_keeps(found: list[Candidate], parts: list[Policy]) -> None:
-    alone = [set(plan(found, part, now=NOW, anchor=None).keep) for part in parts]
-    assert set(plan(found, _joined(parts), now=NOW, anchor=None).keep) == set().union(*alone)
+    alone = [set(plan_retention(found, part, now=NOW, anchor=None).keep) for part in parts]
+    assert set(plan_retention(found, _joined(parts), now=NOW, anchor=None).keep) == set().union(*alone)
 
 
 @given(checkpoints(), policies)
@@ -81,22 +81,22 @@ def test_a_plan_does_not_depend_on_the_order_in_which_a_directory_is_listed(
     found: list[Candidate], policy: Policy
 ) -> None:
     distinct = list({candidate.step: candidate for candidate in found}.values())
-    forward = plan(distinct, policy, now=NOW, anchor=None)
-    assert forward.keep.keys() == plan(distinct[::-1], policy, now=NOW, anchor=None).keep.keys()
+    forward = plan_retention(distinct, policy, now=NOW, anchor=None)
+    assert forward.keep.keys() == plan_retention(distinct[::-1], policy, now=NOW, anchor=None).keep.keys()
 
 
 @given(checkpoints(), policies)
 def test_applying_a_plan_twice_removes_nothing_more(found: list[Candidate], policy: Policy) -> None:
-    kept = plan(found, policy, now=NOW, anchor=None).keep
+    kept = plan_retention(found, policy, now=NOW, anchor=None).keep
     rest = [candidate for candidate in found if candidate.name in kept]
-    assert plan(rest, policy, now=NOW, anchor=None).remove == {}
+    assert plan_retention(rest, policy, now=NOW, anchor=None).remove == {}
 
 
 @given(checkpoints(), policies)
 def test_a_superseded_checkpoint_counts_for_nothing(found: list[Candidate], policy: Policy) -> None:
-    decided = plan(found, policy, now=NOW, anchor=None)
+    decided = plan_retention(found, policy, now=NOW, anchor=None)
     current = [candidate for candidate in found if not candidate.superseded]
-    assert decided.keep == plan(current, policy, now=NOW, anchor=None).keep
+    assert decided.keep == plan_retention(current, policy, now=NOW, anchor=None).keep
     for candidate in found:
         if candidate.superseded:
             assert decided.remove[candidate.name] == "saved again under its name"
@@ -110,7 +110,7 @@ def test_no_kept_best_is_worse_than_one_that_goes(found: list[Candidate], count:
         if not candidate.superseded and math.isfinite(candidate.metrics.get("loss") or 0.0)
     ]
     scores = {each.name: each.metrics["loss"] for each in current if each.metrics.get("loss") is not None}
-    kept = plan(found, KeepBest(count, "loss", mode), now=NOW, anchor=None).keep
+    kept = plan_retention(found, KeepBest(count, "loss", mode), now=NOW, anchor=None).keep
     assert set(kept) <= set(scores), "what has no finite metric is no best"
     assert len(kept) == min(count, len(scores))
     sign = 1 if mode == "min" else -1
@@ -120,19 +120,19 @@ def test_no_kept_best_is_worse_than_one_that_goes(found: list[Candidate], count:
 
 def test_of_equal_values_the_earlier_step_is_better() -> None:
     found = [Candidate(f"checkpoint-{step}", step, 0.0, {"loss": 1.0}) for step in (30, 10, 20)]
-    assert [*plan(found, KeepBest(1, "loss"), now=NOW, anchor=None).keep] == ["checkpoint-10"]
+    assert [*plan_retention(found, KeepBest(1, "loss"), now=NOW, anchor=None).keep] == ["checkpoint-10"]
 
 
 def test_what_some_nodes_lack_takes_no_other_s_place_and_goes_when_no_policy_would_keep_it() -> None:
     found = [Candidate(f"checkpoint-{step}", step, NOW, partial=step in (10, 30)) for step in (10, 20, 30, 40)]
-    kept = plan(found, KeepLast(2), now=NOW, anchor="checkpoint-40")
+    kept = plan_retention(found, KeepLast(2), now=NOW, anchor="checkpoint-40")
     assert ({*kept.keep}, [*kept.remove]) == ({f"checkpoint-{step}" for step in (20, 30, 40)}, ["checkpoint-10"])
 
 
 def test_reasons_name_the_policy_and_join() -> None:
     found = [Candidate("checkpoint-20", 20, NOW, {"loss": 1.0})]
     policy = KeepLast(2) | KeepBest(1, "loss") | KeepEvery(10) | KeepWithin(timedelta(hours=1))
-    reason = plan(found, policy, now=NOW, anchor="checkpoint-20", best="checkpoint-20").keep["checkpoint-20"]
+    reason = plan_retention(found, policy, now=NOW, anchor="checkpoint-20", best="checkpoint-20").keep["checkpoint-20"]
     assert reason == (
         "one of the last 2, one of the 1 best by loss, a multiple of 10 steps, written within 1:00:00, "
         "a restart would resume from it, the best so far"
@@ -154,8 +154,8 @@ def test_what_the_framework_wants_gone_goes_and_what_is_only_passing_goes_with_i
     unwanted: set[str] = set()
     policy = KeepUnless(unwanted, "resume-")
     unwanted.add("old")
-    decided = plan(found, policy, now=NOW, anchor="last")
+    decided = plan_retention(found, policy, now=NOW, anchor="last")
     assert list(decided.remove) == ["old", "resume-3"]
     assert decided.keep["best"] == "the framework keeps it"
     assert decided.keep["last"] == "the framework keeps it, a restart would resume from it"
-    assert list(plan(found, KeepUnless(unwanted), now=NOW, anchor=None).remove) == ["old"]
+    assert list(plan_retention(found, KeepUnless(unwanted), now=NOW, anchor=None).remove) == ["old"]

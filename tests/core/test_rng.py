@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from resume_adapters.core import comparison, rng, tree
-from resume_adapters.core.state import named_parts
+from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -37,8 +38,8 @@ def seed(value: int) -> None:
 
 
 def through_disk(state: Any) -> Any:
-    document, tensors = tree.encode(state)
-    return tree.decode(document, load(save(tensors)) if tensors else {})
+    document, tensors = encoding.encode(state)
+    return encoding.decode(document, load(save(tensors)) if tensors else {})
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 7))
@@ -68,9 +69,9 @@ def test_capturing_draws_nothing(value: int) -> None:
 def test_a_captured_state_does_not_move_with_the_generators() -> None:
     seed(1)
     state = rng.capture()
-    before = tree.digest_of(state)
+    before = encoding.digest_of(state)
     draw()
-    assert tree.digest_of(state) == before
+    assert encoding.digest_of(state) == before
 
 
 def test_a_state_packed_for_a_pipe_is_the_same_state() -> None:
@@ -81,7 +82,7 @@ def test_a_state_packed_for_a_pipe_is_the_same_state() -> None:
     rng.restore_cpu(rng.from_bytes(rng.to_bytes(state)))
     assert draw() == expected
     carried = rng.from_bytes(rng.to_bytes(state))
-    assert comparison.first_difference(rng.cpu_to_tree(state), rng.cpu_to_tree(carried)) is None
+    assert first_difference(rng.cpu_to_tree(state), rng.cpu_to_tree(carried)) is None
 
 
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -105,7 +106,7 @@ def test_a_generator_of_the_users_is_a_part_like_any_other(kind: str) -> None:
     other = make()
     fresh = named_parts({"noise": other})["noise"]
     fresh.load_state_dict(saved)
-    assert comparison.first_difference(saved, fresh.state_dict()) is None
+    assert first_difference(saved, fresh.state_dict()) is None
     assert [use(other), use(other)] == expected
 
 
@@ -133,8 +134,8 @@ def test_a_rank_that_had_no_random_state_gets_its_own_the_same_each_time() -> No
     seed(6)
     before = rng.capture()
     made = {rank: rng.forked(saved, rank) for rank in (1, 2)}
-    assert comparison.first_difference(before, rng.capture()) is None, "the generators are left as they were"
-    assert comparison.first_difference(made[1], rng.forked(saved, 1)) is None
+    assert first_difference(before, rng.capture()) is None, "the generators are left as they were"
+    assert first_difference(made[1], rng.forked(saved, 1)) is None
     numbers = []
     for state in (saved, *made.values()):
         rng.restore(through_disk(state))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from resume_adapters import KeepLast
-from resume_adapters.core.storage import LocalStorage
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointDamaged,
     FencedOff,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.resolve import Checkpoint
-from resume_adapters.core.state import Value
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.errors import CheckpointDamaged, NotRestored
 
 from miniature import Miniature
@@ -30,7 +30,7 @@ def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_prov
     resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
     foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
     resumed.run.saved(foreign).restore({"ema": Dropping()}, verify=True)
-    value = Value({"shadow": 1})
+    value = StaticState({"shadow": 1})
     resumed.run.saved(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
     assert value.value["step"] == 10
 

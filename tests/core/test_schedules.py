@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from resume_adapters.core.cursor import steps_done
-from resume_adapters.core.schedules import Schedules, rates
+from resume_adapters.core.dataloader.cursor import steps_done
+from resume_adapters.core.session.rescale import Schedules, rates
 from resume_adapters.errors import StateMismatch
 
 KINDS: dict[str, Callable[[Any, int], Any]] = {

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.callback import RunCallback
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.rng import GeneratorState
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
-from resume_adapters.core.state import Several
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.options import OptionsCallback
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.stateful import StatefulGroup
 
 from plain_torch import NoTrackers
 
 
 def begun(directory: Path, parts: dict[str, Any] | None = None, **options: Any) -> Session:
     """Return a session that has chosen what it resumes from."""
-    run = ResumableRun(directory, ranks=Alone())
+    run = ResumableRun(directory, ranks=SingleProcess())
     session = Session(run, parts or {}, trackers=NoTrackers(), verify=True, topology={}, **options)
     session.choose()
     return session
@@ -78,14 +78,14 @@ def test_steps_are_others_where_they_have_another_number_of_samples(
 def test_several_statefuls_are_one_part_in_whatever_order() -> None:
     first, second, new = (torch.nn.Linear(1, 1, bias=False) for _ in range(3))
     saved = {"first": {"weight": torch.ones(1, 1)}, "second": {"weight": torch.zeros(1, 1)}}
-    several = Several({"new": new, "second": second, "first": first})
+    several = StatefulGroup({"new": new, "second": second, "first": first})
     expected = {**saved, "new": {"weight": new.weight.detach().clone()}}
     several.load_state_dict(saved)
     assert several.state_dict() == expected
 
 
 def test_a_callback_halts_the_run_of_the_call_that_is_under_way(tmp_path: Path) -> None:
-    callback = RunCallback(ema=torch.nn.Linear(1, 1))
+    callback = OptionsCallback(ema=torch.nn.Linear(1, 1))
     callback.halt("nothing is under way")
     session = callback.session = begun(tmp_path, dict(callback.parts))
     assert set(session.parts) == {"ema"} and not session.ask_to_stop()

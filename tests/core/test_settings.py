@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from resume_adapters.core.settings import require_kind, require_version
-from resume_adapters.core.stop import StopOn
+from resume_adapters.core.requirements import require_type, require_version
+from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 
@@ -24,7 +24,7 @@ def test_an_older_version_is_refused_with_both_versions_and_the_remedy(found: st
 
 
 def test_an_option_of_another_type_is_refused_with_what_was_expected() -> None:
-    require_kind("stop", None, StopOn, "StopOn()")
-    require_kind("stop", StopOn(), StopOn, "StopOn()")
+    require_type("stop", None, StopOn, "StopOn()")
+    require_type("stop", StopOn(), StopOn, "StopOn()")
     with pytest.raises(UnsupportedSetting, match=r"^stop=15 is no StopOn; expected one, such as StopOn\(\)$"):
-        require_kind("stop", 15, StopOn, "StopOn()")
+        require_type("stop", 15, StopOn, "StopOn()")

@@ -13,10 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from resume_adapters.core import comparison, shards
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.session import Session
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.core.state.sharded_digest import combine, fingerprint, shard_digest
 from resume_adapters.errors import NotRestored
 
 from plain_torch import NoTrackers
@@ -43,8 +44,8 @@ STATE = {
 
 def whole(state: Any) -> dict[str, int]:
     before = copy.deepcopy(state)
-    found = {"state": shards.digest(state, is_first=True)}
-    assert comparison.first_difference(before, state) is None, "what is looked at must stay as it is"
+    found = {"state": shard_digest(state, is_first=True)}
+    assert first_difference(before, state) is None, "what is looked at must stay as it is"
     return found
 
 
@@ -63,10 +64,10 @@ def test_the_shares_of_all_ranks_give_the_digest_of_the_whole(layout: str) -> No
                 else value
                 for name, value in STATE.items()
             }
-            shares.append({"state": shards.digest(cut, is_first=rank == 0)})
+            shares.append({"state": shard_digest(cut, is_first=rank == 0)})
         finally:
             dist.destroy_process_group()
-    assert shards.together(shares) == whole(STATE)
+    assert combine(shares) == whole(STATE)
 
 
 def test_a_rank_that_holds_nothing_adds_nothing() -> None:
@@ -76,7 +77,7 @@ def test_a_rank_that_holds_nothing_adds_nothing() -> None:
         mesh = DeviceMesh("cpu", [0], _init_backend=False)
         assert mesh.get_coordinate() is None
         cut = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False, shape=torch.Size([2]), stride=(1,))
-        assert shards.digest({"weight": cut}, is_first=False) == 0
+        assert shard_digest({"weight": cut}, is_first=False) == 0
     finally:
         dist.destroy_process_group()
 
@@ -116,7 +117,7 @@ def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> Non
 
     def session(*, verify: bool = True) -> Session:
         made = Session(
-            ResumableRun(tmp_path, ranks=Alone()),
+            ResumableRun(tmp_path, ranks=SingleProcess()),
             {},
             trackers=NoTrackers(),
             verify=verify,
@@ -152,11 +153,11 @@ def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> Non
 def test_a_fingerprint_tells_whether_a_state_changed() -> None:
     """It notices what leaves no trace in a tensor's version: one bit, written through ``.data``."""
     state = {"weight": torch.zeros(4), "tied": torch.zeros(4), "groups": [{"lr": 0.1}]}
-    before = shards.fingerprint(state)
-    assert before == shards.fingerprint(copy.deepcopy(state))
+    before = fingerprint(state)
+    assert before == fingerprint(copy.deepcopy(state))
     state["weight"].data.view(torch.int32)[3] = 1
-    assert shards.fingerprint(state) != before
+    assert fingerprint(state) != before
     state["weight"].zero_()
     state["groups"][0]["lr"] = 0.2
-    assert shards.fingerprint(state) != before
-    assert shards.fingerprint({**state, "callback": object()}) is None
+    assert fingerprint(state) != before
+    assert fingerprint({**state, "callback": object()}) is None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.core import slurm
-from resume_adapters.core.stop import WALLTIME, StopOn
+from resume_adapters.core.stop import slurm
+from resume_adapters.core.stop.policy import WALLTIME, StopOn
 from resume_adapters.errors import Stopped
 
 from miniature import Miniature

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.ranks import Alone
-from resume_adapters.core.stop import SIGNALS, Agreement, StopFlag, StopOn
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.stop.policy import SIGNALS, StopOn
+from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.stop.vote import StopVote
 
 from launch import Server
 
@@ -82,7 +84,8 @@ def test_a_second_sigint_leaves_at_once_whatever_came_first(flag: StopFlag, firs
 def test_in_an_interactive_interpreter_sigint_is_left_alone() -> None:
     program = (
         "import signal\n"
-        "from resume_adapters.core.stop import StopFlag, StopOn\n"
+        "from resume_adapters.core.stop.policy import StopOn\n"
+        "from resume_adapters.core.stop.signals import StopFlag\n"
         "before = signal.getsignal(signal.SIGINT)\n"
         "flag = StopFlag(StopOn()); flag.install()\n"
         "print(signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGTERM) == flag._handle)\n"
@@ -125,7 +128,7 @@ def test_a_halt_of_another_rank_is_one_here_and_counts_for_more_than_a_stop() ->
 
 def test_alone_the_flag_is_the_agreement_and_stays() -> None:
     flag = StopFlag(StopOn())
-    agreement = Agreement(Alone(), flag)
+    agreement = StopVote(SingleProcess(), flag)
     assert not agreement.reached()
     flag.request("walltime")
     assert [agreement.reached() for _ in range(3)] == [True, True, True]

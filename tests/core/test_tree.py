@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from resume_adapters.core import comparison, tree
+from resume_adapters.core.state import encoding
+from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.errors import NotSerialisable
 
 DTYPES = [
@@ -31,8 +32,8 @@ NUMPY += ("float64", "complex64", "complex128")
 
 def through_disk(value: Any) -> Any:
     """Encode, write and read as a checkpoint does, and decode."""
-    document, tensors = tree.encode(value)
-    return tree.decode(document, load(save(tensors)) if tensors else {})
+    document, tensors = encoding.encode(value)
+    return encoding.decode(document, load(save(tensors)) if tensors else {})
 
 
 def same(one: Any, other: Any) -> bool:
@@ -134,16 +135,16 @@ trees = st.recursive(
 def test_a_tree_comes_back_bit_for_bit(value: Any) -> None:
     back = through_disk(value)
     assert same(value, back)
-    assert comparison.first_difference(value, back) is None
-    assert tree.digest_of(value) == tree.digest_of(back)
+    assert first_difference(value, back) is None
+    assert encoding.digest_of(value) == encoding.digest_of(back)
 
 
 @settings(deadline=None)
 @given(trees)
 def test_encoding_leaves_the_live_state_alone(value: Any) -> None:
     def fingerprint() -> str:
-        document, tensors = tree.encode(value)
-        return tree.digest(document, tensors)
+        document, tensors = encoding.encode(value)
+        return encoding.digest(document, tensors)
 
     assert fingerprint() == fingerprint()
 
@@ -161,7 +162,7 @@ def test_tensors_that_share_a_storage_come_back_each_with_its_own() -> None:
     back = through_disk(value)
     assert same(value, back)
     assert len({each.untyped_storage().data_ptr() for each in back.values()}) == len(back)
-    _, tensors = tree.encode({"tiny": torch.zeros(1 << 16)[:2]})
+    _, tensors = encoding.encode({"tiny": torch.zeros(1 << 16)[:2]})
     assert [each.untyped_storage().nbytes() for each in tensors.values()] == [8], "a view does not carry its base along"
 
 
@@ -170,7 +171,7 @@ def test_conjugate_and_negative_views_come_back_by_value() -> None:
     for lazy in (number.conj(), number.conj().imag):
         back = through_disk(lazy)
         assert torch.equal(back, lazy)
-        assert comparison.first_difference(back, lazy) is None
+        assert first_difference(back, lazy) is None
 
 
 def test_a_real_optimizer_comes_back() -> None:
@@ -208,7 +209,7 @@ class Word(str):
 def test_a_kind_of_value_comes_back_as_the_plain_one_and_counts_as_equal(value: Any, plain: Any) -> None:
     back = through_disk(value)
     assert same(plain, back)
-    assert comparison.first_difference(back, value) is None
+    assert first_difference(back, value) is None
 
 
 class Ambush:
@@ -242,13 +243,13 @@ class Ambush:
 def test_what_is_not_data_is_refused_with_its_place(make: Callable[[], Any]) -> None:
     thing = make()
     with pytest.raises(NotSerialisable, match=r"^groups\.1\.inner "):
-        tree.encode({"groups": [0, {"inner": thing}]})
-    assert tree.digest_of([thing]) is None
+        encoding.encode({"groups": [0, {"inner": thing}]})
+    assert encoding.digest_of([thing]) is None
 
 
 def test_a_key_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(NotSerialisable):
-        tree.encode({"a": {"\udc80": 1}})
+        encoding.encode({"a": {"\udc80": 1}})
 
 
 @pytest.mark.parametrize(
@@ -264,12 +265,12 @@ def test_a_key_that_is_not_unicode_is_refused() -> None:
 )
 def test_decoding_refuses_what_encoding_never_writes_and_runs_nothing(node: Any) -> None:
     with pytest.raises((ValueError, KeyError)):
-        tree.decode(msgspec.json.encode(node), {})
+        encoding.decode(msgspec.json.encode(node), {})
 
 
 def test_decoding_a_pickle_runs_nothing() -> None:
     with pytest.raises(msgspec.MsgspecError):
-        tree.decode(pickle.dumps(Ambush()), {})
+        encoding.decode(pickle.dumps(Ambush()), {})
     assert not Ambush.ran
 
 
@@ -281,5 +282,5 @@ def test_one_flipped_bit_of_a_tensor_is_a_difference(tensor: torch.Tensor, data:
     changed = tensor.detach().clone(memory_format=torch.contiguous_format)
     raw = changed.reshape(-1).view(torch.uint8)
     raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert comparison.first_difference({"t": tensor}, {"t": changed}) is not None
-    assert tree.digest_of(tensor) != tree.digest_of(changed)
+    assert first_difference({"t": tensor}, {"t": changed}) is not None
+    assert encoding.digest_of(tensor) != encoding.digest_of(changed)

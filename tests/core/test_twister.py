@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from resume_adapters.core.twister import NumpyTwister, PythonTwister
+from resume_adapters.core.state.twister import NumpyTwister, PythonTwister
 
 DRAWS: dict[str, Callable[[], object]] = {
     "nothing": lambda: None,

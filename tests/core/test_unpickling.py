@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core import unpickling
+from resume_adapters.core.state import safe_load
 
 
 class Code:
@@ -31,7 +31,7 @@ def test_no_code_is_run_whoever_asks_for_it(free: str | None, tmp_path: Path, mo
         monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", free)
     before = dict(os.environ)
     torch.save({"a": Code(tmp_path / "executed")}, tmp_path / "file.pt")
-    with unpickling.data_only([]), pytest.raises(pickle.UnpicklingError, match="mkdir"):
+    with safe_load.data_only([]), pytest.raises(pickle.UnpicklingError, match="mkdir"):
         torch.load(tmp_path / "file.pt", weights_only=False)
     assert not (tmp_path / "executed").exists()
     assert dict(os.environ) == before
@@ -41,10 +41,10 @@ def test_no_code_is_run_whoever_asks_for_it(free: str | None, tmp_path: Path, mo
 
 def test_one_context_may_be_within_another(tmp_path: Path) -> None:
     torch.save(decimal.Decimal(3), tmp_path / "file.pt")
-    with unpickling.data_only([decimal.Decimal]):
-        with unpickling.data_only([decimal.Decimal]):
+    with safe_load.data_only([decimal.Decimal]):
+        with safe_load.data_only([decimal.Decimal]):
             pass
         assert torch.load(tmp_path / "file.pt", weights_only=False) == 3
     assert decimal.Decimal not in torch.serialization.get_safe_globals()
-    with unpickling.data_only([]), pytest.raises(pickle.UnpicklingError, match="Decimal"):
+    with safe_load.data_only([]), pytest.raises(pickle.UnpicklingError, match="Decimal"):
         torch.load(tmp_path / "file.pt", weights_only=False)

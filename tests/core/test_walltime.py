@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.stop import StopOn
-from resume_adapters.core.walltime import UNMEASURED, VARIABLE, Deadline, Reserve, deadline, seconds
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.stop.walltime import (
+    UNMEASURED,
+    VARIABLE,
+    Deadline,
+    ShutdownMargin,
+    find_deadline,
+    parse_walltime,
+)
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -27,13 +34,13 @@ from resume_adapters.errors import UnsupportedSetting
     ids=str,
 )
 def test_a_time_is_read_as_slurm_writes_it(written: Any, expected: float) -> None:
-    assert seconds(written) == expected
+    assert parse_walltime(written) == expected
 
 
 @pytest.mark.parametrize("written", ["", "soon", "1:2:3:4", "1-30", "-5", "11h", 0, -1.0, timedelta(), "0:00"], ids=str)
 def test_what_is_no_time_is_refused(written: Any) -> None:
     with pytest.raises(UnsupportedSetting):
-        seconds(written)
+        parse_walltime(written)
     with pytest.raises(UnsupportedSetting):
         StopOn(walltime=written)
     with pytest.raises(UnsupportedSetting):
@@ -57,7 +64,7 @@ def find(walltime: Any = None, without: int = 0, answer: str | None = "2:00:00")
         asked.append(job)
         return answer
 
-    found = deadline(walltime, environment, now=1500.0, began=1000.0, ask=ask)
+    found = find_deadline(walltime, environment, now=1500.0, began=1000.0, ask=ask)
     assert asked == (["7"] if without == 2 and walltime is None else []), "Slurm is asked only where nothing else says"
     return found
 
@@ -76,7 +83,7 @@ def test_a_job_without_a_limit_has_none(answer: str | None) -> None:
 
 
 def test_a_reserve_is_a_minute_until_a_save_is_measured() -> None:
-    reserve = Reserve("auto")
+    reserve = ShutdownMargin("auto")
     assert reserve.seconds == UNMEASURED
     for moment in (0.0, 2.0, 40.0, 41.0):
         reserve.asked(moment)
@@ -88,7 +95,7 @@ def test_a_reserve_is_a_minute_until_a_save_is_measured() -> None:
 
 
 def test_a_quick_run_needs_little() -> None:
-    reserve = Reserve("auto")
+    reserve = ShutdownMargin("auto")
     reserve.asked(0.0)
     reserve.asked(0.1)
     reserve.saved(0.2)
@@ -96,7 +103,7 @@ def test_a_quick_run_needs_little() -> None:
 
 
 def test_the_time_of_a_save_is_no_step() -> None:
-    reserve = Reserve("auto")
+    reserve = ShutdownMargin("auto")
     reserve.asked(0.0)
     reserve.asked(1.0)
     reserve.saved(300.0)
@@ -106,6 +113,6 @@ def test_the_time_of_a_save_is_no_step() -> None:
 
 
 def test_a_reserve_that_is_told_is_kept() -> None:
-    reserve = Reserve("2:00")
+    reserve = ShutdownMargin("2:00")
     reserve.saved(900.0)
     assert reserve.seconds == 120

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from resume_adapters.core import weights
+from resume_adapters.core.checkpoint.native_files import read_weight_files, require_intact
+from resume_adapters.core.state.weights import load_weights, verify_weights
 from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch
 
 import faults
@@ -25,35 +26,35 @@ def test_a_file_is_read_and_a_torn_one_is_told(tmp_path: Path, ending: str) -> N
     file = tmp_path / f"weights{ending}"
     saved = {"weight": torch.arange(5000.0)}
     FORMATS[ending](saved, file)
-    weights.require_whole(file)
-    assert torch.equal(weights.read_files([file])["weight"], saved["weight"])
+    require_intact(file)
+    assert torch.equal(read_weight_files([file])["weight"], saved["weight"])
     faults.cut(file)
     with pytest.raises(CheckpointDamaged, match=f"weights{ending} is torn"):
-        weights.require_whole(file)
+        require_intact(file)
 
 
 def test_a_torn_member_is_named(tmp_path: Path) -> None:
     torch.save({"weight": torch.arange(5000.0)}, tmp_path / "weights.pt")
     faults.flip(tmp_path / "weights.pt")
     with pytest.raises(CheckpointDamaged, match=r"is torn at weights/data/0"):
-        weights.require_whole(tmp_path / "weights.pt")
+        require_intact(tmp_path / "weights.pt")
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
     model = torch.nn.Linear(2, 2)
     saved = {"weight": torch.zeros(2, 2), **{f"layer.{index}": torch.zeros(1) for index in range(7)}}
     with pytest.raises(StateMismatch, match=r"missing bias; unexpected layer\.0, .*layer\.4 and 2 more\. Build"):
-        weights.load(model, saved, CHECKPOINT)
+        load_weights(model, saved, CHECKPOINT)
     with pytest.raises(StateMismatch, match="the model: unexpected other"):
-        weights.load(model, {**model.state_dict(), "other": torch.zeros(1)}, CHECKPOINT)
+        load_weights(model, {**model.state_dict(), "other": torch.zeros(1)}, CHECKPOINT)
 
 
 def test_of_tied_weights_one_is_enough() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].weight = model[0].weight
     saved = {name: torch.ones_like(value) for name, value in model.state_dict().items() if name != "1.weight"}
-    weights.load(model, saved, CHECKPOINT)
-    weights.prove(model, saved, CHECKPOINT)
+    load_weights(model, saved, CHECKPOINT)
+    verify_weights(model, saved, CHECKPOINT)
 
 
 def test_one_bit_of_a_weight_is_noticed() -> None:
@@ -62,4 +63,4 @@ def test_one_bit_of_a_weight_is_noticed() -> None:
     with torch.no_grad():
         model.weight[0, 0] += 1e-7
     with pytest.raises(NotRestored, match="model: weight differs from weight of checkpoint-10"):
-        weights.prove(model, saved, CHECKPOINT)
+        verify_weights(model, saved, CHECKPOINT)

@@ -17,8 +17,9 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.utils.data import DataLoader
 
-from resume_adapters import _deepspeed_framework, _zero_versions
+from resume_adapters.deepspeed import framework
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
+from resume_adapters.integrations.deepspeed_engine import compat
 
 import contract
 
@@ -27,7 +28,7 @@ VERSION = f"in deepspeed {deepspeed.__version__}"
 
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever adapter drives it."""
-    contract.older_framework_is_refused(_zero_versions, deepspeed, monkeypatch)
+    contract.older_framework_is_refused(compat, deepspeed, monkeypatch)
 
 
 def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,17 +36,17 @@ def test_what_an_older_version_cannot_do_exactly_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: backend)
     monkeypatch.setattr(deepspeed, "__version__", "0.19.6")
     with pytest.raises(UnsupportedSetting, match=r"deepspeed 0\.19\.6 does not wait .* use 0\.19\.8 or newer"):
-        _zero_versions.require_ordered_gathers(3, 2)
+        compat.require_ordered_gathers(3, 2)
     with pytest.raises(StateMismatch, match=r"number of ranks 2, this launch has 1, .* use 0\.19\.7 or newer"):
-        _zero_versions.require_universal(Path("global_step5"), 5, 2, 1)
+        compat.require_universal(Path("global_step5"), 5, 2, 1)
     for stage, ranks in ((2, 2), (3, 1)):
-        _zero_versions.require_ordered_gathers(stage, ranks)
+        compat.require_ordered_gathers(stage, ranks)
     backend = "nccl"
-    _zero_versions.require_ordered_gathers(3, 2)
+    compat.require_ordered_gathers(3, 2)
     monkeypatch.setattr(deepspeed, "__version__", "0.19.8")
     backend = "gloo"
-    _zero_versions.require_ordered_gathers(3, 2)
-    _zero_versions.require_universal(Path("global_step5"), 5, 2, 1)
+    compat.require_ordered_gathers(3, 2)
+    compat.require_universal(Path("global_step5"), 5, 2, 1)
 
 
 @pytest.mark.parametrize("keyword", ["collate", "plain"])
@@ -55,7 +56,7 @@ def test_the_loader_of_training_data_makes_the_loader_that_is_kept(keyword: str)
     outer = DeepSpeedDataLoader(
         list(range(10)), 3, False, -1, None, num_local_io_workers=0, dataloader_drop_last=True, **collate
     )
-    ours: Any = _deepspeed_framework._torch_loader(outer)
+    ours: Any = framework._torch_loader(outer)
     native: Any = outer._create_dataloader()
     assert type(native) is DataLoader and outer.dataloader is native, f"passes begin otherwise {VERSION}"
     assert isinstance(ours.batch_sampler, type(native.batch_sampler))

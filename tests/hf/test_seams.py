@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from resume_adapters import hf
-from resume_adapters._hf_settings import require_supported
-from resume_adapters.core import loader
+from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.hf.supported import require_supported
 
 import contract
 
@@ -185,14 +185,14 @@ def test_the_order_in_a_loop_that_is_one_method() -> None:
 @pytest.mark.parametrize(("restored", "loss", "joined"), [(3.0, 0.25, 3.25), (3.0, float("nan"), 4.0)])
 def test_a_restored_running_loss_joins_that_of_the_first_step(restored: float, loss: float, joined: float) -> None:
     """As it would be where it had been summed: the loop puts the mean of what it has in the place of a NaN."""
-    from resume_adapters._hf_single_loop import Moments
+    from resume_adapters.hf.loop_before_5_3 import LoopEvents
 
     trainer: Any = types.SimpleNamespace(
         args=types.SimpleNamespace(logging_nan_inf_filter=True, device="cpu"),
         state=types.SimpleNamespace(global_step=5),
         _globalstep_last_logged=3,
     )
-    moments = Moments(trainer, session=None)  # type: ignore[arg-type]
+    moments = LoopEvents(trainer, session=None)  # type: ignore[arg-type]
     trainer._tr_loss = torch.tensor(restored)
     assert moments.join_loss(torch.tensor(loss)).item() == joined
     assert moments.join_loss(torch.tensor(0.5)).item() == 0.5, "only the first is changed"
@@ -201,8 +201,8 @@ def test_a_restored_running_loss_joins_that_of_the_first_step(restored: float, l
 def test_the_loader_takes_its_indices_from_the_index_sampler() -> None:
     """A watched loader is asked for ``_index_sampler`` when a pass begins, and stays a loader of its class."""
     plain = DataLoader(list(range(8)), batch_size=2)
-    watch = loader.watch(plain)
-    assert isinstance(plain, DataLoader) and loader.watch(plain) is watch
+    watch = track(plain)
+    assert isinstance(plain, DataLoader) and track(plain) is watch
     assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert watch.fetched == 4 and watch.exhausted
     assert watch.position(2)["sampler"] is not None

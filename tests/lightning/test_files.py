@@ -12,9 +12,8 @@ import pytest
 import torch
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-from resume_adapters import _lightning_io
 from resume_adapters.errors import CheckpointDamaged
-from resume_adapters.lightning import ResumeCheckpointIO
+from resume_adapters.lightning import ResumeCheckpointIO, checkpoint_io
 
 
 class Code:
@@ -35,7 +34,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 def test_no_code_of_a_checkpoint_is_run(way: str, tmp_path: Path) -> None:
     file = tmp_path / "a.ckpt"
     torch.save({"state_dict": {}, "odd": Code(tmp_path / "executed")}, file)
-    with _lightning_io.without_code(), pytest.raises(pickle.UnpicklingError, match="mkdir"):
+    with checkpoint_io.without_code(), pytest.raises(pickle.UnpicklingError, match="mkdir"):
         WAYS[way](file)
     assert not (tmp_path / "executed").exists()
 
@@ -44,6 +43,6 @@ def test_a_file_that_fsdp_would_unpickle_freely_is_refused_before(tmp_path: Path
     file = tmp_path / "a.ckpt"
     torch.save({"odd": Code(tmp_path / "executed")}, file)
     with pytest.raises(CheckpointDamaged, match=r"a\.ckpt cannot be read"):
-        _lightning_io.require_data(FSDPStrategy(), file)
-    _lightning_io.require_data(ModelParallelStrategy(1, 1), file)
+        checkpoint_io.require_data(FSDPStrategy(), file)
+    checkpoint_io.require_data(ModelParallelStrategy(1, 1), file)
     assert not (tmp_path / "executed").exists()

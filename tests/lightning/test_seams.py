@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
-from resume_adapters import _lightning_versions
+from resume_adapters.lightning import compat
 
 import contract
 
@@ -41,7 +41,7 @@ LATER = {"resume_start": ["weights_only"]}
 
 
 def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    contract.older_framework_is_refused(_lightning_versions, pl, monkeypatch)
+    contract.older_framework_is_refused(compat, pl, monkeypatch)
 
 
 @pytest.mark.parametrize(("owner", "name"), METHODS, ids=lambda each: getattr(each, "__name__", each))

@@ -21,6 +21,7 @@ TAKES = {
     "accelerate": "register_for_resume",
     "deepspeed": "ResumeHooks",
 }
+FILES = {"hf": "callback.py", "lightning": "callback.py", "accelerate": "__init__.py", "deepspeed": "__init__.py"}
 MODULES = {"hf": "transformers"}
 OPTIONS = ("resume", "keep", "stop", "save_every", "mtbf", "verify", "on_batch_change")
 """What every adapter takes, in this order."""
@@ -40,10 +41,10 @@ def defined(file: Path, name: str) -> ast.FunctionDef | ast.ClassDef:
 
 def taker(adapter: str) -> tuple[ast.FunctionDef, str]:
     """Return the function that takes an adapter's options, and the docstring that says what they mean."""
-    found = function = defined(PACKAGE / f"{adapter}.py", TAKES[adapter])
+    found = function = defined(PACKAGE / adapter / FILES[adapter], TAKES[adapter])
     if isinstance(found, ast.ClassDef):
         bases = [ast.unparse(each) for each in found.bases]
-        owner = defined(PACKAGE / "core" / "callback.py", "RunCallback") if "RunCallback" in bases else found
+        owner = defined(PACKAGE / "core" / "session" / "options.py", "OptionsCallback") if "OptionsCallback" in bases else found
         function = next(node for node in owner.body if getattr(node, "name", "") == "__init__")
     assert isinstance(function, ast.FunctionDef)
     return function, ast.get_docstring(found) or ""

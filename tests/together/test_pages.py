@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 import resume_adapters.data
-from resume_adapters.core.run import ResumableRun
-from resume_adapters.core.state import Value
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.state.stateful import StaticState
 
 from launch import Server
 
@@ -94,7 +94,7 @@ def finished(directory: Path) -> None:
             step,
             native=lambda path=path: save_file({"weight": torch.zeros(2)}, path / "model.safetensors"),
             own=dict,
-            parts={"ema": Value({})},
+            parts={"ema": StaticState({})},
             owner=lambda file: 0,
             facts=lambda step=step: {"epoch": step / 500, "reason": "scheduled", "metrics": {"eval_loss": 1 / step}},
         )
@@ -126,7 +126,7 @@ PARTS = [
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_who_saves_what_is_told_in_the_same_order_in_the_docstring_and_on_the_page(adapter: str) -> None:
-    module = (Path(resume_adapters.__file__).parent / f"{adapter}.py").read_text()
+    module = (Path(resume_adapters.__file__).parent / adapter / "__init__.py").read_text()
     told = re.findall(r"^(\w+) +(?:framework|core|both) ", module.split('"""')[1], re.M)
     section = (ROOT / "docs" / f"{adapter}.md").read_text().partition("\n## What is captured\n")[2]
     rows = re.findall(r"^\| ([\w, ]+) \| .+ \| .+ \|$", section.partition("\n##")[0], re.M)

@@ -30,9 +30,8 @@ from resume_adapters import (
     lightning,
     tracker_run,
 )
-from resume_adapters.core.framework import Resumed
-from resume_adapters.core.loop import ResumableLoop
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
+from resume_adapters.loop import ResumableLoop, Resumed
 
 assert_type(resume_adapters.__version__, str)
 assert_type(tracker_run("runs/a", "wandb"), str | None)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from resume_adapters.cli.rundir import RunDirectory
-from resume_adapters.core.process import is_alive
+from resume_adapters.cli.run_directory import RunDirectory
+from resume_adapters.core.run_directory.status import is_alive
 from resume_adapters.errors import UnsupportedSetting
 
 EXIT_CODES = (

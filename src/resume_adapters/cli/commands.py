@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from resume_adapters.cli import documents, policy, render, rundir
+from resume_adapters.cli import documents, policy, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console, require_at_rest
-from resume_adapters.cli.rundir import STORAGE
+from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.cli.verify import Verdict, choose, manifest_of, verify
-from resume_adapters.core import directory
-from resume_adapters.core.listing import Listed
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.errors import NoValidCheckpoint
 
 
@@ -41,7 +41,7 @@ def list_checkpoints(
 
     What is listed is not read whole: a file's content is checked by verify.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     wanted = policy.best(best) if best is not None else None
     document = documents.listing(run, run.best(wanted))
     if json:
@@ -62,7 +62,7 @@ def status(
     A run whose status says running and whose process is gone from this host was killed. With --watch and --json, one
     document a line.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     document = documents.status(run)
     if watch:
         document = _watch(run_dir, document, json)
@@ -89,7 +89,7 @@ def _watch(run_dir: Path, document: documents.Document, json: bool) -> documents
             if document["state"] != "running":
                 return document
             time.sleep(1.0)
-            document = documents.status(rundir.read(run_dir))
+            document = documents.status(run_directory.read(run_dir))
 
 
 @app.command(name="verify", epilog=EXIT_CODES)
@@ -101,7 +101,7 @@ def verify_checkpoints(
     json: Json = False,
 ) -> None:
     """Read every file of the committed checkpoints and compare it with the manifest's digest."""
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     found = _verify_all(choose(run, checkpoints or []))
     document = documents.verdicts(run, found)
     if json:
@@ -112,7 +112,7 @@ def verify_checkpoints(
     raise typer.Exit(0 if all_valid else 1)
 
 
-def _verify_all(rows: list[Listed]) -> list[Verdict]:
+def _verify_all(rows: list[CheckpointInfo]) -> list[Verdict]:
     """Verify with a progress bar on standard error, where that is a terminal."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -130,8 +130,8 @@ def _verify_all(rows: list[Listed]) -> list[Verdict]:
         return [verify(row, advance) for row in rows]
 
 
-@app.command(epilog=EXIT_CODES)
-def prune(
+@app.command("prune", epilog=EXIT_CODES)
+def prune_run(
     run_dir: RunDir,
     keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
     keep_best: Annotated[
@@ -151,18 +151,18 @@ def prune(
     Whatever the policy, the checkpoint that a restart would resume from and the run's best are kept, and what is
     damaged, pending or made without this package is left alone.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     bests = [policy.best(text) for text in keep_best or []]
     keep = policy.join(keep_last, bests, keep_every, keep_within)
     for each in bests:
         run.require_metric(each.metric)
-    plan = directory.plan(STORAGE, run.path, keep, now=time.time())
+    plan = plan_prune(STORAGE, run.path, keep, now=time.time())
     if not dry_run:
         require_at_rest(run, force)
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} holds no valid checkpoint; nothing was removed", path=run.path)
-        STORAGE.make_directory(run.journal().directory)
-        directory.prune(STORAGE, run.path, plan, run.journal())
+        STORAGE.make_directory(run.control().path)
+        prune(STORAGE, run.path, plan, run.control().journal)
     document = documents.pruning(run, plan, dry_run)
     if json:
         documents.write(document)
@@ -183,12 +183,11 @@ def demo(
 
     Takes about a minute on two cores, and needs the extras cli, plots and the framework's.
     """
-    from resume_adapters.cli import demo as runner
-    from resume_adapters.cli import demo_report
+    from resume_adapters.cli.demo import report, run
 
-    result = runner.run(target, seed, framework.value)
+    result = run.run(target, seed, framework.value)
     if json:
-        documents.write(demo_report.document(result))
+        documents.write(report.document(result))
     else:
-        demo_report.report(console(), result)
+        report.report(console(), result)
     raise typer.Exit(0 if result.difference is None else 1)

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from resume_adapters.cli.rundir import RunDirectory
+from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.cli.verify import Verdict
-from resume_adapters.core.listing import Listed
-from resume_adapters.core.process import is_alive
-from resume_adapters.core.retention import Plan
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.retention import Plan
+from resume_adapters.core.run_directory.status import is_alive
 
 Document = dict[str, Any]
 
@@ -27,7 +27,7 @@ def write_line(document: Document) -> None:
     sys.stdout.flush()
 
 
-def checkpoint(row: Listed, marks: list[str]) -> Document:
+def checkpoint(row: CheckpointInfo, marks: list[str]) -> Document:
     """Describe one checkpoint; what only a manifest knows is ``None`` without one."""
     manifest = row.manifest
     return {
@@ -47,7 +47,7 @@ def checkpoint(row: Listed, marks: list[str]) -> Document:
     }
 
 
-def marks(run: RunDirectory, row: Listed, best: str | None) -> list[str]:
+def marks(run: RunDirectory, row: CheckpointInfo, best: str | None) -> list[str]:
     """Say what sets a checkpoint apart: it is the anchor, what ``latest`` names, the best."""
     facts = {"anchor": row is run.anchor, "latest": row.path.name == run.latest, "best": row.path.name == best}
     return [mark for mark, holds in facts.items() if holds]

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from resume_adapters import _zero_names as zero
-from resume_adapters.cli import documents, rundir
+from resume_adapters.cli import documents, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
 from resume_adapters.cli.render import size
-from resume_adapters.cli.rundir import STORAGE, RunDirectory
-from resume_adapters.core import keys
-from resume_adapters.core.listing import Listed, check_digests, check_sizes
+from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.validity import check_digests, check_sizes
+from resume_adapters.core.state import keys
 from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
+from resume_adapters.integrations.deepspeed_engine import names
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,7 @@ def export(
     no framework is needed: torch alone. Pieces that DeepSpeed's ZeRO wrote are put together by DeepSpeed, in single
     precision; other weights that are sharded over processes are not.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     row = _choose(run, checkpoint, best)
     if os.path.lexists(output):
         raise UnsupportedSetting(f"{output} is there already: name another file with --output, or remove it")
@@ -77,7 +78,7 @@ def export(
         console().print(text, markup=False, soft_wrap=True)
 
 
-def _choose(run: RunDirectory, name: str | None, best: bool) -> Listed:
+def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
     """Return the checkpoint to export.
 
     Raises:
@@ -115,35 +116,35 @@ def weight_files(checkpoint: Path) -> list[Path]:
     pieces = _pieces(checkpoint)
     if pieces:
         return pieces
-    if (checkpoint / zero.MODEL).is_file():
-        return [checkpoint / zero.MODEL]
+    if (checkpoint / names.MODEL).is_file():
+        return [checkpoint / names.MODEL]
     sharded = next(checkpoint.rglob(_SHARDED), None)
     if sharded is not None:
         raise UnsupportedSetting(
             f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): put them together with the "
             "framework's own tool first (accelerate merge-weights)"
         )
-    known = ", ".join((*_SINGLE, zero.MODEL))
+    known = ", ".join((*_SINGLE, names.MODEL))
     raise UnsupportedSetting(f"{checkpoint.name} holds no weights in a file that is known: {known}")
 
 
 def _pieces(checkpoint: Path) -> list[Path]:
     """Return the files in which DeepSpeed's ZeRO keeps the weights in single precision; none where it does not."""
-    shards = sorted(path for path in checkpoint.rglob("*_states.pt") if zero.SHARD.fullmatch(path.name))
+    shards = sorted(path for path in checkpoint.rglob("*_states.pt") if names.SHARD.fullmatch(path.name))
     if not shards:
         return []
-    together = shards[0].with_name(zero.MODEL)
+    together = shards[0].with_name(names.MODEL)
     return [*shards, together] if together.is_file() else shards
 
 
-def _require_all_pieces(row: Listed, files: list[Path]) -> None:
+def _require_all_pieces(row: CheckpointInfo, files: list[Path]) -> None:
     """Refuse pieces of a checkpoint of which other nodes have the others.
 
     Raises:
         UnsupportedSetting: they are that.
     """
     here = row.manifest.ranks if row.manifest else None
-    if row.manifest is not None and here is not None and zero.SHARD.fullmatch(files[0].name):
+    if row.manifest is not None and here is not None and names.SHARD.fullmatch(files[0].name):
         raise UnsupportedSetting(
             f"{row.path} holds the pieces of the ranks {', '.join(map(str, here))} of {row.manifest.world_size}, and "
             f"the disks of other nodes hold the others: copy the files of all nodes' {row.path.name} into one "
@@ -151,7 +152,7 @@ def _require_all_pieces(row: Listed, files: list[Path]) -> None:
         )
 
 
-def _check(row: Listed, files: list[Path]) -> None:
+def _check(row: CheckpointInfo, files: list[Path]) -> None:
     """Compare the files with their manifest, where there is one.
 
     Raises:
@@ -175,8 +176,8 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    if zero.SHARD.fullmatch(files[0].name):
-        from resume_adapters._zero_export import whole_weights
+    if names.SHARD.fullmatch(files[0].name):
+        from resume_adapters.integrations.deepspeed_engine.export import whole_weights
 
         return whole_weights(files[0].parent)
     found: dict[str, Any] = {}
@@ -197,7 +198,7 @@ def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
     return content
 
 
-def _write(weights: dict[str, torch.Tensor], output: Path, row: Listed) -> tuple[int, int]:
+def _write(weights: dict[str, torch.Tensor], output: Path, row: CheckpointInfo) -> tuple[int, int]:
     """Write the file under a name of its own first, so that it is there whole or not at all."""
     from safetensors.torch import save_file
 

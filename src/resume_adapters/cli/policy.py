@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import reduce
 from operator import or_
 
-from resume_adapters.core.retention import KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
+from resume_adapters.core.checkpoint.retention import KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
 from resume_adapters.errors import UnsupportedSetting
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from resume_adapters.core.manifest import tell
+from resume_adapters.core.checkpoint.manifest import describe_cursor
 
 _STYLES = {
     "committed": "green",
@@ -105,7 +105,7 @@ def listing(console: Console, document: dict[str, Any], metric: str | None) -> N
             escape(row["reason"]) if committed else "",
             *[_number(row["metrics"].get(name)) for name in shown],
             " ".join(row["marks"]),
-            *[escape(tell(row["cursor"])) for _ in data],
+            *[escape(describe_cursor(row["cursor"])) for _ in data],
         )
     if rows:
         console.print(table)
@@ -146,7 +146,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "reason": escape(document["reason"]),
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
         "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
-        "cursor": escape(tell(document["cursor"])),
+        "cursor": escape(describe_cursor(document["cursor"])),
         "damaged": escape(", ".join(document["damaged"])),
     }
     if document["damaged"] and not anchor:
@@ -195,7 +195,7 @@ def _known(facts: dict[str, Any]) -> str:
     if isinstance(facts.get("seconds"), float):
         facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
     if isinstance(facts.get("cursor"), dict):
-        facts = {**facts, "cursor": tell(facts["cursor"])}
+        facts = {**facts, "cursor": describe_cursor(facts["cursor"])}
     return "; ".join(value if name in ("reason", "cursor") else f"{name} {value}" for name, value in facts.items())
 
 

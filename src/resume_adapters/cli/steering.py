@@ -10,17 +10,16 @@ from typing import Annotated
 
 import typer
 
-from resume_adapters.cli import documents, render, rundir
+from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console, require_at_rest
 from resume_adapters.cli.documents import Document
-from resume_adapters.cli.rundir import STORAGE, RunDirectory
-from resume_adapters.core import directory
-from resume_adapters.core.journal import Status
-from resume_adapters.core.listing import Listed
-from resume_adapters.core.place import LATEST
-from resume_adapters.core.process import is_alive
-from resume_adapters.core.resolve import named
-from resume_adapters.core.storage import point_to
+from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.layout import LATEST
+from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.run_directory.status import RunStatus, is_alive
+from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.storage.base import point_to
 from resume_adapters.errors import UnsupportedSetting
 
 _ENDED_AS_ASKED = ("stopped", "finished", "halted")
@@ -37,17 +36,17 @@ def stop(
 
     Where it does not run, nothing is done. The same launch resumes it.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     status, _ = run.status()
     if _may_be_running(status):
         assert status is not None
         if force:
             _kill(status)
         else:
-            run.journal().request_stop("resume-adapters stop")
+            run.control().stop_file.request("resume-adapters stop")
         if wait or force:
             _wait_for_end(run)
-    document = documents.status(rundir.read(run_dir))
+    document = documents.status(run_directory.read(run_dir))
     if json:
         documents.write(document)
     else:
@@ -55,11 +54,11 @@ def stop(
     raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
 
 
-def _may_be_running(status: Status | None) -> bool:
+def _may_be_running(status: RunStatus | None) -> bool:
     return status is not None and status.state == "running" and is_alive(status) is not False
 
 
-def _kill(status: Status) -> None:
+def _kill(status: RunStatus) -> None:
     if status.host != socket.gethostname():
         job = f"; or end its job, {status.job}, through the scheduler" if status.job else ""
         raise UnsupportedSetting(
@@ -76,12 +75,12 @@ def _wait_for_end(run: RunDirectory) -> None:
 @app.command(epilog=EXIT_CODES)
 def resume(run_dir: RunDir, json: Json = False) -> None:
     """Let a halted run go on: the next launch resumes it. A run that is not halted is left as it is."""
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     status, _ = run.status()
     if status is not None and status.state == "halted":
         status.state, status.reason = "stopped", f"was halted: {status.reason}; a human let it go on"
-        run.journal().set_status(status)
-    document = documents.status(rundir.read(run_dir))
+        run.control().status.write(status)
+    document = documents.status(run_directory.read(run_dir))
     if json:
         documents.write(document)
     else:
@@ -100,25 +99,25 @@ def rewind(
     That checkpoint is read whole first. The later ones are moved to .resume/set-aside, not deleted. What still runs on
     the directory unnoticed can commit nothing more.
     """
-    run = rundir.read(run_dir)
+    run = run_directory.read(run_dir)
     chosen = _committed_at(run, step)
     require_at_rest(run, force)
-    named(STORAGE, chosen.path, rundir.foreign)
+    open_checkpoint(STORAGE, chosen.path, run_directory.foreign)
     status, _ = run.status()
-    journal = run.journal()
-    generation = journal.next_generation()
+    control = run.control()
+    generation = control.fencing.take_over()
     moved = {
-        row.path.name: directory.set_aside(STORAGE, row.path).name
+        row.path.name: set_aside(STORAGE, row.path).name
         for row in run.rows
         if row.path != chosen.path and (row.step is None or row.step > step)
     }
     latest = run.path / LATEST
     point_to(STORAGE, latest, chosen.path.name, "file" if latest.is_file() and not latest.is_symlink() else "link")
-    journal.note("rewind", step=step, generation=generation, set_aside=sorted(moved.values()))
+    control.journal.append("rewind", step=step, generation=generation, set_aside=sorted(moved.values()))
     if status is None or status.state != "halted":
         epoch = chosen.manifest.epoch if chosen.manifest else 0.0
         reason = f"rewound to step {step}"
-        journal.set_status(Status(state="stopped", step=step, epoch=epoch, generation=generation, reason=reason))
+        control.status.write(RunStatus(state="stopped", step=step, epoch=epoch, generation=generation, reason=reason))
     document = {"run_directory": str(run.path), "step": step, "checkpoint": chosen.path.name, "set_aside": moved}
     if json:
         documents.write(document)
@@ -126,7 +125,7 @@ def rewind(
         _tell_rewound(document)
 
 
-def _committed_at(run: RunDirectory, step: int) -> Listed:
+def _committed_at(run: RunDirectory, step: int) -> CheckpointInfo:
     found = [row for row in run.rows if row.state == "committed" and row.step == step]
     if not found:
         known = ", ".join(str(row.step) for row in run.rows if row.state == "committed")
@@ -148,8 +147,8 @@ def journal(
     json: Json = False,
 ) -> None:
     """List what happened to the run, oldest first: starts, commits, prunes, stops."""
-    run = rundir.read(run_dir)
-    entries = run.journal().history()
+    run = run_directory.read(run_dir)
+    entries = run.control().journal.history()
     document = {"run_directory": str(run.path), "entries": entries[-last:] if last else entries}
     if json:
         documents.write(document)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from resume_adapters.cli.rundir import STORAGE, RunDirectory
-from resume_adapters.core.listing import Listed, check_digests, check_sizes, inspect
-from resume_adapters.core.manifest import Manifest
-from resume_adapters.core.place import marker
+from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.layout import manifest_path
+from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, UnsupportedSetting
 
 
@@ -34,7 +35,7 @@ class Verdict:
     damage: tuple[Damage, ...] = ()
 
 
-def choose(run: RunDirectory, names: list[str]) -> list[Listed]:
+def choose(run: RunDirectory, names: list[str]) -> list[CheckpointInfo]:
     """Return the checkpoints to verify: those named, or all that were ever committed.
 
     Raises:
@@ -48,17 +49,17 @@ def choose(run: RunDirectory, names: list[str]) -> list[Listed]:
     return [by_name[name] for name in wanted] or [row for row in run.rows if row.state in ("committed", "damaged")]
 
 
-def manifest_of(row: Listed) -> Manifest | None:
+def manifest_of(row: CheckpointInfo) -> Manifest | None:
     """Return the manifest of a checkpoint, damaged or not; ``None`` where it cannot be read."""
     if row.manifest is not None or row.state != "damaged":
         return row.manifest
     try:
-        return inspect(STORAGE, row.path)
+        return read_manifest(STORAGE, row.path)
     except (CheckpointDamaged, FormatTooNew):
         return None
 
 
-def verify(row: Listed, advance: Callable[[str, int], object]) -> Verdict:
+def verify(row: CheckpointInfo, advance: Callable[[str, int], object]) -> Verdict:
     """Read a checkpoint's files and name every one that is not as its manifest says.
 
     Args:
@@ -69,7 +70,7 @@ def verify(row: Listed, advance: Callable[[str, int], object]) -> Verdict:
     if manifest is None:
         if row.state != "damaged":
             return Verdict(row.path.name, row.state)
-        file = marker(row.path).relative_to(row.path).as_posix() if row.path.is_dir() else ""
+        file = manifest_path(row.path).relative_to(row.path).as_posix() if row.path.is_dir() else ""
         return Verdict(row.path.name, "damaged", damage=(Damage(file, row.reason),))
     damage = []
     for entry in manifest.files:

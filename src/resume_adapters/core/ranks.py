@@ -34,7 +34,7 @@ class Ranks(Protocol):
         """Return some of the ranks, in ascending order, with a channel of their own. Every rank asks, of it or not."""
 
 
-class Alone:
+class SingleProcess:
     """One process."""
 
     rank = 0
@@ -53,10 +53,10 @@ class Alone:
         return self
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
-class Distributed:
+class DistributedRanks:
     """The ranks of ``torch.distributed``, or some of them, over a gloo group of their own.
 
     Args:
@@ -83,25 +83,25 @@ class Distributed:
         self.gather(None)
 
     def twin(self) -> Ranks:
-        return Distributed(self._members)
+        return DistributedRanks(self._members)
 
     def among(self, ranks: Sequence[int]) -> Ranks:
-        return Distributed(ranks)
+        return DistributedRanks(ranks)
 
 
 _GROUPS: list[Any] = []
 
 
-def current() -> Ranks:
+def current_ranks() -> Ranks:
     """Return the ranks of this run: those of ``torch.distributed`` where it is initialised, else one."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return Distributed()
-    return Alone()
+        return DistributedRanks()
+    return SingleProcess()
 
 
-def everywhere(
+def run_on_all_ranks(
     ranks: Ranks, work: Callable[[], T], doing: str, failed: Callable[[Exception], ResumeError] | None = None
 ) -> list[T]:
     """Run ``work`` on every rank and return all results in rank order, or raise on every rank.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from resume_adapters.core.cursor import Cursor, Indices, Order
+from resume_adapters.core.dataloader.cursor import Indices, Permutation, SampleCursor
 from resume_adapters.errors import StateMismatch
 
 _BLOCKS = (64, 4096)
@@ -53,7 +53,7 @@ class _GlobalOrder:
         if epoch != self._next_epoch:
             self._next_epoch, self._start = epoch, 0
 
-    def seek(self, cursor: Cursor) -> None:
+    def seek(self, cursor: SampleCursor) -> None:
         """Let the next pass begin where ``cursor`` says, in constant time.
 
         Raises:
@@ -68,18 +68,18 @@ class _GlobalOrder:
         self._next_epoch, self._start = cursor.epoch + over, 0 if over else cursor.consumed
         self._running[0], self._running[1] = self._next_epoch, self._start
 
-    def cursor(self, taken: int) -> Cursor:
+    def cursor(self, taken: int) -> SampleCursor:
         """Return the position after ``taken`` samples of this pass on each rank."""
         epoch, start = self._running.tolist()
-        return Cursor(epoch, self.seed, min(self.size, start + taken * self.world_size))
+        return SampleCursor(epoch, self.seed, min(self.size, start + taken * self.world_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the next pass begins."""
-        return Cursor(self._next_epoch, self.seed, self._start).to_tree()
+        return SampleCursor(self._next_epoch, self.seed, self._start).to_tree()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass begin where the state says."""
-        self.seek(Cursor(**state))
+        self.seek(SampleCursor(**state))
 
     def _begin(self) -> tuple[int, int]:
         epoch, start = self._next_epoch, self._start
@@ -89,7 +89,7 @@ class _GlobalOrder:
 
     def _order(self, epoch: int) -> Callable[[Indices], Indices]:
         """Return what finds the samples at positions of an epoch."""
-        return Order(self.size, self.seed, epoch).at if self.shuffle else lambda positions: positions
+        return Permutation(self.size, self.seed, epoch).at if self.shuffle else lambda positions: positions
 
 
 class ElasticSampler(_GlobalOrder, Sampler[int]):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from resume_adapters.core import rng
+from resume_adapters.core.state import rng
 
 
 class Epochs(Protocol):

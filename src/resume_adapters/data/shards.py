@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from resume_adapters.core import rng
-from resume_adapters.core.cursor import Reached, ShardProgress, Share, advance, deal, merge
+from resume_adapters.core.dataloader.cursor import ReaderProgress, ShardProgress, Share, advance, assign_shards, merge
+from resume_adapters.core.state import rng
 from resume_adapters.errors import StateMismatch
 
 
@@ -44,7 +44,7 @@ class ElasticShards(IterableDataset[Any]):
         self.shuffle = shuffle
         self.rank = rank
         self.world_size = world_size
-        self._resuming: tuple[ShardProgress, Mapping[int, Reached]] | None = None
+        self._resuming: tuple[ShardProgress, Mapping[int, ReaderProgress]] | None = None
         self.base = ShardProgress.start(0, seed)
         self._share: Share = []
         self._reader, self._readers, self._finished, self._offset = rank, world_size, 0, 0
@@ -78,11 +78,11 @@ class ElasticShards(IterableDataset[Any]):
         workers, number = (worker.num_workers, worker.id) if worker else (1, 0)
         self._reader, self._readers = self.rank * workers + number, self.world_size * workers
         reached = self.begin()
-        self._share = deal(len(self.shards), self.base, self._readers, shuffle=self.shuffle)[self._reader]
+        self._share = assign_shards(len(self.shards), self.base, self._readers, shuffle=self.shuffle)[self._reader]
         self._finished, self._offset = reached.get(self._reader, (0, 0))
         return self._records()
 
-    def begin(self) -> Mapping[int, Reached]:
+    def begin(self) -> Mapping[int, ReaderProgress]:
         """Begin a pass in this copy, and return how far each reader is; the pass after it is a whole one again.
 
         Where workers read, the loader's own process is told so with this.
@@ -109,21 +109,21 @@ class ElasticShards(IterableDataset[Any]):
 
     # ---- The position
 
-    def reached(self) -> tuple[int, int, Reached]:
+    def reached(self) -> tuple[int, int, ReaderProgress]:
         """Return which reader this copy is, of how many, and how far it is."""
         return self._reader, self._readers, (self._finished, self._offset)
 
-    def progress(self, readers: int, reached: Mapping[int, Reached]) -> ShardProgress:
+    def progress(self, readers: int, reached: Mapping[int, ReaderProgress]) -> ShardProgress:
         """Return what some of the readers of this pass have consumed together.
 
         Args:
             readers: how many readers the pass has.
             reached: how far each of some of them is.
         """
-        shares = deal(len(self.shards), self.base, readers, shuffle=self.shuffle)
+        shares = assign_shards(len(self.shards), self.base, readers, shuffle=self.shuffle)
         return merge([self.base, *(advance(self.base, shares[reader], *far) for reader, far in reached.items())])
 
-    def resume(self, base: ShardProgress, reached: Mapping[int, Reached]) -> None:
+    def resume(self, base: ShardProgress, reached: Mapping[int, ReaderProgress]) -> None:
         """Let the next pass begin where a former one was.
 
         Args:

@@ -1,0 +1,113 @@
+"""Exact resume for a hand-written Accelerate loop: :func:`register_for_resume`, and wrap the epochs and the batches.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``save_state``; loaded by this adapter, so that keys of ``torch.compile`` fit. Save and load
+                       hooks are called as ``load_state`` calls them
+optimizer   framework  ``save_state``
+scheduler   framework  ``save_state``, where it was prepared; else name it: ``scheduler=scheduler``
+scaler      both       ``save_state``, and by the core
+registered  both       ``register_for_checkpointing``; restored by the core, by name
+buffers     core       those of each process, under FSDP2 and under DDP with ``broadcast_buffers=False``
+counters    core       epoch, step and running loss of the loop; ``accelerator.step``; ``iteration``
+rng         core       after the save, on every rank (``random_states_*.pkl`` stays for the bare Accelerate)
+data        core       the loaders given to ``run.batches``, watched beneath what ``prepare`` put around them
+metrics     core       ``run.best``
+trackers    core       run ids of W&B and MLflow, directories of TensorBoard
+others      core       every keyword of :func:`register_for_resume`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+``load_state`` itself is not used: it unpickles what was registered, whatever that runs, and pairs it by its order.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+try:
+    import accelerate
+except ImportError as error:
+    from resume_adapters.errors import MissingFramework
+
+    raise MissingFramework(
+        "resume_adapters.accelerate needs accelerate: pip install 'resume-adapters[accelerate]'"
+    ) from error
+
+from resume_adapters.accelerate import files
+from resume_adapters.accelerate.framework import AccelerateFramework
+from resume_adapters.accelerate.supported import require_supported
+from resume_adapters.core.checkpoint.retention import KeepLast, Policy
+from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.requirements import require_version
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import SaveEvery, chosen
+from resume_adapters.core.state.stateful import named_parts
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.errors import UnsupportedSetting
+
+require_version("accelerate", accelerate.__version__, "1.6", extra="accelerate")
+
+
+def register_for_resume(
+    accelerator: accelerate.Accelerator,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] = "auto",
+    keep: Policy | None = None,
+    stop: StopOn | None = None,
+    save_every: SaveEvery | None = None,
+    mtbf: timedelta | None = None,
+    verify: bool = True,
+    on_batch_change: str = "refuse",
+    **parts: Any,
+) -> ResumableLoop:
+    """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
+
+    Args:
+        accelerator: what prepared the models, optimizers, schedulers and loaders.
+        run_dir: where checkpoints go; by default ``checkpoints`` in the accelerator's ``project_dir``.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
+            end of each epoch.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: there is no directory for the checkpoints, a part cannot save its state, or a setting rules
+            an exact resume out.
+    """
+    require_supported(accelerator)
+    config = accelerator.project_configuration
+    if run_dir is None and config.project_dir is None:
+        raise UnsupportedSetting(
+            "there is no directory for the checkpoints: pass Accelerator(project_dir=...), or "
+            "register_for_resume(accelerator, run_dir=...)"
+        )
+    run = ResumableRun(
+        Path(config.project_dir) / "checkpoints" if run_dir is None else run_dir,
+        framework=f"accelerate {accelerate.__version__}",
+        resume=resume,
+        keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
+        stop=stop,
+        cadence=chosen(save_every, mtbf),
+        foreign=files.ForeignCheckpoints(accelerator.num_processes),
+    )
+    return ResumableLoop(
+        AccelerateFramework(accelerator, run.directory),
+        run,
+        named_parts(parts),
+        verify=verify,
+        on_batch_change=on_batch_change,
+        each_epoch=save_every is None,
+    )

@@ -1,0 +1,136 @@
+"""The loaders that an accelerator has prepared: watched beneath what ``prepare`` put around them, and their counts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
+from accelerate.utils import send_to_device
+
+from resume_adapters.accelerate import compat
+from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
+from resume_adapters.core.dataloader.instrument import are_kept
+from resume_adapters.core.dataloader.progress import batch_size
+from resume_adapters.core.dataloader.sampler import LoaderRandomState
+from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.session.session import Session
+
+Tree = dict[str, Any]
+
+
+class Loaders:
+    """The loaders of an accelerator.
+
+    Args:
+        accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self._prepared: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
+        self._first_slices: dict[int, Any] = {}
+        self._dispatched: dict[int, tuple[FirstSlice, LoopLoader]] = {}
+
+    def feed(self, outer: Any, session: Session) -> LoopLoader:
+        """Watch the torch loader beneath what ``prepare`` put around it."""
+        accelerator, watch = self._accelerator, session.watch(_base(outer))
+        together = _samples(outer, accelerator.num_processes)
+        if not isinstance(outer, DataLoaderDispatcher):
+            return LoopLoader(outer, watch, together)
+        feed = LoopLoader(outer, watch, together, fetches_per_batch(session.run.ranks, splits=outer.split_batches))
+        if not outer._drop_last:  # seam: accelerate 1.15
+            index = _index(self._prepared, outer)
+            first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
+            first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
+            self._dispatched[index] = (first, feed)
+        return feed
+
+    def _first_slice(self, index: int) -> Any:
+        """Return what fills up the last batch of a dispatching loader's running pass; ``None`` between two passes."""
+        if index not in self._dispatched:
+            return self._first_slices.get(index)
+        first, feed = self._dispatched[index]
+        return None if feed.number is None else first.kept
+
+    @property
+    def length(self) -> int | None:
+        """Batches in a pass over the first loader; ``None`` where none was prepared, or it is a stream."""
+        try:
+            return len(self._prepared[0])
+        except (IndexError, TypeError):
+            return None
+
+    def state(self) -> list[Tree]:
+        """Return the counts of each loader, and the random state that it draws from."""
+        return [
+            {
+                "iteration": getattr(each, "iteration", None),
+                "generators": LoaderRandomState(_base(each)).generators(),
+                "running": _has_running_workers(_base(each)),
+                "first": self._first_slice(index),
+            }
+            for index, each in enumerate(self._prepared)
+        ]
+
+    def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Put back what :meth:`state` returned."""
+        self._first_slices = {index: kept["first"] for index, kept in enumerate(saved)}
+        for loader, kept in zip(self._prepared, saved, strict=False):
+            if kept["iteration"] is not None:
+                loader.iteration = kept["iteration"]
+            if kept["running"]:
+                iter(_base(loader))  # a loader that was not given to the loop; its next pass only resets its workers
+            LoaderRandomState(_base(loader)).restore_generators(kept["generators"])
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Let every loader count as many passes as there were epochs."""
+        for loader in self._prepared:
+            if hasattr(loader, "iteration"):
+                loader.iteration = epoch
+
+
+def _index(things: Sequence[Any], thing: Any) -> int:
+    return next((index for index, each in enumerate(things) if each is thing), -1)
+
+
+def _base(loader: Any) -> Any:
+    return getattr(loader, "base_dataloader", loader)
+
+
+def _samples(loader: Any, ranks: int) -> int:
+    """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
+    if hasattr(loader, "total_batch_size"):
+        return int(loader.total_batch_size)
+    return (batch_size(loader) or 0) * ranks
+
+
+def _has_running_workers(loader: Any) -> bool:
+    """Return whether the persistent workers of a loader that was not given to the loop are running."""
+    if hasattr(loader, "resume_watch") or not (loader.num_workers and loader.persistent_workers):
+        return False
+    return are_kept(loader)
+
+
+def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(native)
+    def init(self: Any, dataset: Any, use_stateful_dataloader: bool = False, *args: Any, **kwargs: Any) -> None:
+        moment = LoaderRandomState(SimpleNamespace(**kwargs)).capture() if use_stateful_dataloader else None
+        native(self, dataset, use_stateful_dataloader, *args, **kwargs)
+        if moment is not None:
+            self.base_dataloader.resume_made = moment
+
+    return init
+
+
+def _install() -> None:
+    """Note the random state at which ``prepare`` lets a ``StatefulDataLoader`` begin its first pass; once."""
+    if not hasattr(DataLoaderAdapter.__init__, "__wrapped__"):
+        adapter: Any = DataLoaderAdapter
+        adapter.__init__ = _note_when_made(adapter.__init__)  # seam: accelerate 1.15
+
+
+_install()
+compat.install()

@@ -1,0 +1,1 @@
+"""The demo: a training run that is killed three times, compared with one that never was."""

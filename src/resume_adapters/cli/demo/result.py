@@ -1,0 +1,41 @@
+"""What the demo's two runs did, and what their comparison found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from resume_adapters.cli.demo.kills import Launch, Point
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, in one launch or several.
+
+    Attributes:
+        launches: what each process did.
+        resumed_from: the step that each launch began after; 0 for a fresh start.
+        digest: SHA-256 of the final weights.
+    """
+
+    launches: tuple[Launch, ...]
+    resumed_from: tuple[int, ...]
+    digest: str
+
+    @property
+    def points(self) -> list[Point]:
+        """Every step of every launch, those that were done twice included."""
+        return [point for launch in self.launches for point in launch.points]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the demo found; ``difference`` is the first between the runs, ``None`` where they are identical."""
+
+    directory: Path
+    seed: int
+    reference: Run
+    interrupted: Run
+    difference: str | None
+    plot: Path
+    seconds: float

@@ -1,0 +1,1 @@
+"""One checkpoint: from pending to committed, read again, chosen, kept, removed."""

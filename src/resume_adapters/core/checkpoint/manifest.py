@@ -1,0 +1,174 @@
+"""The record that makes a checkpoint committed, and its JSON form. Pure: no clock, no disk.
+
+On disk a manifest is an envelope of two fields: the record itself and the digest of the record's bytes, so that one
+flipped bit in a manifest is found like one in any other file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+import xxhash
+
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew
+
+FORMAT = 1
+"""Version of the on-disk format that this package writes, and the newest that it reads."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a checkpoint, as it was when the checkpoint was committed.
+
+    Attributes:
+        path: relative to the checkpoint, with forward slashes.
+        bytes: size of the file.
+        digest: XXH3-128 of the content, 32 hexadecimal digits.
+        rank: the rank that wrote it.
+    """
+
+    path: str
+    bytes: int
+    digest: str
+    rank: int = 0
+
+
+class PartEntry(msgspec.Struct, frozen=True):
+    """One part of the full state: what it is called, who saves it, and what losing it costs.
+
+    Attributes:
+        name: the part, for example ``"rng"``.
+        by: ``"framework"``, ``"core"``, or ``"missing"``.
+        note: the seam it goes through, or for a missing part what the next run will do without it.
+    """
+
+    name: str
+    by: str
+    note: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a committed checkpoint contains.
+
+    Attributes:
+        format: version of the on-disk format.
+        step: optimizer steps completed.
+        epoch: epochs completed, with the fraction of the running one.
+        world_size: number of ranks that wrote it.
+        ranks: those whose files are in this directory, where each node has a directory of its own; else ``None``: all.
+        generation: which start of the run directory wrote it.
+        written: seconds since 1970 (UTC).
+        reason: ``"scheduled"``, ``"best"``, ``"finished"`` or the stop's reason.
+        metrics: last evaluation, by name; ``None`` where the value was not a finite number.
+        files: every file, with size and digest.
+        parts: every part of the state, captured or missing.
+        architecture: digest of the names, shapes and dtypes of the model's tensors.
+        cursor: where in the data the run is, in words that a person can read.
+        best: name of the best checkpoint of the run so far, where the run tracks one; no policy removes it.
+        package: version of resume-adapters that wrote it.
+        framework: framework and version, for example ``"transformers 5.23.0"``.
+    """
+
+    format: int = FORMAT
+    step: int
+    epoch: float
+    world_size: int
+    generation: int
+    written: float
+    reason: str
+    files: tuple[FileEntry, ...]
+    parts: tuple[PartEntry, ...] = ()
+    metrics: dict[str, float | None] = {}
+    architecture: str | None = None
+    cursor: dict[str, Any] = {}
+    best: str | None = None
+    ranks: tuple[int, ...] | None = None
+    package: str = ""
+    framework: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(entry.bytes for entry in self.files)
+
+
+class _Envelope(msgspec.Struct):
+    digest: str
+    manifest: msgspec.Raw
+
+
+class _FormatOnly(msgspec.Struct):
+    format: int
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the JSON document of a manifest.
+
+    Raises:
+        ValueError: a number of it is not finite, which JSON cannot say: nobody could read the document.
+    """
+    for name in ("epoch", "written"):
+        if not math.isfinite(getattr(manifest, name)):
+            raise ValueError(f"{name} is {getattr(manifest, name)}; expected a finite number")
+    record = msgspec.json.encode(manifest)
+    envelope = _Envelope(digest=xxhash.xxh3_128_hexdigest(record), manifest=msgspec.Raw(record))
+    return msgspec.json.encode(envelope) + b"\n"
+
+
+def decode_manifest(document: bytes) -> Manifest:
+    """Read the JSON document of a manifest.
+
+    Raises:
+        CheckpointDamaged: the document is not a manifest, fails its digest, or names a file outside the checkpoint.
+        FormatTooNew: it was written by a later format.
+    """
+    try:
+        envelope = msgspec.json.decode(document, type=_Envelope)
+        record = bytes(envelope.manifest)
+        if xxhash.xxh3_128_hexdigest(record) != envelope.digest:
+            raise CheckpointDamaged("manifest.json fails its own digest")
+        written_by = msgspec.json.decode(record, type=_FormatOnly).format
+        if written_by > FORMAT:
+            raise FormatTooNew(
+                f"the manifest has format {written_by}, this version of resume-adapters reads up to {FORMAT}: "
+                "upgrade resume-adapters to resume from it"
+            )
+        manifest = msgspec.json.decode(record, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointDamaged(f"manifest.json is not a manifest ({len(document)} bytes): {error}") from error
+    for entry in manifest.files:
+        require_inside(entry.path)
+    return manifest
+
+
+def require_inside(path: str) -> None:
+    """Refuse a file path that leaves the checkpoint.
+
+    Raises:
+        CheckpointDamaged: the path is absolute, climbs out with ``..``, or is none.
+    """
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or path == "" or "\0" in path:
+        raise CheckpointDamaged(f"manifest.json names {path!r}, which is outside the checkpoint")
+
+
+def finite_metrics(metrics: dict[str, Any]) -> dict[str, float | None]:
+    """Keep the numbers of an evaluation, with ``None`` for those that are not finite (JSON has no NaN)."""
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def describe_cursor(cursor: Mapping[str, Any]) -> str:
+    """Return the cursor of a manifest in words, for example ``epoch 3, 51,200 of 100,000 samples, order 7f3a90c1``."""
+    words = [f"epoch {cursor['epoch']}"] if "epoch" in cursor else []
+    if cursor.get("samples") is not None:
+        words.append(f"{cursor['samples']:,}" + (f" of {cursor['of']:,}" if cursor.get("of") else "") + " samples")
+    elif "micro_batches" in cursor:
+        words.append(f"{cursor['micro_batches']:,} batches")
+    if cursor.get("order"):
+        words.append(f"order {cursor['order']}")
+    return ", ".join(words)

@@ -1,0 +1,206 @@
+"""Which checkpoints to keep, as a pure plan with reasons. Time is an argument.
+
+A policy says what it keeps; policies are joined with ``|``; what no policy keeps goes, except the anchor (what a
+restart would take now) and the best checkpoint, which nothing can remove.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from resume_adapters.errors import UnsupportedSetting
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What retention knows of a committed checkpoint.
+
+    Attributes:
+        name: the directory's name, unique in the run directory.
+        step: optimizer steps completed.
+        written: seconds since 1970.
+        metrics: last evaluation; ``None`` where it was not a finite number.
+        superseded: a later save of the same name exists.
+        partial: not every node has its part of it: it can take no other's place.
+    """
+
+    name: str
+    step: int
+    written: float
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    superseded: bool = False
+    partial: bool = False
+
+
+@dataclass(frozen=True)
+class Policy(abc.ABC):
+    """A retention policy. Join two with ``|``: a checkpoint that either keeps is kept."""
+
+    @abc.abstractmethod
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        """Return the names it keeps, each with the reason."""
+
+    def __or__(self, other: Policy) -> Policy:
+        return AnyOf((self, other))
+
+
+@dataclass(frozen=True)
+class AnyOf(Policy):
+    """Keeps what any of its policies keeps."""
+
+    policies: tuple[Policy, ...]
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        kept: dict[str, str] = {}
+        for policy in self.policies:
+            for name, reason in policy.keeps(candidates, now).items():
+                kept[name] = f"{kept[name]}, {reason}" if name in kept else reason
+        return kept
+
+
+@dataclass(frozen=True)
+class KeepAll(Policy):
+    """Keeps everything."""
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {candidate.name: "no limit is set" for candidate in candidates}
+
+
+@dataclass(frozen=True)
+class KeepLast(Policy):
+    """Keeps the newest ``count`` checkpoints by step (HF ``save_total_limit``, Accelerate ``total_limit``)."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UnsupportedSetting(f"KeepLast({self.count}) keeps nothing; the least is KeepLast(1)")
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        newest = sorted(candidates, key=lambda candidate: -candidate.step)[: self.count]
+        return {candidate.name: f"one of the last {self.count}" for candidate in newest}
+
+
+@dataclass(frozen=True)
+class KeepBest(Policy):
+    """Keeps the ``count`` best checkpoints by a metric (Lightning ``save_top_k``).
+
+    Args:
+        count: how many.
+        metric: its name in the evaluation, for example ``"eval_loss"``.
+        mode: ``"min"`` or ``"max"``: which value is better. Of equal values the earlier step is better.
+    """
+
+    count: int
+    metric: str
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UnsupportedSetting(f"KeepBest({self.count}, ...) keeps nothing; the least is KeepBest(1, ...)")
+        if self.mode not in ("min", "max"):
+            raise UnsupportedSetting(f'KeepBest(mode={self.mode!r}): expected "min" or "max"')
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        sign = 1.0 if self.mode == "min" else -1.0
+        scored = [
+            (sign * value, candidate.step, candidate.name)
+            for candidate in candidates
+            if (value := candidate.metrics.get(self.metric)) is not None and math.isfinite(value)
+        ]
+        return {name: f"one of the {self.count} best by {self.metric}" for _, _, name in sorted(scored)[: self.count]}
+
+
+@dataclass(frozen=True)
+class KeepEvery(Policy):
+    """Keeps milestones: checkpoints whose step is a multiple of ``steps``."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UnsupportedSetting(f"KeepEvery({self.steps}): expected at least 1 step")
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {
+            candidate.name: f"a multiple of {self.steps} steps"
+            for candidate in candidates
+            if candidate.step % self.steps == 0
+        }
+
+
+@dataclass(frozen=True)
+class KeepWithin(Policy):
+    """Keeps checkpoints written within the last ``period``."""
+
+    period: timedelta
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {
+            candidate.name: f"written within {self.period}"
+            for candidate in candidates
+            if now - candidate.written <= self.period.total_seconds()
+        }
+
+
+@dataclass(frozen=True)
+class KeepUnless(Policy):
+    """Keeps everything but what the framework, or whoever saved it, wants removed.
+
+    Args:
+        unwanted: names of checkpoints; it may grow.
+        passing: what the names of checkpoints begin with that are only wanted until there is a newer one.
+    """
+
+    unwanted: set[str]
+    passing: str = ""
+
+    def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
+        return {
+            candidate.name: "the framework keeps it"
+            for candidate in candidates
+            if candidate.name not in self.unwanted and not (self.passing and candidate.name.startswith(self.passing))
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What retention would do: names kept and names removed (oldest first), each with the reason."""
+
+    keep: dict[str, str]
+    remove: dict[str, str]
+
+
+def plan_retention(
+    candidates: Sequence[Candidate],
+    policy: Policy,
+    *,
+    now: float,
+    anchor: str | None,
+    best: str | None = None,
+) -> Plan:
+    """Decide what is kept and what goes. The anchor and the best are kept whatever the policy says.
+
+    Args:
+        candidates: the committed checkpoints.
+        policy: what to keep beyond the anchor and the best.
+        now: seconds since 1970, on the clock of :attr:`Candidate.written`.
+        anchor: name of the checkpoint that a restart would take now.
+        best: name of the best checkpoint, where the run tracks one.
+    """
+    current = [candidate for candidate in candidates if not candidate.superseded]
+    keep = policy.keeps(current, now) | policy.keeps([each for each in current if not each.partial], now)
+    for name, reason in ((anchor, "a restart would resume from it"), (best, "the best so far")):
+        if name is not None and any(candidate.name == name for candidate in candidates):
+            keep[name] = f"{keep[name]}, {reason}" if name in keep else reason
+    gone = [candidate for candidate in candidates if candidate.name not in keep]
+    gone.sort(key=lambda candidate: (candidate.step, candidate.written))
+    remove = {
+        candidate.name: "saved again under its name" if candidate.superseded else "no policy keeps it"
+        for candidate in gone
+    }
+    return Plan(keep=keep, remove=remove)

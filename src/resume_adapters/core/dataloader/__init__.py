@@ -1,0 +1,1 @@
+"""Where a torch ``DataLoader`` is, and how to put it back."""

@@ -1,0 +1,1 @@
+"""A hand-written training loop that resumes."""

@@ -1,0 +1,317 @@
+"""A hand-written training loop that resumes: its epochs and its batches are wrapped, and it tells of each step.
+
+After a kill the loop needs no branch: :meth:`ResumableLoop.epochs` and :meth:`ResumableLoop.batches` yield what is
+left. A checkpoint is taken where the body of the outermost wrapped loop has ended, whoever asked for it in between. So
+whatever the body does after its step (an evaluation, a log line) is before the checkpoint as a whole, and never half.
+
+An adapter derives a :class:`LoopFramework`, which finds the loader beneath what its framework wraps around it, lets the
+framework write and load its own files, and knows when an optimizer step was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from resume_adapters.core.loop.checkpointing import LoopCheckpointing
+from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.messages import log_finished
+from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.errors import Stopped, UnsupportedSetting
+
+
+class ResumableLoop:
+    """A training loop that goes on where its last checkpoint was taken.
+
+    Args:
+        framework: the framework's side of it.
+        run: the run, not yet opened.
+        parts: the parts that the user named.
+        verify: prove what is restored.
+        on_batch_change: what to do where an optimizer step has another number of samples; see :class:`Session`.
+        each_epoch: save at the end of each epoch, beside what the run's cadence says.
+
+    Attributes:
+        epoch: the epoch that is running, from 0.
+        global_step: optimizer steps completed.
+    """
+
+    def __init__(
+        self,
+        framework: LoopFramework,
+        run: ResumableRun,
+        parts: Mapping[str, Stateful],
+        *,
+        verify: bool = True,
+        on_batch_change: str = "refuse",
+        each_epoch: bool,
+    ) -> None:
+        self.epoch = 0
+        self.global_step = 0
+        self._framework = framework
+        self._run = run
+        self._session = Session(
+            run,
+            parts,
+            verify=verify,
+            topology={"gradient_accumulation_steps": framework.accumulation},
+            accumulation=framework.accumulation,
+            fixed=framework.fixed,
+            spread=framework.spread,
+            on_batch_change=on_batch_change,
+            trackers=framework.trackers,
+        )
+        self._session.batch_change.carries_windows = framework.carries_windows
+        self._state = LoopCheckpointing(framework, self._session)
+        self._passes = self._state.passes
+        self._metrics = self._state.metrics
+        self._each_epoch = each_epoch
+        self._resumed: Resumed | None = None
+        self._horizon: tuple[int | None, int | None] = (None, None)
+        self._due = False
+        self._has_moved = False
+        self._in_window = False
+        self._over = False
+        self._closed = False
+
+    # ---- Resuming
+
+    def resume(self, loader: Any = None) -> Resumed:
+        """Choose, load and prove, unless that is done; return what of the run is done.
+
+        The first :meth:`epochs` or :meth:`batches` calls it. Call it yourself where something must follow it and come
+        before them, such as the start of a tracker; or with the training loader, where the loop cannot be wrapped. The
+        first pass over that loader then yields what is left of the epoch that is returned, and :meth:`step` saves at
+        once.
+
+        Args:
+            loader: the training loader of a loop that iterates over it itself.
+
+        Raises:
+            ResumeError: as the documentation's tables of errors say.
+        """
+        if self._resumed is None:
+            self._resumed = self._state.restore()
+            self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
+        if loader is not None:
+            self._passes.follow(loader)
+        return self._resumed
+
+    # ---- The loop
+
+    def epochs(self, count: int | None = None, *, max_steps: int | None = None) -> Iterator[int]:
+        """Yield the epochs that are left, counted from 0; the first may be one that is half done.
+
+        When they are through, the last step is saved, and the run is marked as finished.
+
+        Args:
+            count: epochs of the whole run; without it, ``max_steps`` ends the run.
+            max_steps: optimizer steps of the whole run. After them :meth:`batches` yields no more.
+
+        Raises:
+            UnsupportedSetting: neither is given.
+        """
+        if count is None and max_steps is None:
+            raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
+        self._horizon = (count, max_steps)
+        if max_steps is not None:
+            self._session.batch_change.no_horizon = GIVEN_IN_STEPS
+        self.resume()
+        self._over = self._was_finished()
+        if self._over:
+            log_finished(self.global_step)
+        else:
+            try:
+                yield from self._epochs(count)
+            except GeneratorExit:
+                self._passes.reopen()
+                raise
+        self.finish()
+
+    def _epochs(self, count: int | None) -> Iterator[int]:
+        while count is None or self.epoch < count:
+            yield self.epoch
+            self._has_moved = True
+            if self._is_through():
+                break
+            self._passes.end_epoch()
+            self._begin_epoch()
+            self._due = self._due or self._each_epoch
+            self._end_of_body()
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self._metrics.begin_epoch()
+
+    def _is_through(self) -> bool:
+        """Return whether ``max_steps`` ended the epoch before its batches did."""
+        steps = self._horizon[1]
+        return steps is not None and self.global_step >= steps
+
+    def _was_finished(self) -> bool:
+        former = self._run.previous
+        return (
+            former is not None
+            and former.state == "finished"
+            and (former.step, former.result) == (self.global_step, self._result())
+        )
+
+    def _result(self) -> dict[str, Any]:
+        return {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
+
+        A pass that a checkpoint was taken after yields nothing. The same loaders must be asked for in the same order
+        in every launch; they may be iterated one after the other, or together with ``zip``.
+
+        Raises:
+            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+            NotRestored: the data that come now are not those that would have come.
+            UnsupportedSetting: a pass goes on in the next epoch.
+        """
+        self.resume()
+        feed = None if self._over else self._passes.begin(loader)
+        if feed is None:
+            return
+        try:
+            yield from self._batches(feed)
+        except GeneratorExit:
+            self._passes.leave()
+            raise
+        finally:
+            if not self._is_through():
+                self._passes.end(feed)
+
+    def _batches(self, feed: LoopLoader) -> Iterator[Any]:
+        if feed.at_end:
+            self._passes.skip(feed)
+            return
+        if self._is_through():
+            return
+        for batch in feed:
+            self._session.begin_step()
+            feed.consumed += 1
+            yield batch
+            self._has_moved = True
+            if self._passes.begins_round(feed):
+                self._end_of_body()
+            if self._is_through():
+                return
+
+    def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
+        """Tell that a batch is done; call it once for each batch, after the optimizer's step.
+
+        Where an optimizer step has ended with it, the step is counted, and a save or a stop may be due: it follows when
+        the body of the loop ends.
+
+        Args:
+            loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
+            metrics: what the manifest is to say of a checkpoint of this step; retention can choose by it.
+        """
+        if self._passes.count_followed():
+            self._begin_epoch()
+        self._metrics.note(loss, metrics)
+        self._in_window = not self._framework.has_stepped()
+        if self._in_window:
+            return
+        self.global_step += 1
+        decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
+        self._due = self._due or decision.save or decision.stop
+        if not self._passes.are_open:
+            self._end_of_body()
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean of the losses told since the epoch began, across launches; 0.0 where none was."""
+        return self._metrics.mean_loss
+
+    # ---- Saving
+
+    def save(self, reason: str = "requested") -> None:
+        """Save a checkpoint when the body of the loop ends; outside of it, now.
+
+        While gradients are accumulated it is saved after the step that uses them.
+
+        Args:
+            reason: what the manifest and ``resume-adapters ls`` say of it.
+        """
+        self._due, self._session.reason = True, reason
+        if not self._passes.are_open:
+            self._end_of_body()
+
+    def halt(self, reason: str) -> None:
+        """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
+
+        ``resume-adapters resume RUN_DIR`` lets it go on.
+
+        Args:
+            reason: what the human is to look at.
+        """
+        self._run.halt(reason)
+
+    def best(self, metric: float, *, mode: str = "min", name: str = "metric") -> bool:
+        """Return whether a metric is the best so far; if so, save, and keep that checkpoint whatever the policy.
+
+        Args:
+            metric: the value, alike on every rank.
+            mode: ``"min"`` or ``"max"``: whether smaller or greater is better.
+            name: what the manifest calls it.
+        """
+        is_best = self._metrics.is_best(metric, mode, name)
+        if is_best:
+            self.save("best")
+        return is_best
+
+    def _end_of_body(self) -> None:
+        """Save if that is due and no gradients are held, and leave if that was agreed on."""
+        if self._is_through() and self._run.last_commit != self.global_step:
+            self._due = True
+        if self._due and not (self._in_window or self._framework.in_window()):
+            self._save()
+            if self._session.stopping:
+                self._run.leave(self.global_step, self._fraction())
+
+    def _save(self) -> None:
+        self._due = self._has_moved = False
+        self._state.save(self.epoch, self.global_step)
+
+    def _fraction(self) -> float:
+        return self.epoch + self._passes.fraction
+
+    # ---- Ending
+
+    def finish(self) -> None:
+        """Save what is not saved, and mark the run as finished: a relaunch does nothing.
+
+        The end of :meth:`epochs` and of ``with run:`` call it.
+        """
+        if self._closed or self._resumed is None:
+            return
+        self._closed = True
+        if self._has_moved or self._run.last_commit != self.global_step:
+            # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
+            self._session.reason = "finished"
+            self._save()
+        self._run.flush()
+        self._run.record("finished", step=self.global_step, epoch=self._fraction(), result=self._result())
+        self._run.close()
+
+    def __enter__(self) -> ResumableLoop:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.finish()
+        elif not isinstance(error, Stopped) and not self._closed:
+            self._closed = True
+            if isinstance(error, Exception):
+                self._session.record_failure(error, self.global_step)
+            self._run.close()

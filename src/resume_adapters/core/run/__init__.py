@@ -1,0 +1,1 @@
+"""One start of a run directory: open, begin, save, end a step, leave."""

@@ -1,0 +1,1 @@
+"""The ``.resume`` directory, and what is done once for a run directory."""

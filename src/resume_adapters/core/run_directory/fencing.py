@@ -1,0 +1,104 @@
+"""Which start owns a run directory: a later start fences an earlier one off.
+
+``.resume/generation`` holds how many times the run directory has been started, and the token of the last start. A start
+commits, prunes and writes the status only while its own token is there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from resume_adapters.core.run_directory.status import job_number
+from resume_adapters.core.storage.base import Storage, write_atomically
+from resume_adapters.errors import FencedOff
+
+
+class _Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
+    generation: int
+    token: str
+    host: str = ""
+    pid: int = 0
+    job: str = ""
+    started: float = 0.0
+
+    def __str__(self) -> str:
+        job = f"job {self.job}, " if self.job else ""
+        where = f" ({job}process {self.pid} on {self.host})" if self.pid else ""
+        return f"start {self.generation}{where}"
+
+
+class Fencing:
+    """The generation and the token of one start.
+
+    Args:
+        storage: where to write.
+        directory: the ``.resume`` directory.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(self, storage: Storage, directory: Path, clock: Callable[[], float]) -> None:
+        self._storage = storage
+        self._run_directory = directory.parent
+        self._file = directory / "generation"
+        self._clock = clock
+        self.token = uuid.uuid4().hex
+
+    def generation(self) -> int:
+        """Return how many starts the run directory has seen."""
+        current = self._read_generation()
+        return current.generation if current else 0
+
+    def take_over(self, after: int = 0) -> int:
+        """Take the next generation for this start; from now on, earlier starts can commit nothing.
+
+        Args:
+            after: the number of starts that the run's other directories have seen.
+        """
+        generation = max(self.generation(), after) + 1
+        taken = _Generation(
+            generation=generation,
+            token=self.token,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            job=job_number(),
+            started=self._clock(),
+        )
+        write_atomically(self._storage, self._file, msgspec.json.encode(taken))
+        return generation
+
+    def require_owned(self, generation: int) -> None:
+        """Check that no later start has taken the run directory over.
+
+        Raises:
+            FencedOff: one has, or the token is gone.
+        """
+        if not self.is_owned():
+            current = self._read_generation()
+            owner = "nobody (its token is gone)" if current is None else str(current)
+            raise FencedOff(
+                f"this process is start {generation} of {self._run_directory}, which {owner} owns now: nothing more "
+                "is committed from here. Two jobs were started on one run directory; the later one goes on",
+                path=self._run_directory,
+            )
+
+    def is_owned(self) -> bool:
+        """Return whether this start is the last that took a generation."""
+        current = self._read_generation()
+        return current is not None and current.token == self.token
+
+    def later_start(self) -> str | None:
+        """Return the start that took the run directory over from this one, in words; ``None`` where none did."""
+        current = self._read_generation()
+        return None if current is None or current.token == self.token else str(current)
+
+    def _read_generation(self) -> _Generation | None:
+        try:
+            return msgspec.json.decode(self._storage.read(self._file), type=_Generation)
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            return None

@@ -1,0 +1,1 @@
+"""When a save happens, and who finishes it."""

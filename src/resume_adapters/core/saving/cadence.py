@@ -1,0 +1,158 @@
+"""How often a run saves: every so many steps, every so much time, or as often as is worth its cost.
+
+A pure account: every time is an argument, in seconds of one clock. Where the answer depends on the clock only rank zero
+gives it, and the ranks agree on it together with their question whether to stop (``stop/vote.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+from resume_adapters.errors import UnsupportedSetting
+
+SaveEvery = int | timedelta | Literal["auto"]
+"""Optimizer steps, a time, or ``"auto"``."""
+
+SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
+"""Bounds of ``"auto"``: below, saves follow each other for little; above, too much is at stake on an estimate."""
+
+_PRIOR = 24 * 3600.0
+"""Seconds between failures of which ``"auto"`` assumes one, before the run's own history outweighs it."""
+
+_ENDED_WELL = ("finished", "halted")
+
+
+class Cadence:
+    """When the next save is due.
+
+    Args:
+        every: optimizer steps, a time, or ``"auto"``.
+        mtbf: mean time between failures, for ``"auto"``; by default :func:`mean_time_between` of the journal.
+
+    Attributes:
+        steps: the steps between two saves, where they are counted in steps.
+
+    Raises:
+        UnsupportedSetting: not a positive number of steps, a positive time or ``"auto"``; or ``mtbf`` without
+            ``"auto"``.
+    """
+
+    def __init__(self, every: SaveEvery, mtbf: timedelta | None = None) -> None:
+        counted = isinstance(every, int) and not isinstance(every, bool) and every > 0
+        timed = isinstance(every, timedelta) and every > timedelta()
+        if not (counted or timed or every == "auto"):
+            raise UnsupportedSetting(
+                f'save_every={every!r} is no cadence; expected a positive number of steps, a timedelta, or "auto"'
+            )
+        if mtbf is not None and (every != "auto" or mtbf <= timedelta()):
+            raise UnsupportedSetting(f'mtbf={mtbf} is of use with save_every="auto" alone, as a positive time')
+        self.steps = every if isinstance(every, int) else None
+        self._fixed = every.total_seconds() if isinstance(every, timedelta) else None
+        self._mtbf = _PRIOR if mtbf is None else mtbf.total_seconds()
+        self._learns = mtbf is None
+        self._costs: list[float] = []
+        self._since = 0.0
+
+    def start(self, now: float, history: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin to wait for the first save.
+
+        Args:
+            now: the clock.
+            history: the entries of the run's journal, for ``"auto"``.
+        """
+        self._since = now
+        if self._learns:
+            self._mtbf = mean_time_between(history)
+
+    def saved(self, now: float, cost: float) -> None:
+        """Note that a save was made, whatever for.
+
+        Args:
+            now: the clock, when training went on.
+            cost: seconds for which the save kept the training waiting.
+        """
+        self._since = now
+        self._costs.append(cost)
+
+    def is_due(self, step: int, now: float) -> bool:
+        """Return whether to save after ``step``: on every rank alike if in steps, else on rank zero's word."""
+        if self.steps is not None:
+            return step > 0 and step % self.steps == 0
+        return now - self._since >= self.interval
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two saves; of no meaning where they are counted in steps."""
+        if self._fixed is not None:
+            return self._fixed
+        if not self._costs:  # the first save is what measures the cost
+            return SHORTEST.total_seconds()
+        cost = sum(self._costs) / len(self._costs)
+        return min(max(optimal(cost, self._mtbf), SHORTEST.total_seconds()), LONGEST.total_seconds())
+
+    def next_save(self, step: int, now: float, rate: float | None) -> int | None:
+        """Return the step after which the next save falls; ``None`` where that cannot be told.
+
+        Args:
+            step: optimizer steps completed.
+            now: the clock.
+            rate: optimizer steps a second, where it is known.
+        """
+        if self.steps is not None:
+            return (step // self.steps + 1) * self.steps
+        if not rate:
+            return None
+        return step + max(1, math.ceil((self._since + self.interval - now) * rate))
+
+
+def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
+    """Return the cadence that a user's options ask for; ``None`` where the framework decides.
+
+    Raises:
+        UnsupportedSetting: as :class:`Cadence` does.
+    """
+    if every is None and mtbf is not None:
+        raise UnsupportedSetting(f'mtbf={mtbf} is of use with save_every="auto" alone')
+    return None if every is None else Cadence(every, mtbf)
+
+
+def optimal(cost: float, mtbf: float) -> float:
+    """Return the seconds between two saves that lose the least time, to saving and to work done twice, together.
+
+    Young's first-order result, with the higher-order terms of Daly (*A higher order estimate of the optimum checkpoint
+    interval for restart dumps*, 2006).
+
+    Args:
+        cost: seconds a save takes from the training.
+        mtbf: mean seconds between failures.
+    """
+    if cost >= 2 * mtbf:
+        return mtbf
+    share = cost / (2 * mtbf)
+    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - cost
+
+
+def mean_time_between(history: Iterable[Mapping[str, Any]]) -> float:
+    """Estimate the mean time between failures, in seconds, from a run's journal.
+
+    Each start that did not come to an end of its own counts as one failure after the time it was seen running. A start
+    of a day that fails once is assumed besides, which gives way to the run's own history as that grows.
+
+    Args:
+        history: the entries of the journal, oldest first.
+    """
+    seen, failures = _PRIOR, 1
+    began: float | None = None
+    last, ended_well = 0.0, True
+    for entry in history:
+        if entry["event"] == "start":
+            if began is not None:
+                seen, failures = seen + last - began, failures + (not ended_well)
+            began, ended_well = float(entry["time"]), False
+        elif entry["event"] in _ENDED_WELL:
+            ended_well = True
+        last = float(entry["time"])
+    return seen / failures

@@ -1,0 +1,95 @@
+"""State dict trees, and tensors, compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from resume_adapters.errors import NotRestored
+
+if TYPE_CHECKING:
+    import torch
+
+
+def first_difference(saved: Any, live: Any, where: str = "") -> str | None:
+    """Return the place of the first difference between two trees, or ``None`` where they agree bit for bit.
+
+    Numbers are compared by value and kind, tensors and arrays by dtype, shape and every byte (so NaN equals NaN).
+    """
+    return next(_differences(saved, live, where), None)
+
+
+def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
+    import numpy as np
+    import torch
+
+    here = where.lstrip(".") or "the state"
+    if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+        if not same_bits(saved, live):
+            yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"
+    elif isinstance(saved, np.ndarray | np.generic) and isinstance(live, np.ndarray | np.generic):
+        if saved.dtype != live.dtype or saved.shape != live.shape or saved.tobytes() != live.tobytes():
+            yield f"{here}: saved {_describe(saved)}, restored {_describe(live)}"
+    elif isinstance(saved, Mapping) and isinstance(live, Mapping):
+        for key in [*saved, *(key for key in live if key not in saved)]:
+            if key not in saved or key not in live:
+                yield f"{where}.{key}".lstrip(".") + (": not restored" if key in saved else ": was not saved")
+            else:
+                yield from _differences(saved[key], live[key], f"{where}.{key}")
+    elif isinstance(saved, list | tuple) and isinstance(live, list | tuple):
+        if len(saved) != len(live):
+            yield f"{here}: {len(saved)} items saved, {len(live)} restored"
+        for index, (one, other) in enumerate(zip(saved, live, strict=False)):
+            yield from _differences(one, other, f"{where}.{index}")
+    elif isinstance(saved, float) and isinstance(live, float):
+        if saved.hex() != live.hex():
+            yield f"{here}: saved {saved!r}, restored {live!r}"
+    elif _kind(saved) != _kind(live) or saved != live:
+        yield f"{here}: saved {saved!r}, restored {live!r}"
+
+
+def _kind(value: Any) -> type:
+    """Return what counts as the same kind of value: subclasses do, and a numpy number stands for python's."""
+    import numpy as np
+
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, bytearray):
+        return bytes
+    return next((kind for kind in (bool, int, float, str) if isinstance(plain, kind)), type(plain))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same dtype, shape and bytes, wherever they are."""
+    import torch
+
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    first, second = (bits(tensor) for tensor in (one, other))
+    return torch.equal(first, second)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes, in the order of its elements, on the CPU."""
+    import torch
+
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Of a dimension of one element the stride means nothing, but view() minds it.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def _describe(tensor: Any) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def verify_equal(name: str, saved: Any, live: Any) -> None:
+    """Compare a saved tree with the live one.
+
+    Raises:
+        NotRestored: naming the part and the first difference.
+    """
+    difference = first_difference(saved, live)
+    if difference is not None:
+        raise NotRestored(
+            f"{name} was loaded but did not come back as it was saved; {difference}. Its load_state_dict() drops or "
+            "converts state: mend it, or pass verify=False to continue with the difference"
+        )

@@ -1,0 +1,111 @@
+"""Objects that save and load their state, and the wrappers that make others such objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from resume_adapters.core.state import rng
+from resume_adapters.errors import UnsupportedSetting
+
+RESERVED = ("architecture", "buffers", "callbacks", "manifest", "metrics", "registered", "scaler", "trackers")
+"""Names of this package's own parts, under whatever framework, which a user cannot give to parts of their own."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with ``state_dict()`` and ``load_state_dict()``."""
+
+    def state_dict(self) -> Any:
+        """Return the state as data."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Put back what :meth:`state_dict` returned."""
+
+
+class StaticState:
+    """Makes a tree of data a part that is saved, and read by whoever needs it rather than loaded.
+
+    Args:
+        value: the tree.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> Any:
+        """Return the tree."""
+        return self.value
+
+    def load_state_dict(self, state: Any) -> None:
+        """Replace the tree."""
+        self.value = state
+
+
+class ModuleBuffers:
+    """The buffers of modules, as a part: each rank has its own, and not every framework saves them all.
+
+    Args:
+        modules: the modules, by names that stay.
+    """
+
+    def __init__(self, modules: Mapping[Any, Any]) -> None:
+        self._named = {
+            f"{key}.{name}": buffer for key, module in modules.items() for name, buffer in module.named_buffers()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the buffers by module and name."""
+        return dict(self._named)
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Copy what :meth:`state_dict` returned into the buffers."""
+        for name, buffer in self._named.items():
+            buffer.data.copy_(saved[name])
+
+
+class StatefulGroup:
+    """Several Statefuls as one part: what one of them saved goes to the one of its name, in whatever order they are.
+
+    Args:
+        named: the objects, by names that stay.
+    """
+
+    def __init__(self, named: Mapping[str, Stateful]) -> None:
+        self._named = named
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each, by name."""
+        return {name: each.state_dict() for name, each in self._named.items()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Put back what :meth:`state_dict` returned, where there was one of that name."""
+        for name, each in self._named.items():
+            if name in saved:
+                each.load_state_dict(saved[name])
+
+
+def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
+    """Check the extra parts that a user names, and make plain generators Stateful.
+
+    Raises:
+        UnsupportedSetting: a name is taken or unfit for a file name, or an object cannot save its state.
+    """
+    named: dict[str, Stateful] = {}
+    for name, part in parts.items():
+        if not _NAME.fullmatch(name) or name in RESERVED:
+            raise UnsupportedSetting(
+                f"{name!r} cannot name a part: expected lower-case letters, digits and underscores, and none of "
+                f"{', '.join(RESERVED)}"
+            )
+        stateful = rng.GeneratorState(part) if rng.is_generator(part) else part
+        if not isinstance(stateful, Stateful):
+            raise UnsupportedSetting(
+                f"{name}={type(part).__name__}(...) has no state_dict() and load_state_dict(), so it cannot be saved: "
+                "add both, or wrap it in an object that has them"
+            )
+        named[name] = stateful
+    return named

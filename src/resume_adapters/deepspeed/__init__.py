@@ -1,0 +1,109 @@
+"""Exact resume for a DeepSpeed training loop: make :class:`ResumeHooks`, and wrap the epochs and the batches.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``engine.save_checkpoint``; loaded by ``engine.load_checkpoint``, without running its pickles
+optimizer   both       ``engine.save_checkpoint``; the powers of beta that C++ keeps are multiplied again
+scheduler   framework  ``engine.save_checkpoint``, where the engine has it; else name it: ``scheduler=scheduler``
+scaler      both       ``engine.save_checkpoint``, and by the core
+buffers     both       ``engine.save_checkpoint`` of rank zero; of the other ranks by the core
+counters    both       the engine's; epoch, micro-step and running loss by the core
+rng         core       after the save, on every rank; with the states of DeepSpeed's activation checkpointing
+data        core       the loaders given to ``run.batches``; of ``training_data=`` the torch loader beneath
+metrics     core       ``run.best``
+trackers    core       run ids of W&B and MLflow, directory of ``engine.monitor``'s TensorBoard
+others      core       every keyword of :class:`ResumeHooks`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+``client_state`` is not used: DeepSpeed merges its names over its own counters.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+try:
+    import deepspeed
+except ImportError as error:
+    from resume_adapters.errors import MissingFramework
+
+    raise MissingFramework(
+        "resume_adapters.deepspeed needs deepspeed: pip install 'resume-adapters[deepspeed]'"
+    ) from error
+
+from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import SaveEvery, chosen
+from resume_adapters.core.state.stateful import named_parts
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.deepspeed.framework import DeepSpeedFramework
+from resume_adapters.integrations.deepspeed_engine import files
+from resume_adapters.integrations.deepspeed_engine.supported import require_supported
+
+
+class ResumeHooks(ResumableLoop):
+    """Makes the loop that follows resume by itself. Make it after ``deepspeed.initialize``, once.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned.
+        run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``. With ``use_node_local_storage`` in
+            DeepSpeed's configuration, a directory on a disk of each node.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default everything is kept, as DeepSpeed does.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
+            end of each epoch.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: a part cannot save its state, or a setting rules an exact resume out.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        run_dir: str | os.PathLike[str],
+        *,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        save_every: SaveEvery | None = None,
+        mtbf: timedelta | None = None,
+        verify: bool = True,
+        on_batch_change: str = "refuse",
+        **parts: Any,
+    ) -> None:
+        require_supported(engine, os.path.abspath(run_dir))
+        framework = DeepSpeedFramework(engine)
+        by_node = engine.use_node_local_storage()
+        run = ResumableRun(
+            run_dir,
+            framework=f"deepspeed {deepspeed.__version__}",
+            resume=resume,
+            keep=keep,
+            stop=stop,
+            cadence=chosen(save_every, mtbf),
+            foreign=files.ForeignCheckpoints(
+                engine.world_size, int(engine.zero_optimization_stage()), engine.global_rank if by_node else None
+            ),
+            latest="file",
+            local_rank=int(engine.local_rank) if by_node else None,
+        )
+        super().__init__(
+            framework,
+            run,
+            named_parts(parts),
+            verify=verify,
+            on_batch_change=on_batch_change,
+            each_epoch=save_every is None,
+        )

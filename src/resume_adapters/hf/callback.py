@@ -1,0 +1,73 @@
+"""The callback: the Trainer's events, passed to the session of the training call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from resume_adapters.core.session.options import OptionsCallback
+from resume_adapters.hf.session import TrainerSession
+
+
+class ResumeCallback(OptionsCallback, TrainerCallback):
+    """Makes ``trainer.train()`` resume, by itself, from the latest valid checkpoint of ``args.output_dir``.
+
+    Args:
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default the
+            trainer's own ``save_strategy`` decides.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
+            when the run was saved, go on by samples, with schedules of this launch's length.
+        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: a part cannot save its state.
+    """
+
+    session: TrainerSession | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put back what is restored last, and prove the whole."""
+        if self.session is not None:
+            self.session.begin_training(control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count epochs."""
+        if self.session is not None:
+            self.session.begin_epoch()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave before the first step if a stop was asked for while data were skipped."""
+        if self.session is not None:
+            self.session.begin_step()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count micro-batches."""
+        if self.session is not None:
+            self.session.consumed += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count micro-batches, and ask whether to save or to stop."""
+        if self.session is not None:
+            self.session.step_ended(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Give an evaluation up if a stop was asked for; it is done again after the resume."""
+        if self.session is not None:
+            self.session.predicted()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Let a new best force a save, so that the best is what was saved."""
+        if self.session is not None:
+            self.session.evaluated(metrics or {}, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note that what is saved from now on stands between two epochs."""
+        if self.session is not None:
+            self.session.between_epochs = True
+            self.session.apply_cadence(control)

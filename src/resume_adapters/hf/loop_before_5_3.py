@@ -1,0 +1,199 @@
+"""Where the adapter stands in the training loop of transformers before 5.3, which is one method.
+
+Later versions have a method for each part of the loop; see ``_hf_loop``. Here the same moments are found in what the
+one method calls on its way. Nothing of it is copied or rewritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import trainer as trainer_module
+
+from resume_adapters.core.patching import wrapped
+
+if TYPE_CHECKING:
+    from resume_adapters.hf.session import TrainerSession
+
+
+class NothingToTrain(Exception):
+    """Leads out of the loop of a run that is finished already."""
+
+
+class Batches(int):
+    """Micro-batches of an epoch, which the loop takes for optimizer steps and would multiply."""
+
+    def __mul__(self, accumulation: int) -> int:
+        return int(self)
+
+
+class StepsPerEpoch(int):
+    """Optimizer steps in an epoch. The loop divides the step by them only to learn where it goes on.
+
+    Attributes:
+        position: the epoch to go on in, and the micro-batches of it that are done.
+    """
+
+    position: tuple[int, int] = (0, 0)
+
+    def __rfloordiv__(self, step: int) -> int:
+        return self.position[0]
+
+    def __rmod__(self, step: int) -> int:
+        return Batches(self.position[1])
+
+
+class LoopEvents:
+    """The moments of one training call, at which later versions call a method of the trainer.
+
+    The running loss is a variable of the loop. What a checkpoint held of it joins the loss of the first step: to add
+    it to zero changes no bit.
+    """
+
+    epochs: int
+    max_steps: int
+    per_epoch: StepsPerEpoch
+    epoch_is_over = False
+    _loss_has_joined = False
+
+    def __init__(self, trainer: Any, session: TrainerSession) -> None:
+        self.trainer, self.session = trainer, session
+        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
+
+    @contextlib.contextmanager
+    def stood_in(self) -> Iterator[None]:
+        """Stand in what the loop calls and no class of a trainer can override."""
+        events = self.trainer.callback_handler
+        with (
+            wrapped(events, "on_train_begin", self.begin_training),
+            wrapped(events, "on_epoch_begin", self.begin_epoch),
+            wrapped(trainer_module, "deepspeed_load_checkpoint", self.load_engine),  # seam: transformers 4.57 to 5.2
+            wrapped(trainer_module, "speed_metrics", self.measure_speed),  # seam: transformers 4.57 to 5.2
+        ):
+            yield
+
+    def load_engine(self, native: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Leave the engine of the checkpoint to its adoption, which is still to come, and load best weights only."""
+        if self.session.engine is not None:
+            native(*args, **kwargs)
+
+    def restore_counters(self) -> None:
+        """Say where to go on, when the counters are loaded and the loop is about to ask."""
+        epoch, steps = divmod(self.trainer.state.global_step, int(self.per_epoch))
+        native = (epoch, steps * self.trainer.args.gradient_accumulation_steps)
+        self.per_epoch.position = self.session.restore_counters(native, self.max_steps, self.epochs)
+
+    def begin_training(self, native: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
+        """Where no epoch is left, end the training before the loop does.
+
+        Raises:
+            NothingToTrain: the run was left as finished.
+        """
+        state.max_steps = self.max_steps + self.session.batch_change.shift  # the loop has set it anew
+        self.trainer.control = native(args, state, control)
+        if self.session.finished:
+            raise NothingToTrain
+        if self.per_epoch.position[0] >= self.epochs:
+            self.session.evaluate_again()
+            self.end_training()
+        return self.trainer.control
+
+    def begin_epoch(self, native: Callable[..., Any], args: Any, state: Any, control: Any) -> Any:
+        """Do an evaluation that is due before the first step."""
+        self.trainer.control = native(args, state, control)
+        self.epoch_is_over = self.session.evaluate_again()
+        return self.trainer.control
+
+    def join_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss of a step as the loop is to add it up."""
+        if self._loss_has_joined:
+            return loss
+        self._loss_has_joined = True
+        trainer = self.trainer
+        if trainer.args.logging_nan_inf_filter and not torch.isfinite(loss):
+            # The loop puts the mean of what it has summed in its place, and has summed nothing.
+            loss = trainer._tr_loss / (1 + trainer.state.global_step - trainer._globalstep_last_logged)
+        joined: torch.Tensor = trainer._tr_loss + loss
+        return joined
+
+    def end_step_or_epoch(self, native: Callable[..., None], loss: torch.Tensor) -> None:
+        """Log, evaluate and save as is due, and end the training where the loop is about to."""
+        trainer = self.trainer
+        if self._loss_has_joined:
+            trainer._tr_loss = loss
+        if self.epoch_is_over:  # its end was logged, evaluated and saved before
+            trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
+        native(trainer._tr_loss)
+        is_last = trainer.control.should_training_stop or self.session.epoch + 1 >= self.epochs
+        if self.session.between_epochs and is_last:
+            self.end_training()
+
+    def end_training(self) -> None:
+        """Save what is not saved, before the trainer loads the best weights and adds up the loss."""
+        self.session.save_last(self.trainer._save_now)
+        if not self._loss_has_joined:
+            self.trainer._total_loss_scalar += self.trainer._tr_loss.item()
+
+    def measure_speed(self, native: Callable[..., Any], split: str, start_time: float, **kwargs: Any) -> Any:
+        """Let the speed of the whole run count the time of all its launches."""
+        is_of_the_run = split == "train" and "num_steps" in kwargs
+        return native(split, start_time - (self.session.seconds if is_of_the_run else 0.0), **kwargs)
+
+
+class LoopSeams:
+    """What a trainer does differently where its loop is one method; mixed into its class for one ``train()``."""
+
+    _resume_session: TrainerSession
+    _resume_moments: LoopEvents
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # seam: transformers 4.57 to 5.2
+        trainer: Any = self
+        session = self._resume_session
+        self._resume_moments = LoopEvents(self, session)
+        # Where a checkpoint had another batch size, the trainer would go on with that.
+        kwargs["batch_size"] = trainer.args.train_batch_size
+        whole = super()._inner_training_loop  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+        native = functools.partial(whole, *args, **kwargs)
+        try:
+            with self._resume_moments.stood_in():
+                return session.finish(native)
+        except NothingToTrain:
+            return session.former_result()
+        finally:
+            del self._resume_moments
+
+    def set_initial_training_values(self, *args: Any) -> Any:
+        moments = self._resume_moments
+        moments.epochs, steps, *rest = super().set_initial_training_values(*args)  # type: ignore[misc]
+        moments.per_epoch, moments.max_steps = StepsPerEpoch(steps), rest[-1]
+        return (moments.epochs, moments.per_epoch, *rest)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.2
+        trainer: Any = self
+        if trainer.is_deepspeed_enabled:
+            self._resume_session.attach_engine(trainer.deepspeed)
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+
+    def _load_callback_state(self) -> None:  # seam: transformers 4.57 to 5.2
+        super()._load_callback_state()  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+        self._resume_moments.restore_counters()
+
+    def get_batch_samples(self, *args: Any) -> Any:
+        return ([], None) if self._resume_moments.epoch_is_over else super().get_batch_samples(*args)  # type: ignore[misc]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._resume_moments.join_loss(super().training_step(*args, **kwargs))  # type: ignore[misc]
+
+    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        native = super()._maybe_log_save_evaluate  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+        self._resume_moments.end_step_or_epoch(lambda loss: native(loss, *args, **kwargs), tr_loss)
+
+    def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:  # seam: transformers 4.57 to 5.1
+        return []
+
+    def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.1
+        """Leave retention to the run."""

@@ -1,0 +1,157 @@
+"""Where the adapter stands in the Hugging Face ``Trainer``: in its class for one ``train()``, and in its module."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import Trainer, trainer
+
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.hf.callback import ResumeCallback
+from resume_adapters.hf.session import TrainerSession
+
+if hasattr(Trainer, "_run_epoch"):  # seam: transformers 5.3 to 5.23
+    from resume_adapters.hf.loop import LoopSeams
+else:
+    from resume_adapters.hf.loop_before_5_3 import LoopSeams  # type: ignore[assignment]
+
+
+class ResumingTrainer:
+    """What a trainer does differently in one ``train()`` with a :class:`~resume_adapters.hf.ResumeCallback`.
+
+    It is mixed into the trainer's class. Each method stands before the trainer's own of that name. They are private
+    because the public seams come too late or not at all; ``tests/hf/test_seams.py`` checks each of them against the
+    installed version.
+    """
+
+    _resume_session: TrainerSession
+
+    def get_train_dataloader(self) -> Any:
+        return self._resume_session.watch_loader(super().get_train_dataloader())  # type: ignore[misc]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        native = super().get_eval_dataloader  # type: ignore[misc]
+        name = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        return self._resume_session.evaluation_loader(name, lambda: native(eval_dataset))
+
+    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._load_from_checkpoint  # type: ignore[misc]
+        self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
+        self._resume_session.schedules.note(self.lr_scheduler)  # type: ignore[attr-defined]
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        batches = self._resume_session.window(num_batches)
+        return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
+
+    def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
+        self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        self._resume_session.load_rng(lambda: native(checkpoint))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._save_checkpoint  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        self._resume_session.save(lambda: native(model, trial))
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.23
+        native = functools.partial(super()._maybe_log_save_evaluate, *args, **kwargs)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        self._resume_session.log_evaluate_save(native, self._save_now)
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 4.57 to 5.23
+        return self._resume_session.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
+
+    def _save_now(self) -> None:
+        trainer: Any = self
+        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
+        trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+
+@functools.cache
+def _resuming(base: Any) -> type:
+    return type(base.__name__, (LoopSeams, ResumingTrainer, base), {"__module__": base.__module__})
+
+
+_MANAGED: set[str] = set()
+"""Output directories whose retention and loaders this module has taken over for the moment."""
+
+
+def _train(native: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        callback = next((each for each in self.callback_handler.callbacks if isinstance(each, ResumeCallback)), None)
+        if callback is None or callback.session is not None:
+            return native(self, resume_from_checkpoint, *args, **kwargs)
+        if kwargs.get("trial") is not None or (args and args[0] is not None):
+            raise UnsupportedSetting(
+                "a hyperparameter search starts many runs in one directory: leave the callback out"
+            )
+        named = isinstance(resume_from_checkpoint, str | os.PathLike)
+        session = TrainerSession(self, callback, resume_from_checkpoint if named else callback.resume)
+        session.ignore_keys = kwargs.get("ignore_keys_for_eval", args[1] if len(args) > 1 else None)
+        managed, base = os.path.abspath(self.args.output_dir), type(self)
+        callback.session = self._resume_session = session
+        self.__class__ = _resuming(base)  # type: ignore[arg-type]  # a class is hashable
+        _MANAGED.add(managed)
+        try:
+            return native(self, session.open(), *args, **kwargs)
+        except Exception as error:
+            session.record_failure(error, self.state.global_step)
+            raise
+        finally:
+            _MANAGED.discard(managed)
+            self.__class__ = base
+            callback.session = None
+            del self._resume_session
+            session.run.close()
+
+    train.resume_adapters = True  # type: ignore[attr-defined]
+    return train
+
+
+def _skip_first_batches(native: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def skip(loader: Any, num_batches: int = 0) -> Any:
+        watch = getattr(getattr(loader, "base_dataloader", loader), "resume_watch", None)
+        if watch is None or watch.restored:
+            return native(loader, num_batches)
+        if watch.at_end:
+            watch.restore_now()
+            return []
+        return loader
+
+    return skip
+
+
+def _unless_managed(native: Callable[..., Any], instead: Callable[[], Any]) -> Callable[..., Any]:
+    @functools.wraps(native)
+    def retention(output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        managed = output_dir is not None and os.path.abspath(output_dir) in _MANAGED
+        return instead() if managed else native(output_dir, *args, **kwargs)
+
+    return retention
+
+
+def _on_a_numbered_cpu(storage: Any, location: str) -> Any:
+    """Restore a tensor of ``torch.load`` where older transformers send those of several processes: to ``cpu:0``."""
+    return storage if location.startswith("cpu:") else None
+
+
+def install() -> None:
+    """Wrap ``Trainer.train`` and the functions through which it skips and deletes; once."""
+    if hasattr(Trainer.train, "resume_adapters"):
+        return
+    torch.serialization.register_package(15, lambda storage: None, _on_a_numbered_cpu)
+    module, trainer_class = cast("Any", trainer), cast("Any", Trainer)
+    trainer_class.train = _train(trainer_class.train)
+    module.skip_first_batches = _skip_first_batches(module.skip_first_batches)  # seam: transformers 4.57 to 5.23
+    for name, instead in (("rotate_checkpoints", lambda: None), ("sort_checkpoints", list)):
+        if hasattr(module, name):  # seam: transformers 5.2 to 5.23; before, they are methods
+            setattr(module, name, _unless_managed(getattr(module, name), instead))

@@ -1,0 +1,1 @@
+"""What several adapters use and the core must not know."""

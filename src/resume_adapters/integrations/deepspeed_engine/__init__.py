@@ -1,0 +1,1 @@
+"""The state of a DeepSpeed engine, whichever framework drives it."""

@@ -1,0 +1,164 @@
+"""What a checkpoint of DeepSpeed is made of, on disk, and how it is written and read without running its pickles."""
+
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from resume_adapters.core.checkpoint.native_files import require_intact
+from resume_adapters.core.state import safe_load
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
+from resume_adapters.integrations.deepspeed_engine.names import MODEL, SHARD
+
+DATA_CLASSES: list[Callable[..., Any]] = [
+    DynamicLossScaler,
+    LossScaler,
+    ZeroStageEnum,
+    fragment_address,
+]
+"""The classes of DeepSpeed that its checkpoints hold. Their instances are made of numbers; unpickling one runs no more
+than assigning them."""
+
+
+class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # DeepSpeed has no types
+    """Writes what DeepSpeed's own engine writes, and reads it as data: no file is unpickled freely.
+
+    A rank that cannot write goes on to the end of ``save_checkpoint``, at whose barriers the other ranks wait; the
+    error is raised by :meth:`require_written`.
+
+    Args:
+        config: DeepSpeed's configuration, of the engine that this one stands in for.
+        checked: names of files that need no check any more: what is in them was found to be data at an earlier save.
+
+    Attributes:
+        read: what was loaded, by the name of its file.
+    """
+
+    def __init__(self, config: Any, checked: set[str]) -> None:
+        super().__init__(config)
+        self._checked = checked
+        self.read: dict[str, Any] = {}
+        self._failures: list[Exception] = []
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write a file; the first of its name, make sure that it can be read again without running code."""
+        self.attempt(lambda: self._save(state_dict, path))
+
+    def _save(self, state_dict: Any, path: str) -> None:
+        super().save(state_dict, path)
+        name = Path(path).name
+        foreign = _unreadable(Path(path)) if name not in self._checked else []
+        self._checked.add(name)
+        if foreign:
+            raise NotSerialisable(
+                f"{name} holds objects of {', '.join(foreign)}, and loading them could run code: keep "
+                "functions and classes of your own out of what the model, the optimizer, the scheduler and the "
+                "configuration save"
+            )
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Do ``work``; an error waits for :meth:`require_written`."""
+        try:
+            work()
+        except Exception as error:  # raised by require_written, when no rank is left waiting
+            self._failures.append(error)
+
+    def require_written(self) -> None:
+        """Raise the first error of this rank's saves."""
+        if self._failures:
+            raise self._failures[0]
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Read a file as data.
+
+        Raises:
+            UnsupportedSetting: it holds objects whose loading could run code.
+        """
+        content = self.read[Path(path).name] = read(Path(path), map_location)
+        return content
+
+
+def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
+    """Read a file of DeepSpeed, running no code of it.
+
+    Raises:
+        UnsupportedSetting: it holds objects whose loading could run code.
+    """
+    try:
+        with safe_load.allowing(DATA_CLASSES):
+            return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except UnpicklingError as error:
+        found = _unreadable(path)
+        raise UnsupportedSetting(
+            f"{path.parent.name}/{path.name} holds objects of {', '.join(found) or 'unknown classes'}, and loading "
+            "them could run code. If you trust the file, load it with engine.load_checkpoint, and start another run "
+            "directory",
+            path=path,
+        ) from error
+
+
+def as_data() -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``torch.load`` reads data only, also where DeepSpeed asks it to unpickle freely."""
+    return safe_load.data_only(DATA_CLASSES)
+
+
+def _unreadable(path: Path) -> list[str]:
+    """Return the names of the classes in a file that are not data."""
+    if not zipfile.is_zipfile(path):  # the old format, which `"checkpoint": {"serialization": ...}` may choose
+        return []
+    with safe_load.allowing(DATA_CLASSES):
+        return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+
+
+class ForeignCheckpoints:
+    """Recognises the checkpoints of the bare ``engine.save_checkpoint``.
+
+    Args:
+        world_size: ranks of this launch.
+        stage: ZeRO's stage in this launch.
+        rank: this rank, where it looks on a disk that only the ranks of its node write to: there its own files are
+            enough.
+    """
+
+    def __init__(self, world_size: int, stage: int, rank: int | None = None) -> None:
+        self.world_size = world_size
+        self.stage = stage
+        self.rank = rank
+
+    def __call__(self, path: Path) -> int | None:
+        """Return the step of a checkpoint that DeepSpeed wrote; ``None`` for anything else.
+
+        Raises:
+            CheckpointDamaged: it is not whole, or was saved by another number of ranks or with another stage of ZeRO.
+        """
+        names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+        shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]
+        if not shards and MODEL not in names:
+            return None
+        ranks = set(range(self.world_size)) if self.rank is None else {self.rank}
+        sharded = {kind: {rank for each, rank in shards if each == kind} for kind in ("model", "optim")}
+        if self.rank is not None:
+            sharded = {kind: found & ranks for kind, found in sharded.items()}
+        model = sharded["model"] == ranks if self.stage == 3 else MODEL in names
+        if not model or (self.stage > 0 and sharded["optim"] != ranks):
+            raise CheckpointDamaged(
+                f"it has {'a' if MODEL in names else 'no'} {MODEL}, model states of the ranks "
+                f"{sorted(sharded['model'])} and optimizer states of the ranks {sorted(sharded['optim'])}; this launch "
+                f"has {self.world_size} ranks with ZeRO stage {self.stage}",
+                path=path,
+            )
+        whole = [path / name for name in names if name == MODEL or SHARD.fullmatch(name)]
+        for file in whole:
+            require_intact(file)
+        states = path / (MODEL if MODEL in names else f"zero_pp_rank_{min(ranks)}_{MODEL}")
+        return int(read(states, mmap=True)["global_steps"])

@@ -1,0 +1,40 @@
+"""Settings of DeepSpeed under which no resume is exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from resume_adapters.core.requirements import refuse
+from resume_adapters.integrations.deepspeed_engine.compat import require_ordered_gathers
+
+_FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
+"""Optimizers that begin with empty error feedback after every load."""
+
+
+def require_supported(engine: Any, run_dir: str) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    optimizer = type(engine.basic_optimizer).__name__
+    refused = {
+        "a PipelineModule's engine has a loop of its own": isinstance(engine, PipelineEngine),
+        "the engine has no optimizer": engine.basic_optimizer is None,
+        "layers of experts (MoE) are saved in files of their own, which is not followed": engine.has_moe_layers,
+        "model parallelism divides the files, which is not followed": engine.mp_world_size > 1,
+        f"{optimizer} forgets its error feedback whenever it is loaded": optimizer in _FORGETFUL,
+        "offload to NVMe leaves state in the swap files": engine.zero_nvme_offload_optimizer(),
+        "zenflow and super_offload step beside the training thread": bool(engine.zenflow or engine.super_offload()),
+        '"load_universal": true converts a checkpoint on the way': engine.load_universal_checkpoint(),
+        '"checkpoint": {"writer": ...} and other checkpoint engines write on behind a save': (
+            type(engine.checkpoint_engine) is not TorchCheckpointEngine
+        ),
+        "curriculum learning chooses the data by state of its own": engine.curriculum_learning_enabled(),
+        f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
+    }
+    refuse(refused)
+    require_ordered_gathers(engine.zero_optimization_stage(), engine.dp_world_size)

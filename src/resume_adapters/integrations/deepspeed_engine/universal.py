@@ -1,0 +1,159 @@
+"""ZeRO's shards for another number of ranks: through DeepSpeed's universal checkpoint, made when it is needed.
+
+A shard is a slice of all parameters laid end to end, so it fits no other number of ranks. DeepSpeed's own converter
+makes one file of each parameter and of each of its moments, which its loader slices anew. Both unpickle freely; here
+they read data only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.log import logger
+from resume_adapters.core.patching import replaced
+from resume_adapters.core.ranks import run_on_all_ranks
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.storage.base import remove_tree
+from resume_adapters.errors import SaveFailed, UnsupportedSetting
+from resume_adapters.integrations.deepspeed_engine import files, names
+from resume_adapters.integrations.deepspeed_engine.compat import require_universal
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What the converter knows of an optimizer, beside its steps; it leaves out everything else."""
+
+_PLACE = "remove-universal"
+"""In ``.resume``: by this name, the next start removes what a crash leaves."""
+
+
+@contextlib.contextmanager
+def converted(session: Session, shards: Path) -> Iterator[Path]:
+    """Convert a checkpoint's shards, and remove the result afterwards. Every rank calls it.
+
+    Args:
+        session: what is resumed.
+        shards: the directory of DeepSpeed's files.
+
+    Yields:
+        The directory of the universal checkpoint.
+
+    Raises:
+        StateMismatch: this version of DeepSpeed would load it wrong.
+        UnsupportedSetting: the optimizer keeps what the converter would lose.
+        SaveFailed: it could not be written.
+    """
+    run, checkpoint = session.run, session.checkpoint
+    assert checkpoint is not None and checkpoint.manifest is not None
+    place, before = run.directory / CONTROL / _PLACE, checkpoint.manifest.world_size
+    require_universal(checkpoint.path, checkpoint.step, before, run.ranks.world_size)
+
+    def convert() -> None:
+        if run.sharing.leads:
+            logger.info(
+                "%s was saved by %d ranks: converting it to DeepSpeed's universal checkpoint, for %d.",
+                checkpoint.path.name,
+                before,
+                run.ranks.world_size,
+            )
+            remove()
+            _require_adam(shards)
+            _convert(shards, place / shards.name)
+
+    def failed(cause: Exception) -> SaveFailed:
+        return SaveFailed(
+            f"could not convert {checkpoint.path.name} for another number of ranks: {cause}. It is intact. It needs 24 "
+            f"bytes a parameter in {place.parent}; free space, or launch with as many ranks as before",
+            path=checkpoint.path,
+            step=checkpoint.step,
+        )
+
+    def remove() -> None:
+        if run.sharing.leads and place.exists():
+            remove_tree(run.storage, place)
+
+    run_on_all_ranks(run.ranks, convert, f"convert {checkpoint.path.name}", failed)
+    with files.as_data():
+        yield place / shards.name
+    run_on_all_ranks(run.ranks, remove, f"remove {place}")
+
+
+def _require_adam(shards: Path) -> None:
+    """Refuse an optimizer whose state the converter would lose a part of.
+
+    Raises:
+        UnsupportedSetting: it has another state than Adam.
+    """
+    for file in sorted(shards.glob("*_optim_states.pt")):
+        saved = files.read(file, mmap=True)["optimizer_state_dict"]
+        of_base = saved.get("base_optimizer_state") or saved["optimizer_state_dict"]
+        kept = {key for of_group in of_base["state"].values() for key in of_group}
+        if kept - {"step"} != set(_MOMENTS):
+            raise UnsupportedSetting(
+                f"the optimizer keeps {', '.join(sorted(kept))} for each parameter, and DeepSpeed's universal "
+                f"checkpoint holds {', '.join(_MOMENTS)} alone: launch with as many ranks as before, or use Adam",
+                path=file,
+            )
+
+
+def _convert(shards: Path, place: Path) -> None:
+    place.mkdir(parents=True)
+    how = {"keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+    one = {"num_extract_workers": 1, "num_merge_workers": 1}  # in this process, where data alone are read
+    with files.as_data(), contextlib.redirect_stdout(sys.stderr):
+        ds_to_universal.main(Namespace(input_folder=str(shards), output_folder=str(place), **one, **how))
+
+
+def loading(engine: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``load_checkpoint`` takes what it is given for a universal checkpoint."""
+    return replaced(engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
+
+
+def complete(engine: Any, place: Path) -> None:
+    """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups."""
+    (model, *_) = sorted(place.glob(f"*{names.MODEL}"))
+    saved, zero = files.read(model, mmap=True)["module"], place / "zero"
+    for name, tensor in [*engine.module.named_buffers(), *_frozen(engine)]:
+        if name in saved:
+            tensor.data.copy_(saved[name])
+    groups = files.read(zero / "optimizer_state.pt", mmap=True)["param_groups"]
+    for group, of_group in zip(engine.basic_optimizer.param_groups, groups, strict=True):
+        group.update({key: value for key, value in of_group.items() if key != "params"})
+
+
+def _frozen(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
+
+
+def verify(session: Session, engine: Any, place: Path) -> None:
+    """Compare each parameter and its moments, put together from all ranks, with the universal checkpoint.
+
+    Raises:
+        NotRestored: one differs.
+    """
+
+    def compare() -> None:
+        verify_equal("optimizer", saved, live)
+
+    for name, parameter in engine.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        live = {"fp32": safe_get_full_fp32_param(parameter)}
+        live |= {moment: safe_get_full_optimizer_state(parameter, moment) for moment in _MOMENTS}
+        saved = {key: _whole(place / "zero" / name / f"{key}.pt", parameter) for key in live}
+        run_on_all_ranks(session.run.ranks, compare, f"prove {name}")
+
+
+def _whole(file: Path, parameter: Any) -> torch.Tensor:
+    content = files.read(file)
+    tensor: torch.Tensor = content["param"] if isinstance(content, dict) else content
+    return tensor.view(getattr(parameter, "ds_shape", parameter.shape))

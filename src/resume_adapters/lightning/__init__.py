@@ -1,0 +1,30 @@
+"""Exact resume for Lightning: add :class:`ResumeCallback`, launch the same command again.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``Trainer.save_checkpoint``; keys of ``torch.compile`` are made to fit when it is read
+optimizer   framework  ``optimizer_states`` of the checkpoint
+scheduler   framework  ``lr_schedulers``
+scaler      framework  the precision plugin's state
+buffers     core       those of each process, where there are several
+counters    core       the loops' counters, and the moment in the loop; gradients of an unfinished accumulation
+rng         core       after the save, on every rank
+data        core       the training loaders, watched in place
+metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
+callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
+trackers    core       run ids of W&B and MLflow, directories of TensorBoard
+others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+
+What this package adds lies beside Lightning's file, which stays as Lightning writes it.
+"""
+
+from __future__ import annotations
+
+from resume_adapters.lightning.callback import ResumeCallback
+from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
+
+__all__ = ["ResumeCallback", "ResumeCheckpointIO"]

@@ -1,0 +1,50 @@
+"""Lightning under either of its two names, ``lightning.pytorch`` or ``pytorch_lightning``, and in each of its versions.
+
+Whatever an earlier version lacks is asked for here, and nowhere else in the adapter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from resume_adapters.core.requirements import require_version
+from resume_adapters.errors import MissingFramework
+
+NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+OLDEST = "2.4"
+"""The oldest version that resumes exactly."""
+
+
+def _import() -> Any:
+    for name in NAMES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            return importlib.import_module(name)
+    raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'resume-adapters[lightning]'")
+
+
+pl: Any = _import()
+require_version("lightning", pl.__version__, OLDEST, extra="lightning")
+io: Any = importlib.import_module(f"{pl.__name__}.plugins.io")
+VERSION = f"lightning {pl.__version__}"
+
+
+def end_turn(loop: Any) -> None:
+    """Let a loop forget that it was loaded, as it does by itself after its first turn."""
+    if hasattr(loop, "on_iteration_done"):
+        loop.on_iteration_done()  # seam: lightning 2.5-2.6
+    else:
+        loop._restarting = False  # seam: lightning 2.4, where that is all there is to forget
+
+
+def unsaved(callback: Any) -> dict[str, Any]:
+    """Return what a ModelCheckpoint remembers and does not save."""
+    names = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}  # seam: lightning 2.4-2.6
+
+
+def leaves_out_frozen(strategy: Any) -> bool:
+    """Return whether DeepSpeed's strategy saves no frozen weights; not every version can be asked to."""
+    return bool(getattr(strategy, "exclude_frozen_parameters", False))

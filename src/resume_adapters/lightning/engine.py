@@ -1,0 +1,90 @@
+"""The DeepSpeed engine beneath Lightning's strategy. DeepSpeed is imported where it trains, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.requirements import refuse
+from resume_adapters.lightning.checkpoint_io import without_code
+from resume_adapters.lightning.compat import leaves_out_frozen, pl
+
+if TYPE_CHECKING:
+    from resume_adapters.integrations.deepspeed_engine.engine import EngineState
+
+TAG = "checkpoint"
+"""What Lightning calls the directory of DeepSpeed's files in a checkpoint."""
+
+
+def is_used(strategy: Any) -> bool:
+    """Return whether DeepSpeed trains."""
+    return isinstance(strategy, pl.strategies.DeepSpeedStrategy)
+
+
+def refused(strategy: Any) -> dict[str, object]:
+    """Return the settings of the strategy under which no resume is exact, and whether each is there."""
+    if not is_used(strategy):
+        return {}
+    return {
+        "DeepSpeedStrategy(load_full_weights=True) loads no optimizer": strategy.load_full_weights,
+        "DeepSpeedStrategy(exclude_frozen_parameters=True) saves no frozen weights": leaves_out_frozen(strategy),
+    }
+
+
+def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
+    """Return the state of the engine, where DeepSpeed trains; only after the strategy is set up.
+
+    Raises:
+        UnsupportedSetting: a setting of DeepSpeed rules an exact resume out.
+    """
+    if not is_used(strategy):
+        return None
+    from resume_adapters.integrations.deepspeed_engine import engine
+
+    return engine.attach_engine(strategy.deepspeed_engine, run_directory)
+
+
+def foreign(engine: EngineState) -> ForeignDetector:
+    """Return what recognises the checkpoints of bare Lightning with DeepSpeed behind it."""
+    from resume_adapters.integrations.deepspeed_engine import files
+
+    of_engine = files.ForeignCheckpoints(engine.engine.dp_world_size, engine.stage)
+
+    def step(path: Path) -> int | None:
+        with without_code():
+            return of_engine(path / TAG)
+
+    return step
+
+
+def require_whole_windows(trainer: Any) -> None:
+    """Refuse epochs that end while gradients are accumulated.
+
+    DeepSpeed goes on to accumulate in the next epoch, in which Lightning counts its batches anew: from there on what
+    Lightning calls a step, and saves after, is the middle of one of DeepSpeed's.
+
+    Raises:
+        UnsupportedSetting: they do.
+    """
+    accumulated, batches = trainer.accumulate_grad_batches, trainer.num_training_batches
+    rest = math.isfinite(batches) and batches % accumulated
+    refuse({f"accumulate_grad_batches={accumulated} does not divide the {batches} batches of an epoch": rest}, _LIMIT)
+
+
+def require_no_window(engine: EngineState) -> None:
+    """Refuse to save while gradients are accumulated.
+
+    Raises:
+        UnsupportedSetting: they are.
+    """
+    refuse(
+        {"a checkpoint is due while DeepSpeed accumulates gradients, which it does not save": engine.in_window()},
+        _LIMIT,
+    )
+
+
+_LIMIT = (
+    "let each epoch have a multiple of accumulate_grad_batches (limit_train_batches), and save and validate after one"
+)

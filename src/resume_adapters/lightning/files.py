@@ -1,0 +1,119 @@
+"""Lightning's checkpoint files: read without running code, judged, and described part by part."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import pathlib
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.state import safe_load
+from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
+from resume_adapters.integrations.deepspeed_engine import names
+
+OWN_NAME = "resume-step={step}" + FILE_SUFFIX
+"""Name of a checkpoint that this package saves by itself: at a stop, and at the end."""
+
+
+def harmless() -> list[Any]:
+    """Return what hyperparameters often hold, beyond what torch loads by itself: making one of these runs no code."""
+    import numpy as np
+
+    return [
+        *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+        *(argparse.Namespace, datetime.timedelta, datetime.datetime, datetime.date),
+        *(np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]),
+        *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD"),
+    ]
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Read a checkpoint file without running code.
+
+    Raises:
+        CheckpointDamaged: it is not whole, or would run code.
+    """
+    import torch
+
+    try:
+        with safe_load.allowing(harmless()):
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
+    if not isinstance(content, dict):
+        raise CheckpointDamaged(f"{file.name} holds a {type(content).__name__}, not a checkpoint", path=file)
+    return content
+
+
+def require_loadable(file: Path) -> None:
+    """Refuse a checkpoint that could not be loaded again without running code from it.
+
+    Raises:
+        UnsupportedSetting: naming what is in it.
+    """
+    import torch
+
+    allowed = {f"{each.__module__}.{each.__qualname__}" for each in harmless()}
+    found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    odd = sorted(name for name in found - allowed if not _is_harmless(name, allowed))
+    if odd:
+        raise UnsupportedSetting(
+            f"{file.name} holds {', '.join(odd)}, which would have to run code to be loaded again, so nothing could be "
+            "resumed from it: keep such objects out of save_hyperparameters() (its `ignore`), of state_dict() and of "
+            "on_save_checkpoint()",
+            path=file,
+        )
+
+
+def _is_harmless(name: str, allowed: set[str]) -> bool:
+    # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
+    module, _, attribute = name.rpartition(".")
+    root = module.partition(".")[0]
+    return root in ("numpy", "pathlib") and any(
+        each.startswith(f"{root}.") and each.rpartition(".")[2] == attribute for each in allowed
+    )
+
+
+def foreign_step(path: Path) -> int | None:
+    """Return the step of a checkpoint that bare Lightning wrote; ``None`` for anything else, and for weights alone.
+
+    Raises:
+        CheckpointDamaged: it is not whole.
+    """
+    if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
+        return None
+    content = read(path)
+    if "optimizer_states" not in content or "loops" not in content:
+        return None
+    return int(content["global_step"])
+
+
+def owner(file: Path) -> int:
+    """Return the rank that wrote a file of Lightning or DeepSpeed; of sharded ones, the rank in the name."""
+    stem = file.name.removeprefix("__")
+    return int(stem.partition("_")[0]) if stem != file.name and stem.partition("_")[0].isdigit() else names.owner(file)
+
+
+def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Return whether two paths are the same place."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def entries(trainer: Any) -> list[PartEntry]:
+    """Return an entry for each part that Lightning saves."""
+    notes = {
+        "model": "state_dict",
+        "optimizer": "optimizer_states",
+        "scheduler": "lr_schedulers",
+        "scaler": "the precision plugin's state",
+        "callbacks": "state_dict() and on_save_checkpoint() of each",
+    }
+    if getattr(trainer.precision_plugin, "scaler", None) is None:
+        del notes["scaler"]
+    return [PartEntry(name, "framework", note) for name, note in notes.items()]

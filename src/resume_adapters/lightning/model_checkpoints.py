@@ -1,0 +1,81 @@
+"""Lightning's ModelCheckpoints: where they save, what they remember and do not save, and which is the best."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.lightning.compat import pl, unsaved
+
+
+def saving(trainer: Any) -> list[Any]:
+    """Return every ModelCheckpoint that saves the whole state."""
+    found = [each for each in trainer.checkpoint_callbacks if isinstance(each, pl.callbacks.ModelCheckpoint)]
+    return [each for each in found if not each.save_weights_only]
+
+
+def settle_directories(trainer: Any, resume: str) -> None:
+    """Give each ModelCheckpoint that has no ``dirpath`` one that the next launch finds again.
+
+    Lightning would put it below the logger's version, which is a new one at every launch: an earlier version that holds
+    a run is taken instead.
+    """
+    for each in saving(trainer):
+        if each.dirpath is not None:
+            continue
+        fresh = Path(each._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
+        versions = fresh.parents[1].glob("version_*/" + fresh.name) if trainer.loggers else []
+        earlier = sorted((path for path in versions if (path / ".resume").is_dir()), key=_version)
+        if earlier and not resume.startswith("scratch"):
+            fresh = earlier[-1]
+        each.dirpath = trainer.strategy.broadcast(os.path.realpath(fresh))
+
+
+def _version(directory: Path) -> int:
+    number = directory.parent.name.rpartition("_")[2]
+    return int(number) if number.isdigit() else -1
+
+
+def best(trainer: Any) -> str | None:
+    """Return the name of the best checkpoint."""
+    monitoring = [each for each in saving(trainer) if each.monitor is not None]
+    path = next((each.best_model_path for each in monitoring if each.best_model_path), None)
+    return None if path is None else Path(path).name
+
+
+def memory(callback: Any, path: Path, step: int) -> dict[str, Any]:
+    """Return what a ModelCheckpoint will remember once the save that it may be doing is done.
+
+    Args:
+        callback: the ModelCheckpoint.
+        path: what is being saved.
+        step: optimizer steps completed.
+    """
+    kept = unsaved(callback)
+    asked = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
+    if str(path) in asked:
+        kept |= {"_last_global_step_saved": step, "_last_checkpoint_saved": str(path)}
+    checked = callback._last_time_checked  # seam: lightning 2.4-2.6
+    return {**kept, "elapsed": None if checked is None else time.monotonic() - checked}
+
+
+def remind(callback: Any, trainer: Any, memory: dict[str, Any]) -> None:
+    """Let a ModelCheckpoint remember what :func:`memory` returned."""
+    for name in unsaved(callback).keys() & memory.keys():
+        setattr(callback, name, memory[name])
+    name = callback.format_checkpoint_name(dict(trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
+    if callback.save_last and not callback.last_model_path and os.path.lexists(name):
+        callback.last_model_path = name  # made right after the first checkpoint, which does not know of it
+    if memory.get("elapsed") is not None:
+        callback._last_time_checked = time.monotonic() - memory["elapsed"]  # seam: lightning 2.4-2.6
+
+
+def moved(saved: Any, old: str, new: str) -> Any:
+    """Return a ModelCheckpoint's state with the paths of a directory that has another name now."""
+    if isinstance(saved, dict):
+        return {moved(key, old, new): moved(value, old, new) for key, value in saved.items()}
+    if isinstance(saved, str) and (saved == old or saved.startswith(f"{old}{os.sep}")):
+        return new + saved[len(old) :]
+    return saved

@@ -1,0 +1,53 @@
+"""Settings of Lightning under which no resume is exact, or under which the run's length is not known."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from resume_adapters.core.requirements import refuse
+from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.lightning import engine
+from resume_adapters.lightning.compat import io, pl
+from resume_adapters.lightning.model_checkpoints import saving
+
+
+def require_supported(trainer: Any) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    if not isinstance(trainer, pl.Trainer):
+        raise UnsupportedSetting(
+            f"this Trainer is of {type(trainer).__module__.partition('.')[0]}, resume_adapters.lightning works with "
+            f"{pl.__name__}: import both from there"
+        )
+    strategy = trainer.strategy
+    plugin = strategy.checkpoint_io
+    refused = {
+        "no ModelCheckpoint saves the whole state (with save_weights_only=False)": not saving(trainer),
+        "reload_dataloaders_every_n_epochs makes loaders anew at moments that a resume cannot repeat": (
+            trainer.reload_dataloaders_every_n_epochs
+        ),
+        "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
+        "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
+        **engine.refused(strategy),
+        "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
+            "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
+        ),
+    }
+    refuse(refused, "change it, or leave the callback out")
+
+
+def no_horizon(trainer: Any) -> str:
+    """Return why the run's length cannot be computed anew; an empty string where it can."""
+    reasons = {
+        GIVEN_IN_STEPS: trainer.max_steps > 0,
+        "limit_train_batches ends a pass before its end. Leave it out": trainer.limit_train_batches != 1.0,
+        "with automatic_optimization=False the module steps its schedules itself": (
+            not trainer.lightning_module.automatic_optimization
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
