@@ -44,7 +44,11 @@ def taker(adapter: str) -> tuple[ast.FunctionDef, str]:
     found = function = defined(PACKAGE / adapter / FILES[adapter], TAKES[adapter])
     if isinstance(found, ast.ClassDef):
         bases = [ast.unparse(each) for each in found.bases]
-        owner = defined(PACKAGE / "core" / "session" / "options.py", "OptionsCallback") if "OptionsCallback" in bases else found
+        owner = (
+            defined(PACKAGE / "core" / "session" / "options.py", "OptionsCallback")
+            if "OptionsCallback" in bases
+            else found
+        )
         function = next(node for node in owner.body if getattr(node, "name", "") == "__init__")
     assert isinstance(function, ast.FunctionDef)
     return function, ast.get_docstring(found) or ""

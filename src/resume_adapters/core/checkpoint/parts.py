@@ -16,7 +16,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.layout import rank_file
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
-from resume_adapters.core.state.records import Record, Source
+from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
@@ -123,7 +123,7 @@ class CheckpointReader:
         """
         name = rank_file("", self._rank if rank is None else rank)
         found = read_part(self._storage, layout.extras_dir(self._checkpoint.path), name)
-        return None if found is None else Record(found, self._source(name))
+        return None if found is None else TreeRecord(found, self._source(name))
 
     def part(self, name: str) -> Any:
         """Return a part as it was saved by this rank, or by the leader where the two were alike.
@@ -133,7 +133,7 @@ class CheckpointReader:
         """
         return read_part(self._storage, layout.extras_dir(self._checkpoint.path), name, self._rank)
 
-    def record(self, name: str) -> Record:
+    def record(self, name: str) -> TreeRecord:
         """Return a part that this package saved for itself.
 
         Raises:
@@ -142,7 +142,7 @@ class CheckpointReader:
         found, source = self.part(name), self._source(name)
         if found is None:
             raise source.lacks(source.file)
-        return Record(found, source)
+        return TreeRecord(found, source)
 
     def restore(self, parts: Mapping[str, Stateful], *, verify: bool) -> None:
         """Load every part and, with ``verify``, prove that it came back.
@@ -166,3 +166,37 @@ class CheckpointReader:
         manifest = self._checkpoint.manifest
         package = manifest.package if manifest else ""
         return Source(self._checkpoint.path, f"{name}.json", self._checkpoint.step, package)
+
+
+_OURS = {"topology", "fixed", "loaders", "position", "losses", "counters", "framework", "strategy", "engine"}
+"""Names under which this package keeps records of its own. Whatever else a record holds is handed out as it was saved:
+frameworks and users keep it, and may save it in files of theirs."""
+
+
+class TreeRecord(dict[str, Any]):
+    """A record, and those within it; ``|`` makes another one.
+
+    Args:
+        content: the record as data.
+        source: where it was read.
+        where: its place in the file, for the error.
+    """
+
+    def __init__(self, content: Mapping[str, Any], source: Source, where: str = "") -> None:
+        super().__init__(content)
+        self._source = source
+        self._where = where
+        for name in _OURS & content.keys():
+            self[name] = _within(content[name], source, f"{where}{name}.")
+
+    def __missing__(self, name: str) -> Any:
+        raise self._source.lacks(f"{self._where}{name} in {self._source.file}")
+
+    def __or__(self, other: Any) -> Any:
+        return TreeRecord({**self, **other}, self._source, self._where)
+
+
+def _within(value: Any, source: Source, where: str) -> Any:
+    if isinstance(value, list):
+        return [_within(each, source, f"{where}{index}.") for index, each in enumerate(value)]
+    return TreeRecord(value, source, where) if isinstance(value, dict) else value

@@ -177,7 +177,7 @@ else:
     raise AssertionError("the save should have failed")
 job.commit(30)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=120)
     assert set(miniature.committed(tmp_path).values()) == {10, 30}
     assert resource.getrlimit(resource.RLIMIT_FSIZE) != (20000, 20000)

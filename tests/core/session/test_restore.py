@@ -24,7 +24,7 @@ from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch
 from launch import Server
 from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after, manifest
 
-JOB = Path(__file__).with_name("job.py")
+JOB = Path(__file__).parents[1] / "job.py"
 
 
 @pytest.mark.parametrize("script", ["plain", "followed"])

@@ -25,7 +25,7 @@ from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
 from launch import Server
 from miniature import Miniature
 
-JOB = Path(__file__).with_name("job.py")
+JOB = Path(__file__).parents[1] / "job.py"
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_process_that_ends_without_a_word_is_not_held_up(tmp_path: Path) -> No
         "import sys; from pathlib import Path; from miniature import Miniature\n"
         "Miniature(Path(sys.argv[1])).run.begin(0, 0.0)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-c", program, tmp_path], check=True, timeout=60, env=environment)
 
 

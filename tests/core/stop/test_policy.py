@@ -21,7 +21,7 @@ from resume_adapters.core.stop.vote import StopVote
 
 from launch import Server
 
-JOB = Path(__file__).with_name("job.py")
+JOB = Path(__file__).parents[1] / "job.py"
 
 
 @pytest.fixture

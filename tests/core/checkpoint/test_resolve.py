@@ -30,7 +30,7 @@ import miniature
 from launch import Server
 from miniature import Miniature
 
-JOB = Path(__file__).with_name("job.py")
+JOB = Path(__file__).parents[1] / "job.py"
 
 
 def saved(directory: Path, *steps: int) -> Path:
