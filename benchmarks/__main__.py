@@ -9,7 +9,7 @@ import logging
 import os
 from pathlib import Path
 
-# Before torch is imported: one thread, so that two cores hold the training and what the callback does beside it.
+# Set before torch is imported: one thread, so that one of two cores is free for the callback's background work.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -1,8 +1,8 @@
-"""Time that asking whether to save or to stop takes of a step: the ``end_step`` that every adapter calls.
+"""Time that each step spends in ``end_step``, in which every adapter asks whether to save or to stop.
 
-On one rank that is a look at a flag and at the clock. On two, the ranks vote over gloo, and read the vote one step
-later; their steps take 10 ms and end, as real ones do, with a reduction in which they wait for each other. What counts
-is the time by the wall clock within the call, with what it waits for.
+On one rank the call checks a flag and the clock. On two, the ranks vote over gloo, and read the vote one step later;
+their steps take 10 ms and end, as real ones do, with a reduction in which they wait for each other. The figure is the
+wall time of the call, including what it waits for.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _on_two_ranks(directory: Path, repeats: int) -> list[float]:
 
 
 def _shares(run: ResumableRun, repeats: int) -> list[float]:
-    """Return the percentage of the steps' time that the calls took, for each row of steps."""
+    """Return the percentage of the step time that the calls took, for each series of steps."""
     import torch
     import torch.distributed as dist
 

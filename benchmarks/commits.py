@@ -1,4 +1,4 @@
-"""The operations of one real save, in their order; drawn by ``benchmarks.pictures``."""
+"""The disk operations of one real save, in order; ``benchmarks.pictures`` draws them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from benchmarks.content import SmallContent
 from resume_adapters import KeepLast
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.storage.local import LocalStorage
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ class Operation:
     """One operation on the disk.
 
     Attributes:
-        name: a method of a storage, or ``framework`` for what the framework writes.
-        path: what it was done to, relative to the run directory.
+        name: a method of a storage, or ``framework`` for the framework's own files.
+        path: relative to the run directory.
         seconds: how long it took.
         waiting: whether the training waited for it.
     """
@@ -39,13 +39,13 @@ class Operation:
 
 
 class _Recording(LocalStorage):
-    """A local disk that notes what is done to it."""
+    """A local disk that logs each operation."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.operations: list[Operation] = []
 
-    def note(self, name: str, path: Path, work: Callable[[], T]) -> T:
+    def timed(self, name: str, path: Path, work: Callable[[], T]) -> T:
         begun = time.perf_counter()
         result = work()
         seconds = time.perf_counter() - begun
@@ -55,31 +55,31 @@ class _Recording(LocalStorage):
         return result
 
     def write(self, path: Path, content: bytes) -> None:
-        self.note("write", path, lambda: LocalStorage.write(self, path, content))
+        self.timed("write", path, lambda: LocalStorage.write(self, path, content))
 
     def append(self, path: Path, content: bytes) -> None:
-        self.note("append", path, lambda: LocalStorage.append(self, path, content))
+        self.timed("append", path, lambda: LocalStorage.append(self, path, content))
 
     def sync(self, path: Path) -> None:
-        self.note("sync", path, lambda: LocalStorage.sync(self, path))
+        self.timed("sync", path, lambda: LocalStorage.sync(self, path))
 
     def replace(self, source: Path, target: Path) -> None:
-        self.note("replace", target, lambda: LocalStorage.replace(self, source, target))
+        self.timed("replace", target, lambda: LocalStorage.replace(self, source, target))
 
     def symlink(self, target: str, link: Path) -> bool:
-        return self.note("symlink", link, lambda: LocalStorage.symlink(self, target, link))
+        return self.timed("symlink", link, lambda: LocalStorage.symlink(self, target, link))
 
     def make_directory(self, path: Path) -> None:
-        self.note("make_directory", path, lambda: LocalStorage.make_directory(self, path))
+        self.timed("make_directory", path, lambda: LocalStorage.make_directory(self, path))
 
     def remove_file(self, path: Path) -> None:
-        self.note("remove_file", path, lambda: LocalStorage.remove_file(self, path))
+        self.timed("remove_file", path, lambda: LocalStorage.remove_file(self, path))
 
     def remove_directory(self, path: Path) -> None:
-        self.note("remove_directory", path, lambda: LocalStorage.remove_directory(self, path))
+        self.timed("remove_directory", path, lambda: LocalStorage.remove_directory(self, path))
 
     def digest(self, path: Path) -> tuple[int, str]:
-        return self.note("digest", path, lambda: LocalStorage.digest(self, path))
+        return self.timed("digest", path, lambda: LocalStorage.digest(self, path))
 
 
 def measure(directory: Path) -> list[Operation]:
@@ -96,16 +96,9 @@ def measure(directory: Path) -> list[Operation]:
 
 
 def _save(run: ResumableRun, storage: _Recording, step: int, content: bytes) -> None:
-    path = run.directory / f"checkpoint-{step}"
-    file = path / "model.safetensors"
-    facts: dict[str, Any] = {"epoch": step / 10, "reason": "scheduled"}
-    run.save(
-        path.name,
-        step,
-        native=lambda: storage.note("framework", file, lambda: file.write_bytes(content)),
-        own=lambda: {"consumed": step},
-        parts={"ema": StaticState({"updates": step})},
-        owner=lambda _: 0,
-        facts=lambda: facts,
-    )
+    def write(directory: Path) -> None:
+        file = directory / "model.safetensors"
+        storage.timed("framework", file, lambda: file.write_bytes(content))
+
+    run.save(f"checkpoint-{step}", step, SmallContent(step, write))
     run.flush()

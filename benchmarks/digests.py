@@ -1,4 +1,4 @@
-"""Rate at which a file is digested, against a plain read of it. The file is in the page cache; the two alternate."""
+"""Rate of digesting a file, against a plain read of it. The file is in the page cache; the two alternate."""
 
 from __future__ import annotations
 

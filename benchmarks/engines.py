@@ -70,12 +70,17 @@ def _engine(width: int, layers: int, stage: int) -> Any:
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
+def _loader(count: int, width: int) -> Any:
+    rows: Any = torch.randn(count, width)
+    return torch.utils.data.DataLoader(rows, batch_size=4)
+
+
 def _steps(directory: Path | None) -> Generator[float, None, None]:
-    """Yield the processor time of each step, with hooks where there is a run directory."""
+    """Yield the processor time of each step, with hooks if a run directory is given."""
     from resume_adapters.deepspeed import ResumeHooks
 
     engine = _engine(16, 1, stage=1)
-    loader = torch.utils.data.DataLoader(torch.randn(100_000, 16), batch_size=4)
+    loader = _loader(100_000, 16)
     run = None if directory is None else ResumeHooks(engine, directory, save_every=10**9)
     batches = iter(loader) if run is None else run.batches(loader)
     with contextlib.nullcontext() if run is None else run:
@@ -97,7 +102,7 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
 
     engine = _engine(_WIDTH, _LAYERS, stage=1)
     run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1))
-    batches = run.batches(torch.utils.data.DataLoader(torch.randn(1000, _WIDTH), batch_size=4))
+    batches = run.batches(_loader(1000, _WIDTH))
     batch = next(batches)
     bare: list[tuple[float, float]] = []
     hooked: list[tuple[float, float]] = []
@@ -105,7 +110,7 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
         engine.backward(engine(batch).square().mean())
         engine.step()
         run.step()
-        if number % 2:  # whoever is second finds the disk and the memory as the first has left them
+        if number % 2:  # the second save finds the disk and the memory as the first left them
             bare.append(_save_bare(engine, directory / "bare", number))
         began = time.perf_counter()
         batch = next(batches)  # the body of the step before ends here, with a save
@@ -122,7 +127,7 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
 
 
 def _save_bare(engine: Any, directory: Path, number: int) -> tuple[float, float]:
-    """Return how long a save takes without fsync and with it; of the saves before, none is left."""
+    """Return how long a save takes without fsync and with it; earlier saves are removed first."""
     from resume_adapters.integrations.deepspeed_engine import names
 
     began = time.perf_counter()
@@ -136,7 +141,7 @@ def _save_bare(engine: Any, directory: Path, number: int) -> tuple[float, float]
 
 
 def _wait_for_prune(run_directory: Path, former: str) -> None:
-    """Let the next save have the disk to itself."""
+    """Wait until the disk is free for the next save."""
     while (run_directory / former).exists() or any((run_directory / ".resume").glob("remove-*")):
         time.sleep(0.001)
 

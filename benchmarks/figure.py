@@ -17,7 +17,7 @@ class Figure:
         unit: of the value.
         low: first quartile of the repeats.
         high: third quartile of the repeats.
-        goal: the limit that the project sets itself; ``None`` for a figure that only explains another.
+        goal: the project's limit; ``None`` for a figure that only explains another one.
         at_most: whether the goal is an upper limit (else a lower one).
         detail: what it was measured on.
     """
@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; ``None`` where there is none."""
+        """Whether the goal is met; ``None`` without a goal."""
         if self.goal is None:
             return None
         return self.value <= self.goal if self.at_most else self.value >= self.goal

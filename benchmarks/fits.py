@@ -39,7 +39,8 @@ class _Module(pl.LightningModule):
         self.stack = Stack(width, layers)
 
     def training_step(self, batch: dict[str, torch.Tensor], index: int) -> torch.Tensor:
-        return self.stack(batch["inputs"])["loss"]
+        loss: torch.Tensor = self.stack(batch["inputs"])["loss"]
+        return loss
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters())
@@ -70,7 +71,7 @@ def _fit(directory: Path, kind: str, *, width: int, layers: int, steps: int, sav
 
 
 class _StepClock(pl.Callback):
-    """Times each step on this thread's processor, and passes the turn on after it."""
+    """Times each step on this thread's processor, and passes the turn on."""
 
     def __init__(self, turns: Turns, which: int) -> None:
         self.times: list[float] = []

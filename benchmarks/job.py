@@ -27,7 +27,7 @@ def run(kind: str, directory: Path, with_callback: bool, *, resume: bool = False
     """Run a job in a new process and return its record."""
     flags = ["--with-callback"] * with_callback + ["--resume"] * resume
     command = [sys.executable, "-m", "benchmarks.job", kind, str(directory), *flags]
-    # Without a fixed threshold glibc moves it on the way, and the peak of one and the same job varies by 200 MB.
+    # glibc moves this threshold while a job runs, unless it is fixed; the peak then varies by 200 MB.
     malloc = {"MALLOC_MMAP_THRESHOLD_": "65536"} if kind == "memory" else {}
     environment = {**os.environ, **malloc, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -49,19 +49,19 @@ def saves(directory: Path, with_callback: bool) -> dict[str, list[float]]:
         else:
             training.sync_tree(checkpoint)
         safe.append(time.perf_counter() - clock.steps[-1])
-        # The disk starts each save empty-handed, and what one save leaves cannot slow the next.
+        # Flush the disk's queue, so that one save cannot slow the next.
         shutil.rmtree(checkpoint)
         os.sync()
 
     clock = training.Clock(after_save=finish)
     callbacks = training.callbacks(with_callback, clock)
-    # One step more than is measured: the end of the training needs its last checkpoint.
+    # One more step than is measured: the end of the training needs its last checkpoint.
     _trainer(kind="save", directory=directory, steps=SAVES + 1, callbacks=callbacks).train()
     return {"blocked": clock.saves[1:], "safe": safe[1:]}
 
 
 def memory(directory: Path, with_callback: bool, resume: bool) -> dict[str, float]:
-    """Train with a save at every other step, or go on from there; return the peak memory in megabytes."""
+    """Train with a save at every other step, or resume; return the peak memory in megabytes."""
     from benchmarks import training
 
     callbacks = training.callbacks(with_callback, training.Clock())

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class _Loop:
                 yield
 
 
-def _steps(directory: Path, with_package: bool) -> Iterator[float]:
+def _steps(directory: Path, with_package: bool) -> Generator[float, None, None]:
     steps = iter(_Loop(directory, width=16, layers=1, save_every=10**9, with_package=with_package))
     next(steps)
     while True:

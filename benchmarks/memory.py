@@ -1,4 +1,4 @@
-"""Peak memory that the callback adds for a 100 MB model: over saves, and over one resume. Each job is a process."""
+"""Peak memory that the callback adds for a 100 MB model, while saving and in a resume. Each job is a process."""
 
 from __future__ import annotations
 

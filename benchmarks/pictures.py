@@ -7,6 +7,7 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -15,11 +16,12 @@ mpl.use("Agg")  # before pyplot is imported: a machine may have no display
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from benchmarks import commits, resumes
 from benchmarks.commits import Operation
 
-_STYLE = {
+_STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -37,7 +39,7 @@ _PHASES = {
     "state": ("what is added: random state, position, parts", "#2e86ab"),
     "proof": ("force each file onto the disk,\nand take its digest", "#e0a458"),
     "manifest": ("the\nmanifest", _RED),
-    "settle": ("latest,\njournal", "#7fb685"),
+    "publish": ("latest,\njournal", "#7fb685"),
     "retention": ("what is kept no longer\ngoes: first its name", "#9b8bb4"),
 }
 
@@ -89,20 +91,20 @@ def draw_resumes(scratch: Path) -> Figure:
 
 
 def draw_commit(scratch: Path) -> Figure:
-    """Draw the operations of a save in their order, and what a kill at each of them leaves."""
+    """Draw the operations of a save in order, and what a kill at each one leaves."""
     operations = commits.measure(scratch / "run")
     phases = list(itertools.accumulate(operations, _phase, initial="begin"))[1:]
     committed = 1 + next(number for number, each in enumerate(operations) if each.path.endswith("/manifest.json"))
     figure, axes = plt.subplots(figsize=(11, 3.6), layout="constrained")
     for number, (operation, phase) in enumerate(zip(operations, phases, strict=True)):
         lane = 1.0 if operation.waiting else 0.0
-        axes.add_patch(plt.Rectangle((number, lane), 0.9, 0.8, color=_PHASES[phase][1], linewidth=0))
+        axes.add_patch(Rectangle((number, lane), 0.9, 0.8, color=_PHASES[phase][1], linewidth=0))
     _name_phases(axes, operations, phases)
     for start, stop, color, text in (
         (0, committed, _GREY, "killed here: the checkpoint before it is resumed from"),
         (committed, len(operations), "#cfe8d5", "killed here: this one is"),
     ):
-        axes.add_patch(plt.Rectangle((start, -0.75), stop - start, 0.5, color=color, linewidth=0))
+        axes.add_patch(Rectangle((start, -0.75), stop - start, 0.5, color=color, linewidth=0))
         axes.text((start + stop) / 2, -0.5, text, ha="center", va="center")
     axes.axvline(committed, ymin=0.08, ymax=0.95, color=_RED, linewidth=1.5)
     axes.text(committed, -0.98, "committed", color=_RED, ha="center", va="top", fontweight="bold")
@@ -116,7 +118,7 @@ def draw_commit(scratch: Path) -> Figure:
 
 
 def _phase(former: str, operation: Operation) -> str:
-    """Return which phase of a save an operation belongs to, after one of ``former``; none comes back."""
+    """Return the phase of an operation, which follows phase ``former``; phases do not repeat."""
     name, path = operation.name, operation.path
     if name == "framework":
         found = name
@@ -127,7 +129,7 @@ def _phase(former: str, operation: Operation) -> str:
     elif "manifest" in path:
         found = "manifest"
     elif "latest" in path or path.endswith("pending"):
-        found = "settle"
+        found = "publish"
     else:
         found = "proof"
     return max(former, found, key=list(_PHASES).index)
@@ -141,7 +143,7 @@ def _name_phases(axes: Axes, operations: list[Operation], phases: list[str]) -> 
         label = _PHASES[phase][0]
         lane = 1.0 if operations[numbers[0]].waiting else 0.0
         middle = (numbers[0] + numbers[-1] + 0.9) / 2
-        if phase == "state":  # beside it: above, there is no room
+        if phase == "state":  # to the right: there is no room above it
             axes.text(numbers[-1] + 1.1, lane + 0.4, label, va="center", fontsize=8.5)
         else:
             above = lane + (1.35 if phase == "framework" else 0.9)

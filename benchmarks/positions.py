@@ -1,12 +1,14 @@
-"""Time to get to a position in the data: beside what Accelerate, and with it the Trainer, does to skip batches."""
+"""Time to reach a position in the data, against ``skip_first_batches`` of Accelerate, which the Trainer calls too."""
 
 from __future__ import annotations
 
 import random
 import time
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from accelerate import skip_first_batches
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -14,6 +16,7 @@ from benchmarks import figure
 from benchmarks.figure import Figure
 from resume_adapters.core.dataloader.cursor import SampleCursor
 from resume_adapters.core.dataloader.tracked import track
+from resume_adapters.core.state.twister import NumpyTwister, PythonTwister
 from resume_adapters.data import ElasticSampler
 
 GOAL_SEEK_MILLISECONDS = 1.0
@@ -22,11 +25,12 @@ GOAL_SPEEDUP = 20.0
 GOAL_OVERHEAD = 1.0
 _SAMPLES = 1_000_000
 _BATCH = 8
+_FETCHES = 5_000
 
 
 def measure(repeats: int) -> list[Figure]:
-    """Return what seeking, the first batch after a resume, and each index cost."""
-    return [*_seeking(repeats), _first_batch(repeats), _indices(repeats)]
+    """Return what seeking, the first batch after a resume, each index and each fetched batch cost."""
+    return [*_seeking(repeats), _first_batch(repeats), _indices(repeats), _fetches(repeats), *_generators(repeats)]
 
 
 def _seeking(repeats: int) -> list[Figure]:
@@ -57,13 +61,13 @@ def _first_batch(repeats: int) -> Figure:
     position = _position(done)
     ratios, own = [], []
     for _ in range(repeats):
-        bare = DataLoader(range(_SAMPLES), batch_size=_BATCH, shuffle=True)  # type: ignore[arg-type]
+        bare: Any = DataLoader(_samples(_SAMPLES), batch_size=_BATCH, shuffle=True)
         begun = time.perf_counter()
         next(iter(skip_first_batches(bare, done)))
         middle = time.perf_counter()
-        watched = _elastic()
-        track(watched).restore(position)
-        next(iter(watched))
+        resumed = _elastic()
+        track(resumed).restore(position)
+        next(iter(resumed))
         own.append(time.perf_counter() - middle)
         ratios.append((middle - begun) / own[-1])
     return figure.of(
@@ -77,17 +81,22 @@ def _first_batch(repeats: int) -> Figure:
 
 
 def _elastic() -> Any:
-    return DataLoader(range(_SAMPLES), batch_size=_BATCH, sampler=ElasticSampler(_SAMPLES, seed=1))  # type: ignore[arg-type]
+    return DataLoader(_samples(_SAMPLES), batch_size=_BATCH, sampler=ElasticSampler(_SAMPLES, seed=1))
+
+
+def _samples(count: int) -> Any:
+    """Return a dataset of so many integers."""
+    return range(count)
 
 
 def _position(done: int) -> Any:
-    """Return the position of a loader of which so many batches are consumed."""
+    """Return the position of a loader after so many consumed batches."""
     loader = _elastic()
-    watch = track(loader)
+    tracked = track(loader)
     batches = iter(loader)
     for _ in range(done):
         next(batches)
-    return watch.position(done)
+    return tracked.position(done)
 
 
 def _indices(repeats: int) -> Figure:
@@ -95,7 +104,7 @@ def _indices(repeats: int) -> Figure:
     for _ in range(repeats):
         samplers = [ElasticSampler(_SAMPLES, seed=1), RandomSampler(range(_SAMPLES))]
         taken = {}
-        for sampler in random.sample(samplers, 2):  # neither is always the first
+        for sampler in random.sample(samplers, 2):  # take turns at being first
             begun = time.process_time()
             for _ in sampler:
                 pass
@@ -109,3 +118,49 @@ def _indices(repeats: int) -> Figure:
         GOAL_OVERHEAD,
         detail=f"a pass over {_SAMPLES:,} indices; {figure.median(own) / _SAMPLES * 1e9:.3g} ns here",
     )
+
+
+def _fetches(repeats: int) -> Figure:
+    """Return what tracking adds to each batch that a loader without workers fetches."""
+    added, bare = [], []
+    for _ in range(repeats):
+        taken = {}
+        for is_tracked in random.sample([False, True], 2):
+            loader: Any = DataLoader(_samples(_FETCHES * _BATCH), _BATCH)
+            if is_tracked:
+                track(loader)
+            begun = time.process_time()
+            for _ in loader:
+                pass
+            taken[is_tracked] = (time.process_time() - begun) / _FETCHES * 1e6
+        bare.append(taken[False])
+        added.append(taken[True] - taken[False])
+    return figure.of(
+        "processor time that tracking adds per fetched batch, without workers",
+        added,
+        "us",
+        detail=f"a pass over {_FETCHES:,} batches; a bare one takes {figure.median(bare):.3g} us",
+    )
+
+
+def _generators(repeats: int) -> list[Figure]:
+    """Return what reading python's and numpy's generator takes, against asking them."""
+    python, numpy = PythonTwister(), NumpyTwister()
+    ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "python's": (python.state, random.getstate),
+        "numpy's": (numpy.state, lambda: np.random.get_state(legacy=False)),
+    }
+    figures = []
+    for whose, (read, ask) in ways.items():
+        times = [(_microseconds(read), _microseconds(ask)) for _ in range(repeats)]
+        asked = figure.median([each for _, each in times])
+        what = f"reading the state of {whose} generator, which has not drawn"
+        figures.append(figure.of(what, [each for each, _ in times], "us", detail=f"asking it takes {asked:.3g} us"))
+    return figures
+
+
+def _microseconds(call: Callable[[], Any]) -> float:
+    begun = time.process_time()
+    for _ in range(_FETCHES):
+        call()
+    return (time.process_time() - begun) / _FETCHES * 1e6

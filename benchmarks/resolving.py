@@ -1,4 +1,4 @@
-"""Time to find the latest valid among 1,000 checkpoints. They are small, so that digests do not dominate."""
+"""Time to find the latest valid of 1,000 checkpoints. They are small, so that digests do not dominate."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import figure
+from benchmarks.content import SmallContent
 from benchmarks.figure import Figure
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.resolve import latest_valid
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun, no_foreign
-from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -46,26 +46,18 @@ def measure(repeats: int) -> list[Figure]:
 
 
 def _fill(directory: Path) -> None:
-    """Commit one checkpoint, and make the others of it: the same files, each with a manifest of its own step."""
+    """Commit one checkpoint and copy it: the same files, with a manifest for each step."""
     run = ResumableRun(directory, ranks=SingleProcess())
     run.open()
-    run.save(
-        "checkpoint-1",
-        1,
-        native=lambda: None,
-        own=lambda: {"position": 0},
-        parts={"counters": StaticState({"step": 1})},
-        owner=lambda file: 0,
-        facts=lambda: {"epoch": 0.0, "reason": "scheduled"},
-    )
+    run.save("checkpoint-1", 1, SmallContent(1))
     run.flush()
     run.close()
     first = directory / "checkpoint-1"
-    manifest = decode_manifest(manifest_path(first).read_bytes())
+    manifest = decode_manifest(manifest_path(LocalStorage(), first).read_bytes())
     for step in range(2, _COUNT + 1):
         copy = directory / f"checkpoint-{step}"
         shutil.copytree(first, copy)
-        manifest_path(copy).write_bytes(encode_manifest(msgspec.structs.replace(manifest, step=step)))
+        manifest_path(LocalStorage(), copy).write_bytes(encode_manifest(msgspec.structs.replace(manifest, step=step)))
 
 
 def _resolve(directory: Path) -> float:

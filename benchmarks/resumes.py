@@ -1,8 +1,8 @@
-"""A training job that is killed, and what four ways to resume make of it; drawn by ``benchmarks.pictures``.
+"""The losses of a training job that is killed and resumed in four ways; ``benchmarks.pictures`` draws them.
 
-One is this package. The other three are what scripts are found to do: load the weights alone; ``load_state`` and begin
-the epoch again; and Accelerate's documented recipe, ``load_state`` and ``skip_first_batches``, which gives the right
-batches and other dropout masks.
+One way is this package. The other three are common in scripts: load the weights alone; ``load_state`` and start the
+epoch again; and Accelerate's documented recipe, ``load_state`` and ``skip_first_batches``, which gets the right batches
+but different dropout masks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _job(directory: Path, kind: str, where: Path) -> Losses:
 
 
 class _Job:
-    """Everything that a launch makes anew."""
+    """Everything that a launch creates."""
 
     def __init__(self, trace: Path) -> None:
         import torch
@@ -65,18 +65,18 @@ class _Job:
         set_seed(0)
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         text = bytearray(b"".join(file.read_bytes() for file in files)[:_TEXT])
-        blocks = [*torch.frombuffer(text, dtype=torch.uint8).long().split(_CONTEXT)]
+        blocks: Any = torch.frombuffer(text, dtype=torch.uint8).long().view(-1, _CONTEXT)
         size = GPT2Config(vocab_size=256, n_positions=_CONTEXT, n_embd=64, n_layer=2, n_head=4, eos_token_id=0)
         model = GPT2LMHeadModel(size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         schedule = get_cosine_schedule_with_warmup(optimizer, 8, STEPS)
-        loader = torch.utils.data.DataLoader(blocks, batch_size=_BATCH, shuffle=True)
+        loader: Any = torch.utils.data.DataLoader(blocks, batch_size=_BATCH, shuffle=True)
         self.batches = len(loader)
         prepared = self.accelerator.prepare(model, optimizer, loader, schedule)
         self.model, self.optimizer, self.loader, self.schedule = prepared
 
     def update(self, batch: Any, step: int) -> Any:
-        """Take an optimizer step, and write its loss where a kill cannot take it back."""
+        """Take an optimizer step, and write its loss to a file at once, so that a kill cannot lose it."""
         loss = self.model(input_ids=batch, labels=batch).loss
         self.accelerator.backward(loss)
         self.optimizer.step()

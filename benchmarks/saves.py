@@ -1,4 +1,4 @@
-"""Wall time of a 500 MB save with its commit, against a bare one. Jobs alternate, on one disk."""
+"""Wall time of a 500 MB save with its commit, against a bare save. The jobs alternate on one disk."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Time that the callback adds to an optimizer step.
 
-Two trainings, one bare and one with the callback, take turns: one step each, in two threads of one process of which
-one always waits. So both meet the same noise, and each pair of neighbouring steps gives one difference. The processor
-time of the training thread is what counts, since nothing that the callback does there waits; the time by the wall clock
-also has what other programs take away, and what loader workers do beside the training.
+Two trainings, one bare and one with the callback, take turns: one step each, in two threads of one process, one of
+which always waits. So both see the same noise, and each pair of neighbouring steps gives one difference. The main
+figure is the processor time of the training thread, because the callback never waits there; wall time also includes
+other programs and loader workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARM_UP = 50
 
 
 class Turns:
-    """Lets threads run one at a time, each until it passes the turn on.
+    """Lets threads run one at a time; each runs until it passes the turn on.
 
     Args:
         count: how many threads take turns.
@@ -41,7 +41,7 @@ class Turns:
 
 
 class StepClock(training.Clock):
-    """Times each step and passes the turn on after it."""
+    """Times each step, and passes the turn on."""
 
     def __init__(self, turns: Turns, which: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ NEVER = 10**9
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):
-    """As many rows of random numbers as a run can use."""
+    """A million rows of random numbers, more than a run uses."""
 
     def __init__(self, width: int) -> None:
         self.inputs = torch.randn(64, width)
@@ -42,7 +42,7 @@ class Stack(torch.nn.Module):
 
 
 class Clock(TrainerCallback):
-    """Notes when each step ends, and when each save returns to the training loop."""
+    """Timestamps the end of each step, and each save's return to the training loop."""
 
     def __init__(self, after_save: Callable[[Path], None] = lambda checkpoint: None) -> None:
         self.steps: list[float] = []

@@ -1,4 +1,4 @@
-"""What the site's build adds: docstrings name objects as Sphinx does, and the pages are Markdown."""
+"""Turn the Sphinx roles of the docstrings into plain code, since the pages are Markdown."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):(?=<code>)")
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Take the roles away from before their names."""
+    """Remove the roles in front of names."""
     return _ROLE.sub("", html).replace("<code>~resume_adapters.", "<code>resume_adapters.").replace("::</p>", ":</p>")

@@ -19,8 +19,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from resume_adapters.lightning import ResumeCallback
-from resume_adapters.lightning import ResumeCheckpointIO
+from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 CONTEXT = 128  # bytes that the model sees at once
 TEXT = 1 << 20  # bytes of text to train on
@@ -68,7 +67,7 @@ class LanguageModel(torch.nn.Module):
 
 
 class Training(pl.LightningModule):
-    """Trains the model, and notes each step's loss."""
+    """Trains the model, and writes each step's loss to the trace."""
 
     def __init__(self, model: LanguageModel, steps: int, trace: Path | None) -> None:
         super().__init__()

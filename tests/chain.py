@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from resume_adapters import StopOn
 from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
 
 from miniature import Miniature
@@ -57,7 +58,7 @@ def main() -> None:
             job.commit(step, text)
         if decision.stop:
             job.run.leave(step, step / STEPS)
-    job.run.record("finished", step=STEPS, epoch=1.0, horizon=STEPS)
+    job.run.set_state(RunState.FINISHED, step=STEPS, epoch=1.0, horizon=STEPS)
     job.run.close()
     Path("final").write_text(text)
 

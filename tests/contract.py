@@ -12,16 +12,21 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
+from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.errors import MissingFramework
 
-from launch import Outcome, Running, Server
+from faults import DAMAGES, flip
+from launch import Outcome, Running, Server, start_fresh
 
 Config = dict[str, Any]
 Kill = dict[str, Any]
@@ -59,21 +64,28 @@ class Bench:
     server: Server
     script: Path
     run_directory: str = "out"
-    launches: int = field(default=0, init=False)
 
-    def start(self, directory: Path, config: Config, *, ranks: int = 1, env: dict[str, str] | None = None) -> Running:
-        """Start the job in ``directory``, with an empty trace."""
+    def start(
+        self,
+        directory: Path,
+        config: Config,
+        *,
+        ranks: int = 1,
+        env: dict[str, str] | None = None,
+        fresh: bool = False,
+    ) -> Running:
+        """Start the job in ``directory``, with an empty trace; ``fresh``: in interpreters of its own."""
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("trace.*"):
             old.unlink()
         file = directory / "config.json"
         file.write_text(json.dumps(config))
-        self.launches += 1
-        return self.server.start(self.script, [file.name], directory, ranks, env or {})
+        start = start_fresh if fresh else self.server.start
+        return start(self.script, [file.name], directory, ranks, env or {})
 
-    def run(self, directory: Path, config: Config, *, ranks: int = 1, env: dict[str, str] | None = None) -> Outcome:
-        """Run the job to its end, whatever that is."""
-        return self.start(directory, config, ranks=ranks, env=env).wait()
+    def run(self, directory: Path, config: Config, **options: Any) -> Outcome:
+        """Run the job to its end, whatever that is; the options are those of :meth:`start`."""
+        return self.start(directory, config, **options).wait()
 
 
 def read_trace(directory: Path, ranks: int = 1) -> Trace:
@@ -107,6 +119,30 @@ class References:
         if key not in self._known:
             self._known[key] = uninterrupted(self._bench, self._directory("reference"), config, ranks=ranks)
         return self._known[key]
+
+
+class Killed:
+    """What killed jobs left, each killed once and copied by a session's tests.
+
+    Args:
+        bench: how to start the job.
+        directory: makes a directory of its own for each.
+    """
+
+    def __init__(self, bench: Bench, directory: Callable[[str], Path]) -> None:
+        self._bench = bench
+        self._directory = directory
+        self._known: dict[str, Path] = {}
+
+    def __call__(self, target: Path, config: Config) -> None:
+        """Let a directory hold what a job left that was killed as its configuration says."""
+        key = json.dumps(config, sort_keys=True)
+        if key not in self._known:
+            directory = self._directory("killed")
+            assert self._bench.run(directory, config).killed
+            assert committed(directory / self._bench.run_directory)
+            self._known[key] = directory
+        shutil.copytree(self._known[key], target, symlinks=True, dirs_exist_ok=True)
 
 
 def uninterrupted(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> Trace:
@@ -208,55 +244,101 @@ def resumed_equals_uninterrupted(
     return anchor
 
 
-def operations(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> int:
-    """Return how many operations on its run directory an uninterrupted run does, on ``on_rank`` or rank zero."""
-    bench.run(directory, {**config, "count_operations": True}, ranks=ranks).require_success()
-    file = directory / f"trace.{config.get('on_rank') or 0}"
-    return sum("operation" in json.loads(line) for line in file.read_text().splitlines())
+@dataclass(frozen=True)
+class Operation:
+    """Something that a job does to its run directory, and where the next launch goes on if it is killed before.
+
+    Attributes:
+        event: the audit event.
+        path: a regular expression of the path in the run directory.
+        anchor: the step from which the next launch goes on.
+        number: which of several alike, counted from 1.
+    """
+
+    event: str
+    path: str
+    anchor: int
+    number: int = 1
 
 
-def killed_before_operations(
+def operations(
+    first: str, second: str, inner: str, native: Operation, *, saves: int = 1, superseded: tuple[str, int] | None = None
+) -> dict[str, Operation]:
+    """Return one operation of each kind of a start, a save, a commit and a prune.
+
+    They are those of a job that saves at the steps 2, 4 and 6 and keeps the newest alone.
+
+    Args:
+        first: name of the checkpoint of step 2.
+        second: name of the checkpoint of step 4.
+        inner: the directory of what the package adds to that.
+        native: what writes a file of the framework in it.
+        saves: how many checkpoints each save makes.
+        superseded: a checkpoint that is saved again under its name, and the step from which a launch goes on that was
+            killed meanwhile.
+    """
+    first, second, inner = re.escape(first), re.escape(second), re.escape(inner)
+    found = {
+        "claims the run directory": Operation("os.rename", r"\.resume/\.generation\.tmp", 0),
+        "reserves a checkpoint": Operation("os.rename", rf"\.resume/begin-{second}", 2),
+        "lets the framework write": native,
+        "writes a file of its own": Operation("open", rf"{inner}/rank-00000\.json", 2),
+        "writes the manifest": Operation("open", rf"{inner}/\.manifest\.json\.tmp", 2),
+        "commits": Operation("os.rename", rf"{inner}/\.manifest\.json\.tmp", 2),
+        "takes the mark of the unfinished away": Operation("os.remove", rf"{inner}/pending", 4),
+        "moves latest": Operation("os.rename", r"\.latest\.tmp", 4, saves + 1),
+        "writes the commit into the journal": Operation("open", r"\.resume/journal\.jsonl", 4, 2 + saves + 1),
+        "takes the checkpoint before out of sight": Operation("os.rename", first, 4),
+        "removes its files": Operation("os.remove", rf"\.resume/remove-{first}(/resume/manifest\.json)?", 4),
+        "removes its directory": Operation("os.rmdir", rf"\.resume/remove-{first}(\.resume)?", 4),
+        "says that it has finished": Operation("os.rename", r"\.resume/\.status\.json\.tmp", 6, 2),
+    }
+    if superseded is not None:
+        again, anchor = re.escape(superseded[0]), superseded[1]
+        found |= {
+            "moves a checkpoint aside to save it again": Operation("os.rename", again, anchor),
+            "gives the new one its name": Operation("os.rename", rf"\.resume/begin-{again}", anchor, 2),
+            "takes the one aside out of sight": Operation("os.rename", rf"{again}\.superseded", anchor),
+        }
+    return found
+
+
+def killed_before_an_operation(
     bench: Bench,
     directory: Path,
     config: Config,
     reference: Trace,
-    numbers: Sequence[int],
+    operation: Operation,
     *,
     leaving: Sequence[set[int]],
     ranks: int = 1,
     of_the_end: Sequence[str] = (),
-) -> dict[int, int]:
+) -> None:
     """Law 3: a kill before any operation on the run directory leaves its newest committed checkpoint to go on from.
+
+    The tests of the core take every operation. Here a real job is killed before one of each kind.
 
     Args:
         bench: how to start the job.
         directory: where.
         config: a job that saves and prunes.
         reference: an uninterrupted run of it.
-        numbers: the operations before which it is killed, each in a run of its own, in ascending order.
+        operation: before what it is killed.
         leaving: the steps of which the relaunched run may leave checkpoints. A kill between the last commit and its
             prune may leave one more than asked for, never one less.
         ranks: number of ranks.
-        of_the_end: names of final facts that go with a process that is killed behind its last record.
-
-    Returns:
-        For each operation before which it was killed, the step from which the next launch went on.
+        of_the_end: names of final facts that go with a process that is killed behind its last save.
     """
-    anchors: dict[int, int] = {}
-    for number in numbers:
-        here = directory / str(number)
-        if not bench.run(here, {**config, "kill_at_operation": number}, ranks=ranks).killed:
-            continue  # a background commit may end earlier or later: it then did fewer operations
-        record = here / bench.run_directory / ".resume" / "status.json"
-        finished = record.exists() and json.loads(record.read_bytes())["state"] == "finished"
-        ignore = of_the_end if finished else ()
-        anchors[number] = resumed_equals_uninterrupted(bench, here, config, reference, ranks=ranks, ignore=ignore)
-        left = set(committed(here / bench.run_directory).values())
-        assert left in leaving, f"killed before operation {number}, the run left {left}"
-        shutil.rmtree(here)
-    steps = list(anchors.values())
-    assert steps == sorted(steps), f"a later kill leaves an older anchor: {anchors}"
-    return anchors
+    wanted = [operation.event, operation.path, operation.number]
+    outcome = bench.run(directory, {**config, "kill_at_operation": wanted}, ranks=ranks)
+    assert outcome.killed, f"the job did nothing like {operation}:\n{outcome.output[-6000:]}"
+    record = directory / bench.run_directory / ".resume" / "status.json"
+    finished = record.exists() and json.loads(record.read_bytes())["state"] == "finished"
+    ignore = of_the_end if finished else ()
+    anchor = resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks, ignore=ignore)
+    assert anchor == operation.anchor
+    left = set(committed(directory / bench.run_directory).values())
+    assert left in leaving, f"the run left {left}"
 
 
 def damaged_is_passed_over(
@@ -293,6 +375,36 @@ def damaged_is_passed_over(
     set_aside = [path.name for path in (run_directory / ".resume" / "set-aside").iterdir()]
     assert any(name.startswith(newest) for name in set_aside), "nothing may be lost"
     return outcome
+
+
+def every_damage_is_found(
+    source: Path, directory: Path, files: Sequence[str], foreign: ForeignDetector, *, newest: str, before: str
+) -> None:
+    """Law 4, asked in this process: whatever befalls a file, its checkpoint is set aside and the one before is chosen.
+
+    Args:
+        source: a run directory with whole checkpoints; it is copied.
+        directory: where to.
+        files: the files of the newest checkpoint, relative to the run directory.
+        foreign: the adapter's detector of checkpoints that the package did not write.
+        newest: name of the newest checkpoint.
+        before: name of the one before.
+    """
+    for file in files:
+        for kind, damage in DAMAGES.items():
+            shutil.copytree(source, directory, symlinks=True)
+            damage(directory / file)
+            run = ResumableRun(directory, ranks=SingleProcess(), foreign=foreign)
+            choice = run.open()
+            run.close()
+            assert choice.checkpoint is not None and choice.checkpoint.path.name == before, f"{file} {kind}"
+            assert [each.path.name for each in choice.rejected] == [newest], f"{file} {kind}"
+            reason = choice.rejected[0].reason
+            assert Path(file).name in reason, f"{file} {kind}, and the reason does not say so: {reason}"
+            set_aside = [path.name for path in (directory / ".resume" / "set-aside").iterdir()]
+            assert any(name.startswith(newest) for name in set_aside), f"{file} {kind}: nothing may be lost"
+            assert newest not in committed(directory), f"{file} {kind}"
+            shutil.rmtree(directory)
 
 
 WHOM: dict[str, Kill] = {
@@ -346,10 +458,109 @@ def stopped_then_resumed(
     resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
 
 
+def laws_in_fresh_interpreters(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    reference: Trace,
+    *,
+    commit: Operation,
+    damaged: str,
+    send: Kill,
+) -> None:
+    """Laws 1 to 4 and 8 in one chain of launches, each as a user starts it: what a forking server hides shows here.
+
+    A launch is killed before a commit, and then the newest of its checkpoints is damaged. The next passes that over, is
+    asked to stop, saves and leaves. The last runs to the end.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        reference: an uninterrupted run of it, forked.
+        commit: the commit before which the first launch is killed, behind two others.
+        damaged: a file of the newest checkpoint that it leaves, relative to the run directory.
+        send: what stops the second launch.
+    """
+    run_directory = directory / bench.run_directory
+
+    def launch(**changes: Any) -> tuple[Outcome, Trace]:
+        outcome = bench.run(directory, {**config, **changes}, fresh=True)
+        trace = read_trace(directory)
+        require_same_steps(trace, reference, start=trace.first_step)
+        return outcome, trace
+
+    outcome, trace = launch(kill_at_operation=[commit.event, commit.path, commit.number])
+    assert outcome.killed and trace.first_step == 0, outcome.output[-6000:]
+    before, newest = sorted(committed(run_directory).values())
+    assert newest == commit.anchor
+
+    flip(run_directory / damaged)
+    outcome, trace = launch(send=send, slow=0.03)
+    assert outcome.statuses == (0,) and trace.final == (None,) and trace.first_step == before, outcome.output[-6000:]
+    assert " is damaged: " in outcome.output and Path(damaged).name in outcome.output
+    stopped = max(committed(run_directory).values())
+    assert newest < send["step"] <= stopped <= send["step"] + 2
+
+    outcome, trace = launch()
+    assert outcome.require_success() and trace.first_step == stopped
+    require_same_end(trace, reference)
+
+
+STORED = Path(__file__).parent / "stored"
+"""Run directories that an older version of the package has saved; see its README.md."""
+
+
+def older_run_goes_on(
+    bench: Bench, directory: Path, reference: Callable[[Config], Trace], adapter: str, installed: str
+) -> None:
+    """A run that an older version of the package began, and that was killed, continues as if it never was.
+
+    Where another processor or another torch gives other losses than those that the older run has traced before its
+    kill, the losses and the weights that follow cannot be compared, and only the rest is.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        reference: runs a job uninterrupted.
+        adapter: whose run it is.
+        installed: the version of its framework here; an older one than that of the run need not read its files.
+    """
+    shutil.copytree(STORED / adapter, directory, symlinks=True)
+    config = json.loads((directory / "config.json").read_text())
+    del config["kill"]
+    older, expected = read_trace(directory), reference(config)
+    saved = committed(directory / bench.run_directory)
+    manifests = [json.loads(file.read_bytes())["manifest"] for file in directory.rglob("manifest.json")]
+    (framework,) = {manifest["framework"].split()[1] for manifest in manifests}
+    if Version(installed) < Version(framework):
+        pytest.skip(f"the run was saved with version {framework}, and {installed} is installed")
+    assert {manifest["format"] for manifest in manifests} == {1}
+    outcome = bench.run(directory, config).require_success()
+    trace = read_trace(directory)
+    assert trace.first_step == max(saved.values()) > 0
+    assert " is damaged" not in outcome.output, outcome.output
+    known = expected.steps[0][: len(older.steps[0])]
+    if older.steps[0] == known:
+        require_same_steps(trace, expected, start=trace.first_step)
+        require_same_end(trace, expected)
+    else:
+        assert [_without_loss(line) for line in older.steps[0]] == [_without_loss(line) for line in known]
+        following = [_without_loss(line) for line in expected.steps[0] if line["step"] >= trace.first_step]
+        found = [_without_loss(line) for line in trace.steps[0]]
+        assert found == following[len(following) - len(found) :]
+        for final, wanted in zip(trace.final, expected.final, strict=True):
+            assert final is not None and wanted is not None and final["draws"] == wanted["draws"]
+
+
+def _without_loss(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name != "loss"}
+
+
 def same_samples_on_any_topology(
     bench: Bench, directory: Path, reference: Trace, launches: Sequence[tuple[int, Config]], *, tolerance: float | None
 ) -> None:
-    """Law 7: on another number of ranks or workers every optimizer step has the samples and the rate it would have had.
+    """Law 7: on a different number of ranks or workers, each optimizer step has the same samples and the same rate.
 
     Args:
         bench: how to start the job.
@@ -416,7 +627,7 @@ def goes_on_by_samples(
         bench: how to start the job.
         directory: where.
         launches: as for :func:`every_record_once_on_any_topology`.
-        samples: of all epochs together, each augmented anew.
+        samples: of all epochs together, each with new augmentation.
         reference: an uninterrupted run of the last launch's configuration.
     """
     every_record_once_on_any_topology(bench, directory, launches, samples)
@@ -481,7 +692,7 @@ def older_framework_is_refused(adapter: ModuleType, framework: ModuleType, monke
 def native_files_are_the_same(
     with_package: Path, bare: Path, timeless: Callable[[str, bytes], bytes] = lambda name, content: content
 ) -> None:
-    """Law 0: beside what the package adds, a run directory holds the same files, byte for byte.
+    """Law 0: except for what the package adds, a run directory holds the same files, byte for byte.
 
     Args:
         with_package: the run directory of a run with the package.

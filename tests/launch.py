@@ -2,7 +2,8 @@
 
 Importing torch and a framework takes seconds and is the same for every job, so jobs are forked from a server process
 that has imported them and done nothing else: each job is a process of its own, with its own pid to kill, its own random
-state and its own threads. The demo's tests start plain interpreters instead.
+state and its own threads, and imports the package itself. What such a server would hide shows in the few jobs that
+:func:`start_fresh` starts in interpreters of their own, and in the tests of the demo and the examples.
 
 A job appends one JSON line to its trace for every micro-step, with a plain ``write``: what it wrote before a SIGKILL
 stays written.
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,12 @@ _PR_SET_PDEATHSIG = 1
 
 TIMEOUT = 240.0
 """Seconds after which a job counts as hanging."""
+
+SURVIVORS = 1.0
+"""Seconds that the other ranks have to end by themselves when one has failed; a launcher ends them then."""
+
+LEAVES = ("email.policy", "msgspec.json", "numpy.ctypeslib", "safetensors.torch", "torch.utils.serialization", "xxhash")
+"""What the package imports, and what torch does when it is first used: the server has it already."""
 
 _PORTS = random.SystemRandom()
 
@@ -61,7 +69,9 @@ class Server:
     """
 
     def __init__(self, *imports: str) -> None:
+        self._bytecode = tempfile.TemporaryDirectory(prefix="bytecode-", ignore_cleanup_errors=True)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment["JOBS_BYTECODE"] = self._bytecode.name
         self._process = subprocess.Popen(
             [sys.executable, __file__, *imports],
             stdin=subprocess.PIPE,
@@ -85,22 +95,18 @@ class Server:
 
     def start(self, script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
         """Start a job on one or more ranks."""
-        port = str(free_port())
-        started = []
-        for rank in range(ranks):
-            distributed = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-            distributed |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            output = directory / f"output.{rank}"
+        started = {}
+        for output, of_rank in _outputs_and_environments(directory, ranks):
             pid = self._ask(
                 do="start",
                 script=str(script),
                 arguments=arguments,
                 directory=str(directory),
                 output=str(output),
-                env=(distributed if ranks > 1 else {}) | env,
+                env=of_rank | env,
             )
-            started.append((pid, output))
-        return Running(self, started)
+            started[pid] = output
+        return Running(started, self.poll)
 
     def poll(self, pid: int) -> int | None:
         status: int | None = self._ask(do="poll", pid=pid)
@@ -109,15 +115,48 @@ class Server:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._bytecode.cleanup()
+
+
+def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
+    """Start a job as a user does, each rank in an interpreter that has imported nothing yet."""
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    started = {}
+    for output, of_rank in _outputs_and_environments(directory, ranks):
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                cwd=directory,
+                env=common | of_rank | env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        processes[process.pid] = process
+        started[process.pid] = output
+    return Running(started, lambda pid: processes[pid].poll())
+
+
+def _outputs_and_environments(directory: Path, ranks: int) -> list[tuple[Path, dict[str, str]]]:
+    """Return for each rank the file of what it prints, and what a launcher would add to its environment."""
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    found = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [(directory / f"output.{rank}", each if ranks > 1 else {}) for rank, each in enumerate(found)]
 
 
 class Running:
-    """A job that was started."""
+    """A job that was started.
 
-    def __init__(self, server: Server, started: list[tuple[int, Path]]) -> None:
-        self._server = server
-        self.pids = [pid for pid, _ in started]
-        self._outputs = [output for _, output in started]
+    Args:
+        started: of each rank its process, and the file of what it prints.
+        poll: returns the exit status of a process, or ``None`` while it lives.
+    """
+
+    def __init__(self, started: dict[int, Path], poll: Callable[[int], int | None]) -> None:
+        self._poll = poll
+        self.pids = list(started)
+        self._outputs = list(started.values())
 
     def signal(self, number: signal.Signals, rank: int | None = None) -> None:
         """Send a signal to one rank or to all."""
@@ -126,17 +165,19 @@ class Running:
                 os.kill(pid, number)
 
     def alive(self) -> bool:
-        return any(self._server.poll(pid) is None for pid in self.pids)
+        return None in self._statuses()
+
+    def _statuses(self) -> list[int | None]:
+        return [self._poll(pid) for pid in self.pids]
 
     def wait(self, timeout: float = TIMEOUT) -> Outcome:
         """Wait for every rank. Where one was killed, the others are killed as a launcher would."""
         deadline = time.monotonic() + timeout
         statuses: list[int | None] = [None] * len(self.pids)
         while None in statuses:
-            statuses = [self._server.poll(pid) for pid in self.pids]
+            statuses = self._statuses()
             if any(status is not None and status != 0 for status in statuses) and None in statuses:
-                time.sleep(1.0)
-                statuses = [self._server.poll(pid) for pid in self.pids]
+                statuses = self._wait_for_survivors()
                 for pid, status in zip(self.pids, statuses, strict=True):
                     if status is None:
                         os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - timeout + 30 else signal.SIGKILL)
@@ -145,8 +186,16 @@ class Running:
                 time.sleep(1.0)
                 self.signal(signal.SIGKILL)
                 raise AssertionError(f"the job hangs after {timeout:.0f} s: {statuses}\n{self._text()[-9000:]}")
-            time.sleep(0.01)
+            if None in statuses:
+                time.sleep(0.01)
         return Outcome(tuple(status for status in statuses if status is not None), self._text())
+
+    def _wait_for_survivors(self) -> list[int | None]:
+        """Return the statuses when all ranks have ended, or when the time is up that the survivors have."""
+        until = time.monotonic() + SURVIVORS
+        while None in (statuses := self._statuses()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return statuses
 
     def _text(self) -> str:
         return "\n".join(output.read_text(errors="replace") for output in self._outputs)
@@ -171,11 +220,12 @@ def free_port() -> int:
 def _serve(imports: list[str]) -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some modules print when they are imported
-    for module in imports:
+    for module in [*imports, *LEAVES]:
         if importlib.util.find_spec(module.partition(".")[0]):
             __import__(module)
     gc.collect()
     gc.freeze()  # else each job's first collection writes to every object, and so copies the server's memory
+    keep_bytecode()
     print(json.dumps("ready"), file=replies, flush=True)
     statuses: dict[int, int] = {}
     for line in sys.stdin:
@@ -188,6 +238,12 @@ def _serve(imports: list[str]) -> None:
         else:
             reply = _status(request["pid"], statuses)
         print(json.dumps(reply), file=replies, flush=True)
+
+
+def keep_bytecode() -> None:
+    """Let the jobs share what they compile, even where the environment says that nothing is to be kept."""
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ["JOBS_BYTECODE"]
 
 
 def _status(pid: int, statuses: dict[int, int]) -> int | None:

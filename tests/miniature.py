@@ -6,9 +6,13 @@ writes the rest. Checkpoints are directories, or with :data:`FILES` single files
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,8 @@ import torch
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.core.stop.policy import SIGNALS
 
 FILES = False
 """Whether checkpoints are single files; tests run for both by their fixture ``shape``."""
@@ -57,21 +62,8 @@ class Miniature:
         """Save without waiting for the commit; ``describe`` stands in for the facts of an adapter."""
         text = text or f"state at {step}"
         path = self.run.directory / (under or name(step))
-        self.run.save(
-            path.name,
-            step,
-            native=lambda: self._write_native(path, text),
-            own=lambda: {"text": text},
-            parts={"ema": StaticState({"shadow": as_tensor(text), "step": step})},
-            owner=lambda file: 0,
-            facts=describe or (lambda: {"epoch": step / 10, "reason": "scheduled"}),
-            best=None if best is None else name(best),
-            is_file=FILES,
-        )
-
-    def _write_native(self, path: Path, text: str) -> None:
-        if self.run.sharing.leads:
-            native(path).write_bytes(text.encode() * 20)
+        content = MiniatureContent(self.run, text, step, describe, None if best is None else name(best))
+        self.run.save(path.name, step, content, is_file=FILES)
 
     def commit(self, step: int, text: str = "", *, best: int | None = None, under: str = "") -> None:
         """Save and wait for the commit."""
@@ -80,9 +72,12 @@ class Miniature:
 
     def read(self, checkpoint: Checkpoint) -> str:
         """Return the text that a checkpoint holds; the same in all its files."""
-        own: str = self.run.saved(checkpoint).own()["text"]
+        reader = self.run.reader(checkpoint)
+        saved = reader.rank_tree(self.run.ranks.rank)
+        assert saved is not None
+        own: str = saved["text"]
         assert native(checkpoint.path).read_bytes() == own.encode() * 20
-        part = self.run.saved(checkpoint).part("ema")
+        part = reader.part("ema")
         assert part["step"] == checkpoint.step
         assert torch.equal(part["shadow"], as_tensor(own))
         return own
@@ -90,6 +85,54 @@ class Miniature:
     def committed(self) -> dict[str, int]:
         """Return the steps of the committed checkpoints, by name."""
         return committed(self.run.directory)
+
+
+class GivenContent:
+    """What a checkpoint is to hold, as a test gives it: ``write`` gets the path of the checkpoint."""
+
+    def __init__(self, write: Callable[[Path], object], parts: Mapping[str, Stateful] | None = None, **facts: Any):
+        self.write, self.given, self.facts = write, dict(parts or {}), {"epoch": 0.0, "reason": "scheduled", **facts}
+
+    def save(self, directory: Path) -> None:
+        self.write(directory)
+
+    def rank_state(self) -> dict[str, Any]:
+        return {}
+
+    def parts(self) -> dict[str, Stateful]:
+        return self.given
+
+    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
+        return self.facts
+
+    def owner_of(self, file: Path) -> int:
+        return 0
+
+
+class MiniatureContent:
+    """What a checkpoint of a miniature is to hold; ``facts`` stands in for what an adapter describes."""
+
+    def __init__(
+        self, run: ResumableRun, text: str, step: int, facts: Callable[[], dict[str, Any]] | None, best: str | None
+    ) -> None:
+        self.run, self.text, self.step, self.facts, self.best = run, text, step, facts, best
+
+    def save(self, directory: Path) -> None:
+        if self.run.storage_group.is_leader:
+            native(directory).write_bytes(self.text.encode() * 20)
+
+    def rank_state(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+    def parts(self) -> dict[str, Stateful]:
+        return {"ema": StaticState({"shadow": as_tensor(self.text), "step": self.step})}
+
+    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
+        facts = {"epoch": self.step / 10, "reason": "scheduled"} if self.facts is None else self.facts()
+        return {"best": self.best, **facts}
+
+    def owner_of(self, file: Path) -> int:
+        return 0
 
 
 def name(step: int) -> str:
@@ -139,6 +182,20 @@ def set_aside(directory: Path) -> list[str]:
     """Return the names of the checkpoints that were set aside."""
     found = (directory / ".resume" / "set-aside").glob("*")
     return sorted({path.name.removesuffix(".resume") for path in found})
+
+
+def effects() -> dict[str, Any]:
+    """Return what runs may leave behind in a process: threads, file descriptors, process groups, signal handlers."""
+    import torch.distributed as dist
+
+    gc.collect()
+    return {
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "system_threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "groups": len(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else 0,
+        "handlers": {number.name: str(signal.getsignal(number)) for number in SIGNALS},
+    }
 
 
 def leftovers(directory: Path) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -26,7 +26,13 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.records import RankState
+from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
 
@@ -40,16 +46,27 @@ class Killed(BaseException):
 class NoTrackers:
     """Of a training that logs nothing."""
 
+    is_closed = False
+
     def capture(self) -> dict[str, Any]:
         return {}
 
     def restore(self, saved: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class PlainRankState(Record):
+    held: int
 
 
 class PlainTorch(LoopFramework):
     """A model that is trained by hand: what an adapter is to the loop."""
 
     registers = "plain"
+    rank_state_type = PlainRankState
 
     def __init__(self, accumulation: int, ranks: int) -> None:
         self.ranks = ranks
@@ -61,6 +78,7 @@ class PlainTorch(LoopFramework):
         self.trackers = NoTrackers()
         self.spread_state: Callable[[PlainTorch], Mapping[str, Any]] | None = None
         self.skipped_passes = 0
+        self.is_closed = False
         self._held = 0
         self._stepped = False
 
@@ -81,14 +99,14 @@ class PlainTorch(LoopFramework):
     def state_dict(self) -> dict[str, Any]:
         return self.model.state_dict()
 
-    def feed(self, outer: Any, session: Session) -> LoopLoader:
-        beneath = outer.beneath if isinstance(outer, Ahead) else outer
-        return LoopLoader(outer, session.watch(beneath), (batch_size(beneath) or 0) * self.ranks)
+    def track(self, loader: Any, session: Session) -> LoopLoader:
+        beneath = loader.beneath if isinstance(loader, Ahead) else loader
+        return LoopLoader(loader, session.loaders.track(beneath), (batch_size(beneath) or 0) * self.ranks)
 
-    def in_window(self) -> bool:
+    def is_accumulating(self) -> bool:
         return self._held > 0
 
-    def begin_within_window(self, batches: int) -> None:
+    def skip_micro_batches(self, batches: int) -> None:
         self._held += batches
 
     def has_stepped(self) -> bool:
@@ -102,29 +120,31 @@ class PlainTorch(LoopFramework):
         if self.ranks == 1 or dist.get_rank() == 0:
             torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
 
-    def load(self, session: Session) -> None:
-        assert session.checkpoint is not None
-        saved = torch.load(session.checkpoint.path / WEIGHTS, weights_only=True)
-        session.load_weights(self.model, saved["model"])
-        session.schedules.note(self.schedule)
+    def foreign_step(self, path: Path) -> int | None:
+        return int(path.name.rpartition("-")[2]) if (path / WEIGHTS).exists() else None
+
+    def load(self, context: RestoreContext) -> None:
+        saved = torch.load(context.path / WEIGHTS, weights_only=True)
+        context.load_weights(self.model, saved["model"])
+        context.rescale.schedules.remember(self.schedule)
         self.optimizer.load_state_dict(saved["optimizer"])
         self.schedule.load_state_dict(saved["schedule"])
-        session.prove_shares()
+        context.verify_shards(self.sharded_state)
 
-    def owner(self, file: Path) -> int:
+    def owner_of(self, file: Path) -> int:
         return 0
 
-    def state(self) -> dict[str, Any]:
-        return {"held": self._held}
+    def rank_state(self) -> PlainRankState:
+        return PlainRankState(self._held)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self._held = state["held"]
+    def load_rank_state(self, record: PlainRankState) -> None:
+        self._held = record.held
 
-    def adopt(self, checkpoint: Checkpoint) -> Resumed:
-        return Resumed(checkpoint.step // 6, checkpoint.step, checkpoint.step % 6)
+    def load_foreign(self, context: RestoreContext) -> Resumed:
+        return Resumed(context.step // 6, context.step, context.step % 6)
 
-    def spread(self) -> Mapping[str, Any]:
-        return super().spread() if self.spread_state is None else self.spread_state(self)
+    def sharded_state(self) -> Mapping[str, Any]:
+        return super().sharded_state() if self.spread_state is None else self.spread_state(self)
 
     def modules(self) -> list[Any]:
         return [*super().modules(), self.wrapped]
@@ -132,12 +152,54 @@ class PlainTorch(LoopFramework):
     def parts(self) -> dict[str, Stateful]:
         return {**super().parts(), "buffers": ModuleBuffers({0: self.model})}
 
-    def skip_pass(self, outer: Any) -> None:
+    def skip_pass(self, loader: Any) -> None:
         self.skipped_passes += 1
-        super().skip_pass(outer)
+        super().skip_pass(loader)
 
-    def entries(self) -> list[PartEntry]:
+    def describe(self) -> list[PartEntry]:
         return [PartEntry("model", "framework", "torch.save")]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class StillState(RankState):
+    rank: int
+
+
+class Still(PlainTorch):
+    """A model that nobody trains, and where its training is: for tests of a session alone.
+
+    Args:
+        rank: this rank.
+        sharded: returns the state that is sharded over the ranks.
+    """
+
+    def __init__(self, rank: int = 0, sharded: Callable[[], Mapping[str, Any]] = dict) -> None:
+        super().__init__(accumulation=1, ranks=1)
+        self.rank, self.sharded = rank, sharded
+
+    def session(self, run: ResumableRun, *, verify: bool = True) -> Session:
+        """Return a session that has chosen what it resumes from."""
+        session = Session(run, self, ResumeOptions(verify=verify), StillState, Rescale("refuse", 1))
+        session.open()
+        return session
+
+    def sharded_state(self) -> Mapping[str, Any]:
+        return self.sharded()
+
+    def save(self, directory: Path) -> None:
+        (directory / "file").write_text("x")
+
+    def rank_state(self) -> Any:
+        return StillState(self.rank)
+
+    def parts(self) -> dict[str, Stateful]:
+        return {}
+
+    def facts(self) -> CheckpointFacts:
+        return CheckpointFacts(0.0)
 
 
 class Ahead:
@@ -182,15 +244,11 @@ class Launch:
             directory,
             ranks=self.ranks,
             cadence=Cadence(self.options["save_every"]),
-            foreign=lambda path: int(path.name.rpartition("-")[2]) if (path / WEIGHTS).exists() else None,
+            foreign=self.framework.foreign_step,
         )
-        loop_options = {name: self.options[name] for name in ("verify", "on_batch_change") if name in self.options}
+        named = {name: self.options[name] for name in ("verify", "on_batch_change", "parts") if name in self.options}
         self.loop = ResumableLoop(
-            self.framework,
-            self.run,
-            self.options.get("parts", {}),
-            each_epoch=self.options.get("each_epoch", False),
-            **loop_options,
+            self.framework, self.run, ResumeOptions(**named), each_epoch=self.options.get("each_epoch", False)
         )
         self.trace: list[Any] = []
         self.end: list[Any] = []

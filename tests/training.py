@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -34,7 +35,6 @@ DEFAULTS: dict[str, Any] = {
     "kill": None,
     "send": None,
     "kill_at_operation": None,
-    "count_operations": False,
     "file_limit": None,
     "on_rank": None,
     "slow": 0.0,
@@ -50,14 +50,14 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
 
     Args:
         run_directory: where the checkpoints go, relative to the working directory.
-        defaults: what this job can be told, beside :data:`DEFAULTS`.
+        defaults: the options of this job, in addition to :data:`DEFAULTS`.
     """
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
     if CONFIG["on_rank"] not in (None, RANK):
         return
-    if CONFIG["kill_at_operation"] or CONFIG["count_operations"]:
-        kill_at_operation(f"{run_directory}/", CONFIG["kill_at_operation"] or 0)
+    if CONFIG["kill_at_operation"]:
+        kill_at_operation(f"{run_directory}/", *CONFIG["kill_at_operation"])
     if CONFIG["send"] and CONFIG["send"]["event"] in DISK_EVENTS:
         send_at_operation(CONFIG["send"]["event"], CONFIG["send"]["number"])
     if CONFIG["file_limit"]:
@@ -89,10 +89,20 @@ def draws() -> list[float]:
 
 
 def settle() -> None:
-    """Wait for the commits and prunes that are under way, so that what a kill leaves does not depend on the load."""
-    for each in gc.get_objects():
-        if type(each).__name__ == "Committer":
-            wait(list(each.under_way))
+    """Wait for the commits and prunes that are in flight, so that what a kill leaves does not depend on the load."""
+    from resume_adapters.core.saving.background import ThreadSaveEngine
+
+    engines = [each for each in gc.get_objects() if issubclass(type(each), ThreadSaveEngine)]
+    assert engines or not has_running_run(), "this process leads a run, and no engine that commits is found in it"
+    for engine in engines:
+        wait(engine.in_flight)
+
+
+def has_running_run() -> bool:
+    """Return whether this process has written that its run is running."""
+    file = Path(CONFIG["run_directory"]) / ".resume" / "status.json"
+    status = json.loads(file.read_bytes()) if file.exists() else {}
+    return status.get("state") == "running" and status["pid"] == os.getpid()
 
 
 def event(name: str, step: int) -> None:
@@ -128,22 +138,33 @@ def send_at_operation(moment: str, number: int) -> None:
     sys.addaudithook(audit)
 
 
-def kill_at_operation(within: str, number: int) -> None:
-    """Kill this process before its nth operation that changes a path that contains ``within``; 0 only counts."""
-    seen = 0
-    changing = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "open"}
+CHANGING = {"os.mkdir": 0, "os.rename": 0, "os.remove": 0, "os.rmdir": 0, "os.symlink": 1, "open": 0}
+"""The audit events of what changes a directory, and which of their arguments is the path."""
 
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+
+def kill_at_operation(within: str, event: str, path: str, number: int) -> None:
+    """Kill this process before it does something to a path in a directory for the nth time.
+
+    Args:
+        within: the directory, with a slash at its end.
+        event: what it does, as the audit event is called.
+        path: a regular expression of the path in that directory.
+        number: counted from 1.
+    """
+    from resume_adapters.core.run.monitor import THREAD_NAME
+
+    pattern, seen = re.compile(f"(.*/)?{re.escape(within)}{path}"), 0
+    assert event in CHANGING
+
+    def audit(found: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        if threading.current_thread().name == "resume-adapters-heartbeat":
-            return  # when it writes the live status is the clock's affair, and the order of the others must be the same
-        if event not in changing or within not in str(arguments[1 if event == "os.symlink" else 0]):
+        if found != event or not pattern.fullmatch(str(arguments[CHANGING[event]])):
             return
         if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
             return
+        if threading.current_thread().name == THREAD_NAME:
+            return  # when it writes the live status is the clock's affair, and the others must be counted alike
         seen += 1
-        if CONFIG["count_operations"]:
-            trace(operation=seen, event=event, path=str(arguments[0]))
         if seen == number:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,15 +8,15 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- NoValidCheckpoint       (RuntimeError)       checkpoints exist, none is valid on every rank
     |-- CheckpointsExist        (FileExistsError)    resume="scratch" in a run directory with committed checkpoints
     |-- FormatTooNew            (ValueError)         written by a later on-disk format
-    |-- FormatMismatch          (ValueError)         lacks what this version reads of a checkpoint
+    |-- FormatMismatch          (ValueError)         a checkpoint lacks a field that this version reads
     |-- RunDirectoryUnusable    (OSError)            not a directory, not writable
     |-- RunHalted               (RuntimeError)       the run was halted; a human decides whether it goes on
     |-- SaveFailed              (OSError)            a save could not be completed; nothing was committed
     |-- FencedOff               (RuntimeError)       a later start owns the run directory
-    |-- PeerFailed              (RuntimeError)       another rank failed, so this one stops too
+    |-- PeerFailed              (RuntimeError)       another rank failed, so this one stops as well
     |-- StateMismatch           (ValueError)         the checkpoint belongs to another model, topology or data
     |-- NotRestored             (RuntimeError)       the restored state differs from what was saved
-    |-- NotSerialisable         (TypeError)          a part holds something a checkpoint cannot carry
+    |-- NotSerialisable         (TypeError)          a part holds an object that is not data
     |-- UnsupportedSetting      (ValueError)         a setting under which an exact resume is impossible
     `-- MissingFramework        (ImportError)        the adapter's framework is not installed, or too old
 """
@@ -50,7 +50,7 @@ class CheckpointDamaged(ResumeError, ValueError):
 
 
 class NoValidCheckpoint(ResumeError, RuntimeError):
-    """Checkpoints exist, but none is valid on every rank. A fresh start would lose them, so it is not made."""
+    """Checkpoints exist, but none is valid on every rank. The run does not start from step 0 in their place."""
 
 
 class CheckpointsExist(ResumeError, FileExistsError):
@@ -58,11 +58,11 @@ class CheckpointsExist(ResumeError, FileExistsError):
 
 
 class FormatTooNew(ResumeError, ValueError):
-    """The manifest was written by a later on-disk format than this version reads."""
+    """The manifest has a later on-disk format than this version reads."""
 
 
 class FormatMismatch(ResumeError, ValueError):
-    """The checkpoint lacks something that this version reads: another version of this package wrote it."""
+    """The checkpoint lacks a field that this version reads: a different version of this package wrote it."""
 
 
 class RunDirectoryUnusable(ResumeError, OSError):
@@ -70,7 +70,7 @@ class RunDirectoryUnusable(ResumeError, OSError):
 
 
 class RunHalted(ResumeError, RuntimeError):
-    """The run was halted, and nobody has said yet that it may go on."""
+    """The run was halted and has not been released by ``resume-adapters resume``."""
 
 
 class SaveFailed(ResumeError, OSError):
@@ -78,15 +78,15 @@ class SaveFailed(ResumeError, OSError):
 
 
 class FencedOff(ResumeError, RuntimeError):
-    """A later start of the same run directory owns it now; this process may not commit any more."""
+    """A later start owns the run directory; this process can no longer commit."""
 
 
 class PeerFailed(ResumeError, RuntimeError):
-    """Another rank failed during a collective operation, so this rank stops with it."""
+    """Another rank failed during a collective operation, so this rank stops as well."""
 
 
 class StateMismatch(ResumeError, ValueError):
-    """The checkpoint belongs to another model, another topology or other data."""
+    """The checkpoint belongs to another model, topology or dataset."""
 
 
 class NotRestored(ResumeError, RuntimeError):
@@ -94,7 +94,7 @@ class NotRestored(ResumeError, RuntimeError):
 
 
 class NotSerialisable(ResumeError, TypeError):
-    """A part holds an object that a checkpoint cannot carry without running code when it is loaded."""
+    """A part holds an object that only code could load again, such as a pickled class."""
 
 
 class UnsupportedSetting(ResumeError, ValueError):
@@ -102,11 +102,11 @@ class UnsupportedSetting(ResumeError, ValueError):
 
 
 class MissingFramework(ResumeError, ImportError):  # type: ignore[misc]  # ImportError has a path too
-    """The framework of an adapter is not installed, or older than the adapter needs."""
+    """The adapter's framework is not installed, or too old."""
 
 
 class Stopped(SystemExit):
-    """Leaves the process after a requested stop was saved. Not an error: the exit status tells "resubmit me".
+    """Ends the process after a requested stop was saved. Not an error: the exit status means "resubmit me".
 
     Args:
         reason: why the run was asked to stop, for example ``"SIGTERM"``.
@@ -119,10 +119,10 @@ class Stopped(SystemExit):
 
 
 class Halted(Stopped):
-    """Leaves the process after :meth:`~resume_adapters.core.run.run.ResumableRun.halt` was obeyed, with exit status 3.
+    """Ends the process with exit status 3, after :meth:`~resume_adapters.core.run.run.ResumableRun.halt` and a save.
 
     Args:
-        reason: what a human is to look at.
+        reason: what a human should look at.
     """
 
     def __init__(self, reason: str) -> None:

@@ -26,6 +26,11 @@ def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -
     return contract.References(bench, tmp_path_factory.mktemp)
 
 
+@pytest.fixture(scope="session")
+def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
+    return contract.Killed(bench, tmp_path_factory.mktemp)
+
+
 @pytest.fixture
 def sharding() -> None:
     """Skip where a run whose state is spread over the processes is refused, as test_seams.py requires."""

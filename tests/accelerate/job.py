@@ -70,7 +70,7 @@ class Mapped(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """A stream without a length, shuffled anew in each pass."""
+    """A stream without a length, reshuffled in each pass."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from resume_adapters.accelerate.files import ForeignCheckpoints
+
 import contract
 from faults import DAMAGES, cut, flip
 
@@ -85,22 +87,21 @@ def test_a_save_waits_for_the_end_of_the_window(bench: contract.Bench, reference
 SAVES = {"max_steps": 6, "save_every": 2, "limit": 1, "registered": [0, 1]}
 
 
-@pytest.fixture(scope="session")
-def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
-    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
+OPERATIONS = contract.operations(
+    "checkpoint_2",
+    "checkpoint_4",
+    "checkpoint_4/resume",
+    contract.Operation("os.mkdir", "checkpoint_4", 2, 2),
+    superseded=("checkpoint_6", 6),
+)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_killed_before_any_operation_on_the_run_directory(
-    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 3: before each open, rename, mkdir and unlink of saving, committing and pruning, by SIGKILL."""
-    assert operations > 40, "the job must do the operations that this test is about"
-    numbers = range(1 + part, operations + 1, 4)
-    anchors = contract.killed_before_operations(
-        bench, tmp_path, SAVES, reference(SAVES), numbers, leaving=[{6}, {4, 6}]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3: before each kind of operation of saving, committing and pruning, by SIGKILL."""
+    contract.killed_before_an_operation(
+        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}]
     )
-    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
 
 
 # ---- Law 4
@@ -116,33 +117,49 @@ def three_checkpoints(bench: contract.Bench, tmp_path_factory: pytest.TempPathFa
     return directory
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 4. Two of the files are resumed from to the end; the others are checked to be found and named."""
+def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
+    """Law 4, without a launch."""
     newest = three_checkpoints / RUN / "checkpoint_15"
-    files = sorted(file.relative_to(newest).as_posix() for file in newest.rglob("*") if file.is_file())
+    files = sorted(file.relative_to(newest.parent).as_posix() for file in newest.rglob("*") if file.is_file())
     assert len(files) >= 12
-    for number, name in enumerate(files):
-        to_the_end = name in ("optimizer.bin", "resume/rank-00000.json")
-        stop = {} if to_the_end else {"kill": {"event": "epoch_begin", "step": 10}}
-        outcome = contract.damaged_is_passed_over(
-            bench,
-            tmp_path / str(number),
-            three_checkpoints,
-            {**EVERYTHING, **stop},
-            DAMAGES[kind],
-            f"checkpoint_15/{name}",
-            newest="checkpoint_15",
-            before="checkpoint_10",
-        )
-        if to_the_end:
-            outcome.require_success()
-            trace = contract.read_trace(tmp_path / str(number))
-            contract.require_same_steps(trace, reference(EVERYTHING), start=10)
-            contract.require_same_end(trace, reference(EVERYTHING))
-        shutil.rmtree(tmp_path / str(number))
+    contract.every_damage_is_found(
+        newest.parent,
+        tmp_path / "run",
+        files,
+        ForeignCheckpoints(1),
+        newest="checkpoint_15",
+        before="checkpoint_10",
+    )
+
+
+DAMAGED = {
+    "optimizer.bin": "cut",
+    "custom_checkpoint_0.pkl": "zeroed",
+    "resume/rank-00000.json": "flipped",
+    "resume/ema.safetensors": "emptied",
+    "resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
+    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 4, and to the end."""
+    contract.damaged_is_passed_over(
+        bench,
+        tmp_path / "run",
+        three_checkpoints,
+        EVERYTHING,
+        DAMAGES[DAMAGED[name]],
+        f"checkpoint_15/{name}",
+        newest="checkpoint_15",
+        before="checkpoint_10",
+    ).require_success()
+    trace = contract.read_trace(tmp_path / "run")
+    contract.require_same_steps(trace, reference(EVERYTHING), start=10)
+    contract.require_same_end(trace, reference(EVERYTHING))
 
 
 # ---- Law 5
@@ -282,8 +299,10 @@ def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tm
     assert [line["lr"] for line in trace.steps[0]] == [line["lr"] for line in following]
 
 
-def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(
+    bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
+) -> None:
+    killed(tmp_path / "old", {"kill": KILL})
     config = {"resume": str(tmp_path / "old" / RUN / "checkpoint_10")}
     assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
     contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)
@@ -315,9 +334,9 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, tmp_path: Path) -> None:
+def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
     change, ranks, words = REFUSED[what]
-    assert bench.run(tmp_path, {"kill": KILL}).killed
+    killed(tmp_path, {"kill": KILL})
     outcome = bench.run(tmp_path, change, ranks=ranks)
     assert 1 in outcome.statuses and "StateMismatch" in outcome.output
     assert words in outcome.output, outcome.output

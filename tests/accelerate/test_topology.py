@@ -1,4 +1,4 @@
-"""Law 7 for Accelerate: another number of ranks or workers, another split into batches, the same samples and rates."""
+"""Law 7 for Accelerate: different ranks, workers or batch splits give the same samples and rates."""
 
 from __future__ import annotations
 

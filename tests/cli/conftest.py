@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.state.stateful import StaticState
+
+from miniature import GivenContent
 
 MAIN = "from resume_adapters.cli import main; main()"
 
@@ -60,23 +64,16 @@ def make_run() -> Callable[..., ResumableRun]:
     def make(
         directory: Path, saves: dict[int, dict[str, Any]], best: int | None = None, *, files: bool = False
     ) -> ResumableRun:
+        def write(name: str, path: Path) -> None:
+            (path if files else path / "model.bin").write_bytes(name.encode() * 20)
+
         run = ResumableRun(directory)
         run.open()
         for step, facts in saves.items():
             name = f"step={step}.ckpt" if files else f"checkpoint-{step}"
-            described = {"epoch": step / 10, "reason": "scheduled", **facts}
-            native = directory / name if files else directory / name / "model.bin"
-            run.save(
-                name,
-                step,
-                native=lambda native=native, name=name: native.write_bytes(name.encode() * 20),
-                own=lambda step=step: {"step": step},
-                parts={"ema": StaticState({"step": step})},
-                owner=lambda file: 0,
-                facts=lambda described=described: described,
-                best=None if best is None else f"checkpoint-{best}",
-                is_file=files,
-            )
+            facts = {"epoch": step / 10, "best": None if best is None else f"checkpoint-{best}", **facts}
+            content = GivenContent(functools.partial(write, name), {"ema": StaticState({"step": step})}, **facts)
+            run.save(name, step, content, is_file=files)
         run.flush()
         run.close()
         return run
@@ -92,7 +89,7 @@ def run_dir(tmp_path: Path, make_run: Callable[..., ResumableRun]) -> Path:
         step: {"metrics": {"eval_loss": loss, "accuracy": loss / 10}, "cursor": {"epoch": 0, "micro_batches": step}}
         for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0))
     }
-    make_run(directory, saves).record("finished", step=30, epoch=3.0, horizon=30)
+    make_run(directory, saves).set_state(RunState.FINISHED, step=30, epoch=3.0, horizon=30)
     return directory
 
 
@@ -101,9 +98,11 @@ import os, sys
 from resume_adapters.core.run.run import ResumableRun
 run = ResumableRun(sys.argv[1])
 run.open()
-die = lambda: os.kill(os.getpid(), 9)
+class Dying:
+    def save(self, directory):
+        os.kill(os.getpid(), 9)
 name, step = "checkpoint-" + sys.argv[2], int(sys.argv[2])
-run.save(name, step, native=die, own=dict, parts={}, owner=lambda file: 0, facts=dict)
+run.save(name, step, Dying())
 """
 
 

@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from resume_adapters.core.run.run import ResumableRun
 
+from miniature import GivenContent
+
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.5, -2.5])}
 TIED = torch.arange(4.0)
 
@@ -37,15 +39,7 @@ def zero(path):
 def save(directory, write):
     run = ResumableRun(directory)
     run.open()
-    run.save(
-        "checkpoint-10",
-        10,
-        native=lambda: write(directory / "checkpoint-10"),
-        own=dict,
-        parts={},
-        owner=lambda file: 0,
-        facts=lambda: {"epoch": 1.0, "reason": "scheduled"},
-    )
+    run.save("checkpoint-10", 10, GivenContent(write))
     run.close()
 
 
@@ -64,18 +58,10 @@ def test_the_weights_of_a_directory(command, tmp_path, write):
 
 
 def test_the_weights_of_a_lightning_file(command, tmp_path):
-    run, directory = ResumableRun(tmp_path), tmp_path
+    run = ResumableRun(tmp_path)
     run.open()
-    run.save(
-        "epoch=0-step=10.ckpt",
-        10,
-        native=lambda: torch.save({"state_dict": WEIGHTS, "epoch": 0}, directory / "epoch=0-step=10.ckpt"),
-        own=dict,
-        parts={},
-        owner=lambda file: 0,
-        facts=lambda: {"epoch": 1.0, "reason": "scheduled"},
-        is_file=True,
-    )
+    content = GivenContent(lambda path: torch.save({"state_dict": WEIGHTS, "epoch": 0}, path))
+    run.save("epoch=0-step=10.ckpt", 10, content, is_file=True)
     run.close()
     assert command("export", tmp_path, "-o", tmp_path / "out.safetensors").code == 0
     assert torch.equal(load_file(tmp_path / "out.safetensors")["a.bias"], WEIGHTS["a.bias"])

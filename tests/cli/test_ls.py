@@ -10,6 +10,7 @@ import pytest
 
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import FORMAT, decode_manifest, encode_manifest
+from resume_adapters.core.storage.local import LocalStorage
 
 KEYS = {
     *("name", "state", "step", "epoch", "bytes", "written", "reason", "metrics", "generation", "world_size", "marks"),
@@ -30,7 +31,8 @@ def test_lists_the_committed_oldest_first_with_marks(command, run_dir):
     files = [file for file in (run_dir / "checkpoint-20").rglob("*") if file.is_file()]
     assert (
         rows[1]["bytes"]
-        == sum(f.stat().st_size for f in files) - manifest_path(run_dir / "checkpoint-20").stat().st_size
+        == sum(f.stat().st_size for f in files)
+        - manifest_path(LocalStorage(), run_dir / "checkpoint-20").stat().st_size
     )
 
 
@@ -109,7 +111,7 @@ def test_does_not_list_a_link_to_a_checkpoint_twice(command, run_dir):
 
 
 def test_names_a_manifest_of_a_later_format(command, run_dir):
-    file = manifest_path(run_dir / "checkpoint-30")
+    file = manifest_path(LocalStorage(), run_dir / "checkpoint-30")
     later = msgspec.structs.replace(decode_manifest(file.read_bytes()), format=FORMAT + 1)
     file.write_bytes(encode_manifest(later))
     done = command("ls", run_dir)

@@ -11,7 +11,7 @@ import pytest
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
 from resume_adapters.cli import policy
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.storage.local import LocalStorage
 
 
@@ -48,7 +48,7 @@ def test_options_are_joined(command, run_dir):
 
 
 def test_keeps_the_best_that_the_run_tracks_whatever_the_policy(command, tmp_path, make_run):
-    make_run(tmp_path, {10: {}, 20: {}, 30: {}}, best=10).record("finished", step=30)
+    make_run(tmp_path, {10: {}, 20: {}, 30: {}}, best=10).set_state(RunState.FINISHED, step=30)
     assert command("prune", tmp_path, "--keep-last", "1").code == 0
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-30"]
 
@@ -102,7 +102,7 @@ def test_refuses_a_policy_that_says_nothing(command, run_dir, words, says):
 
 @pytest.mark.parametrize("host", [None, "elsewhere.example"])
 def test_refuses_while_the_run_may_be_running(command, run_dir, host):
-    status = RunStatus(state="running", step=30, generation=1)
+    status = RunStatus(state=RunState.RUNNING, step=30, generation=1)
     ControlDirectory(LocalStorage(), run_dir, lambda: 4e9).status.write(status)
     if host is not None:
         other = msgspec.structs.replace(status, host=host)

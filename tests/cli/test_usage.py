@@ -1,4 +1,4 @@
-"""Whatever it is pointed at, the command says in one sentence what it found, and tells scripts by its exit code."""
+"""For any path the command says in one sentence what it found, and scripts see it in the exit code."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resume_adapters.core.checkpoint.layout import manifest_path
+from resume_adapters.core.storage.local import LocalStorage
 
 
 def test_finds_a_whole_run_valid(command, run_dir):
@@ -64,7 +65,7 @@ def test_refuses_a_name_that_is_no_checkpoint(command, run_dir):
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])
 def test_names_a_manifest_that_cannot_be_read(command, run_dir, content):
-    file = manifest_path(run_dir / "checkpoint-30")
+    file = manifest_path(LocalStorage(), run_dir / "checkpoint-30")
     file.unlink()
     if content is not None:
         file.write_bytes(content)

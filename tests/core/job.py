@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from resume_adapters import KeepLast
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop.policy import StopOn
@@ -23,7 +24,7 @@ from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, Stopped
 
-from miniature import Miniature
+from miniature import Miniature, effects
 from plain_torch import Killed, Launch, killed_after
 
 LAST = 8
@@ -40,10 +41,10 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
         if step == mine:
             os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.06)  # of shorter steps only some are voted on
-        if agreement.reached():
+        if agreement.poll():
             stopped = step
             break
-    still = stopped is not None and agreement.reached() and agreement.reached()
+    still = stopped is not None and agreement.poll() and agreement.poll()
     agreement.close()
     return {"stopped": stopped, "reason": flag.reason, "still": still}
 
@@ -60,7 +61,7 @@ def hurry(rank: int) -> dict[str, Any]:
         vote()
 
     agreement._vote = counted  # type: ignore[method-assign]
-    while not agreement.reached():
+    while not agreement.poll():
         step += 1
         dist.barrier()
         time.sleep(0.002 * (step % 7 if rank else 1))
@@ -193,10 +194,29 @@ def train(rank: int, one: str, two: str) -> dict[str, Any]:
     return {"one": [line[2] for line in whole.trace], "two": taken, "weights": weights, "draws": whole.end[-1]}
 
 
+def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
+    """Open a run, save one step and close it, many times; in one run directory, or each rank in its own."""
+    options: dict[str, Any] = {"ranks": None, "keep": KeepLast(1), "local_rank": 0 if json.loads(own) else None}
+
+    def once(step: int) -> None:
+        job = Miniature(Path(directory, str(rank) if json.loads(own) else ""), **options)
+        job.run.begin(job.step, 0.0)
+        job.commit(step)
+        job.run.end_step(step, 0.0)
+        job.run.close()
+        job.run.close()  # closing a closed run does nothing
+
+    once(1)  # what the first makes once for the process stays
+    before = effects()
+    for step in range(2, int(times) + 2):
+        once(step)
+    return {"before": before, "after": effects()}
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    everything = (agree, hurry, skip, clock, save, resume, start_from, fail, train)
+    everything = (agree, hurry, skip, clock, save, resume, start_from, fail, train, reopen)
     work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])

@@ -73,7 +73,16 @@ def calls(file: Path) -> Iterator[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("file", CORE, ids=lambda file: module_name(file))
 def test_the_core_names_no_framework(file: Path) -> None:
-    allowed = {"torch", "numpy", "safetensors", "msgspec", "xxhash", "resume_adapters"} | sys.stdlib_module_names
+    allowed = {
+        "torch",
+        "numpy",
+        "safetensors",
+        "msgspec",
+        "xxhash",
+        "psutil",
+        "packaging",
+        "resume_adapters",
+    } | sys.stdlib_module_names
     assert roots(file) <= allowed
 
 
@@ -187,7 +196,7 @@ def test_an_adapter_imports_its_framework_only(adapter: str) -> None:
 
 
 def test_importing_the_package_imports_neither_torch_nor_a_framework() -> None:
-    heavy = sorted(FRAMEWORKS | {"torch", "numpy", "safetensors", "typer", "rich"})
+    heavy = sorted(FRAMEWORKS | {"torch", "numpy", "safetensors", "psutil", "packaging", "typer", "rich"})
     program = f"import sys, resume_adapters; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == []
@@ -223,7 +232,7 @@ def test_only_storage_changes_a_disk(file: Path) -> None:
     """No other module of the core opens a file, or creates, changes, moves or removes one, but through a Storage."""
     if file.parent.name == "storage":
         pytest.skip("storage does")
-    through = ("storage", "self.storage", "pending", "self.run")
+    through = ("storage", "self.storage", "pending", "self.run", "self._run", "self._session")
     offending = [
         f"line {line}: {receiver}.{called}"
         for receiver, called, line in calls(file)
@@ -237,6 +246,40 @@ def test_only_storage_changes_a_disk(file: Path) -> None:
     ]
     assert not offending
     assert not roots(file) & {"shutil", "tempfile", "io"}
+
+
+READS = {
+    "access", "exists", "getsize", "glob", "is_dir", "is_file", "is_mount", "is_symlink", "isdir", "isfile", "islink",
+    "iterdir", "lexists", "listdir", "lstat", "open", "read_bytes", "read_text", "readlink", "realpath", "rglob",
+    "samefile", "scandir", "stat", "walk",
+}  # fmt: skip
+"""Calls that look at a disk, under whatever module they go."""
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: module_name(file))
+def test_only_storage_looks_at_a_disk(file: Path) -> None:
+    """No other module of the core reads a file, a directory or a link but through a Storage.
+
+    ``torch.load``, ``load_file``, ``safe_open`` and ``zipfile`` are libraries that open files themselves.
+    """
+    if file.parent.name == "storage":
+        pytest.skip("storage does")
+    through = (
+        "storage",
+        "self.storage",
+        "self._storage",
+        "pending",
+        "pending.storage",
+        "self.run",
+        "self._run",
+        "self._session",
+    )
+    offending = [
+        f"line {line}: {receiver}.{called}"
+        for receiver, called, line in calls(file)
+        if called in READS and receiver not in (*through, "ast")
+    ]
+    assert not offending
 
 
 def callers(function: str) -> set[str]:
@@ -271,7 +314,7 @@ def test_only_commit_writes_the_marker() -> None:
 
 def test_only_pruning_removes_a_committed_checkpoint() -> None:
     """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
-    assert callers("delete") == {"commit._make_directory", "commit._abandon", "upkeep.sweep", "prune.prune"}
+    assert callers("delete") == {"commit._free_name", "commit._abandon", "upkeep.sweep", "prune.prune"}
     assert callers("remove_tree") == {"remove.delete", "upkeep.sweep", "base.remove_tree"}
     assert callers("remove_directory") == {"base.remove_tree"}
     assert callers("remove_file") <= {
@@ -279,7 +322,7 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "base.point_to",
         "upkeep.prepare",
         "upkeep.sweep",
-        "commit.announce",
+        "commit.publish",
         "stop_file.withdraw",
         "discovery.discover_groups",
         "discovery.take_away",

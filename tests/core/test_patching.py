@@ -48,7 +48,7 @@ def test_a_function_stands_before_one_of_a_module() -> None:
 
 
 def test_a_copy_shares_what_stands_before_its_method() -> None:
-    """Copied with the owner, it would stand before a copy of whatever it belongs to: a session, its run, its files."""
+    """Copied with the owner, it would call into a copy of a whole session, with its run and files."""
     seen: list[int] = []
     counter = Counter()
     with wrapped(counter, "next", lambda native: seen.append(native())):

@@ -26,5 +26,5 @@ def test_an_older_version_is_refused_with_both_versions_and_the_remedy(found: st
 def test_an_option_of_another_type_is_refused_with_what_was_expected() -> None:
     require_type("stop", None, StopOn, "StopOn()")
     require_type("stop", StopOn(), StopOn, "StopOn()")
-    with pytest.raises(UnsupportedSetting, match=r"^stop=15 is no StopOn; expected one, such as StopOn\(\)$"):
+    with pytest.raises(UnsupportedSetting, match=r"^stop must be a StopOn, such as StopOn\(\); got 15$"):
         require_type("stop", 15, StopOn, "StopOn()")

@@ -75,23 +75,40 @@ SAVES = {"stage": 2, "max_steps": 6, "save_every": 2, "keep": "KeepLast(1)"}
 LEAVING = [{6}, {4, 6}]
 
 
-def test_killed_before_operations_on_the_run_directory(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3, for one in seven of the operations; the core's own tests take them all."""
-    count = contract.operations(bench, tmp_path / "operations", SAVES)
-    anchors = contract.killed_before_operations(
-        bench, tmp_path, SAVES, reference(SAVES), range(5, count, 7), leaving=LEAVING
+OPERATIONS = contract.operations(
+    "global_step2",
+    "global_step4",
+    "global_step4/resume",
+    contract.Operation("os.mkdir", "global_step4", 2, 2),
+    superseded=("global_step6", 6),
+)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3: before each kind of operation of saving, committing and pruning, by SIGKILL."""
+    contract.killed_before_an_operation(
+        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=LEAVING
     )
-    assert len(anchors) > 5 and set(anchors.values()) >= {0, 2, 4}
 
 
-def test_killed_before_an_operation_of_rank_one(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+OF_RANK_ONE = {
+    "its shard": contract.Operation("os.mkdir", "global_step4", 2),
+    "its tensors": contract.Operation("open", r"global_step4/resume/rank-00001\.safetensors", 2),
+    "its state": contract.Operation("open", r"global_step4/resume/rank-00001\.json", 2),
+    "the first": contract.Operation("open", r"global_step2/resume/rank-00001\.json", 0),
+}
+
+
+@pytest.mark.parametrize("operation", OF_RANK_ONE)
+def test_killed_before_an_operation_of_rank_one(
+    operation: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
     """Its shard, and what it saves beside it: rank zero neither commits nor moves ``latest``."""
     config = {**SAVES, "on_rank": 1}
-    count = contract.operations(bench, tmp_path / "operations", config, ranks=2)
-    anchors = contract.killed_before_operations(
-        bench, tmp_path, config, reference(config, 2), range(1, count + 1, 2), leaving=LEAVING, ranks=2
+    contract.killed_before_an_operation(
+        bench, tmp_path, config, reference(config, 2), OF_RANK_ONE[operation], leaving=LEAVING, ranks=2
     )
-    assert set(anchors.values()) >= {0, 2}
 
 
 # ---- Law 4

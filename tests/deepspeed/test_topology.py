@@ -1,4 +1,4 @@
-"""Law 7 for a DeepSpeed loop: another number of ranks or workers, the same samples and rates in every step."""
+"""Law 7 for a DeepSpeed loop: a different number of ranks or workers, the same samples and rates in every step."""
 
 from __future__ import annotations
 

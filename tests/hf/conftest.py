@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
     # deepspeed: where it is installed, each trainer imports it.
-    models = ("transformers.models.gpt2.modeling_gpt2", "peft")
+    models = ("transformers.models.gpt2.modeling_gpt2", "transformers_tables", "peft")
     server = Server("torch", "transformers.trainer", *models, "torch._dynamo", "datasets", "deepspeed", "torchdata")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
@@ -25,3 +25,8 @@ def bench() -> Iterator[contract.Bench]:
 @pytest.fixture(scope="session")
 def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
     return contract.References(bench, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
+    return contract.Killed(bench, tmp_path_factory.mktemp)

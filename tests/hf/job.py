@@ -70,7 +70,7 @@ class Mapped(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """A stream without a length, shuffled anew in each pass where it has ``set_epoch``."""
+    """A stream without a length, reshuffled in each pass where it has ``set_epoch``."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -194,7 +194,7 @@ class TracedTrainer(Trainer):
 
 
 class Striking(TrainerCallback):
-    """Tells the job's shared part where the trainer is, at one kind of event."""
+    """Reports to the job's shared part where the trainer is, at one kind of event."""
 
     def __init__(self, name: str) -> None:
         setattr(self, name, lambda args, state, control, **kwargs: event(name, state.global_step))

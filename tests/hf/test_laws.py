@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -16,6 +14,8 @@ from typing import Any
 
 import pytest
 from transformers import TrainingArguments
+
+from resume_adapters.hf.files import foreign_step
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -96,20 +96,6 @@ def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any
     contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
 
 
-def test_plain_interpreters_behave_like_forked_jobs(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """What the forking server saves is only the time of the imports."""
-    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "kill": KILL}))
-    command = [sys.executable, str(bench.script), "config.json"]
-    environment = {**os.environ, "PYTHONPATH": str(bench.script.parents[1]), "OMP_NUM_THREADS": "1"}
-    assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == -signal.SIGKILL
-    (tmp_path / "trace.0").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(PLAIN))
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    trace = contract.read_trace(tmp_path)
-    contract.require_same_steps(trace, reference(PLAIN), start=15)
-    contract.require_same_end(trace, reference(PLAIN))
-
-
 def test_add_callback_resumes_as_well(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**PLAIN, "late": True}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(PLAIN), [KILL])
@@ -120,22 +106,20 @@ def test_add_callback_resumes_as_well(bench: contract.Bench, reference: Any, tmp
 SAVES = {"args": {"max_steps": 6, "save_steps": 2, "save_total_limit": 1}, "samples": 20}
 
 
-@pytest.fixture(scope="session")
-def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
-    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
+OPERATIONS = contract.operations(
+    "checkpoint-2",
+    "checkpoint-4",
+    "checkpoint-4/resume",
+    contract.Operation("open", r"checkpoint-4/trainer_state\.json", 2),
+)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_killed_before_any_operation_on_the_run_directory(
-    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 3: before each open, rename, mkdir and unlink of saving, committing and pruning, by SIGKILL."""
-    assert operations > 40, "the job must do the operations that this test is about"
-    numbers = range(1 + part, operations + 1, 4)
-    anchors = contract.killed_before_operations(
-        bench, tmp_path, SAVES, reference(SAVES), numbers, leaving=[{6}, {4, 6}], of_the_end=["logs"]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3: before each kind of operation of saving, committing and pruning, by SIGKILL."""
+    contract.killed_before_an_operation(
+        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}], of_the_end=["logs"]
     )
-    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
 
 
 # ---- Law 4
@@ -165,32 +149,47 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
+    """Law 4, without a launch."""
+    contract.every_damage_is_found(
+        three_checkpoints / "out",
+        tmp_path / "out",
+        [f"checkpoint-15/{name}" for name in FILES],
+        lambda path: foreign_step(path, 1),
+        newest="checkpoint-15",
+        before="checkpoint-10",
+    )
+
+
+DAMAGED = {
+    "optimizer.pt": "flipped",
+    "model.safetensors": "zeroed",
+    "resume/rank-00000.json": "cut",
+    "resume/ema.safetensors": "emptied",
+    "resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+
+
+@pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    """Law 4. Two of the files are resumed from to the end; the others are checked to be found and named."""
+    """Law 4, and to the end."""
     config = {**PLAIN, "ema": True}
-    for number, name in enumerate(FILES):
-        directory = tmp_path / str(number)
-        to_the_end = name in ("optimizer.pt", "resume/rank-00000.json")
-        stop = {} if to_the_end else {"kill": {"event": "on_train_begin", "step": 10}}
-        outcome = contract.damaged_is_passed_over(
-            bench,
-            directory,
-            three_checkpoints,
-            {**config, **stop},
-            DAMAGES[kind],
-            f"checkpoint-15/{name}",
-            newest="checkpoint-15",
-            before="checkpoint-10",
-        )
-        if to_the_end:
-            outcome.require_success()
-            trace = contract.read_trace(directory)
-            contract.require_same_steps(trace, reference(config), start=10)
-            contract.require_same_end(trace, reference(config))
-        shutil.rmtree(directory)
+    contract.damaged_is_passed_over(
+        bench,
+        tmp_path / "run",
+        three_checkpoints,
+        config,
+        DAMAGES[DAMAGED[name]],
+        f"checkpoint-15/{name}",
+        newest="checkpoint-15",
+        before="checkpoint-10",
+    ).require_success()
+    trace = contract.read_trace(tmp_path / "run")
+    contract.require_same_steps(trace, reference(config), start=10)
+    contract.require_same_end(trace, reference(config))
 
 
 def test_an_older_trainer_state_is_found(three_checkpoints: Path, bench: contract.Bench, tmp_path: Path) -> None:
@@ -324,8 +323,8 @@ def test_ddp_and_compiled_together(bench: contract.Bench, reference: Any, tmp_pa
     )
 
 
-def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"kill": KILL})
+def test_another_architecture_is_refused(bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": KILL})
     outcome = bench.run(tmp_path, {"width": 32})
     assert outcome.statuses == (1,)
     assert "was saved from another model" in outcome.output
@@ -460,8 +459,8 @@ def test_a_stream_that_counts_its_passes_is_refused(bench: contract.Bench, tmp_p
 # ---- Law 10
 
 
-def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, tmp_path: Path) -> None:
-    assert bench.run(tmp_path, {"kill": KILL}).killed
+def test_the_bare_trainer_loads_what_was_saved(bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": KILL})
     bench.run(tmp_path, {"bare": True, "resume_from": True}).require_success()
     assert contract.read_trace(tmp_path).first_step == 15
 
@@ -513,8 +512,10 @@ def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tm
     contract.require_same_steps(trace, reference({}), start=10)
 
 
-def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(
+    bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
+) -> None:
+    killed(tmp_path / "old", {"kill": KILL})
     config = {"resume_from": str(tmp_path / "old" / "out" / "checkpoint-10")}
     assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
     contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)
@@ -522,8 +523,8 @@ def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, 
     contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=15)
 
 
-def test_scratch_refuses_committed_checkpoints(bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"kill": KILL})
+def test_scratch_refuses_committed_checkpoints(bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": KILL})
     outcome = bench.run(tmp_path, {"resume": "scratch"})
     assert outcome.statuses == (1,) and 'resume="scratch" would train over them' in outcome.output
 
@@ -554,8 +555,8 @@ def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contr
         ({"dataloader_num_workers": 2}, "num_workers"),
     ],
 )
-def test_another_batch_is_refused(args: Any, named: str, bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"kill": KILL})
+def test_another_batch_is_refused(args: Any, named: str, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": KILL})
     outcome = bench.run(tmp_path, {"args": args})
     assert outcome.statuses == (1,)
     assert named in outcome.output and "StateMismatch" in outcome.output

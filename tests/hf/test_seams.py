@@ -199,13 +199,13 @@ def test_a_restored_running_loss_joins_that_of_the_first_step(restored: float, l
 
 
 def test_the_loader_takes_its_indices_from_the_index_sampler() -> None:
-    """A watched loader is asked for ``_index_sampler`` when a pass begins, and stays a loader of its class."""
+    """A tracked loader is asked for ``_index_sampler`` when a pass begins, and stays a loader of its class."""
     plain = DataLoader(list(range(8)), batch_size=2)
-    watch = track(plain)
-    assert isinstance(plain, DataLoader) and track(plain) is watch
+    tracked = track(plain)
+    assert isinstance(plain, DataLoader) and track(plain) is tracked
     assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert watch.fetched == 4 and watch.exhausted
-    assert watch.position(2)["sampler"] is not None
+    assert tracked.fetched == 4 and tracked.exhausted
+    assert tracked.position(2).sampler is not None
 
 
 def test_ddp_has_the_reducer_that_buckets_are_replayed_through() -> None:

@@ -1,4 +1,4 @@
-"""Law 7 for the Trainer: another number of ranks or workers, another split into batches, the same samples."""
+"""Law 7 for the Trainer: different ranks, workers or batch splits give the same samples."""
 
 from __future__ import annotations
 

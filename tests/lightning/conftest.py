@@ -34,3 +34,8 @@ def bench() -> Iterator[contract.Bench]:
 @pytest.fixture(scope="session")
 def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
     return contract.References(bench, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
+    return contract.Killed(bench, tmp_path_factory.mktemp)

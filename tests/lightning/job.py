@@ -214,7 +214,7 @@ class Fetching(Model):
 
 
 class Striking(pl.Callback):
-    """Tells the job's shared part where the trainer is, at one kind of event; after every ModelCheckpoint."""
+    """Reports to the job's shared part where the trainer is, at one kind of event; after every ModelCheckpoint."""
 
     def __init__(self, name: str) -> None:
         setattr(self, name, lambda trainer, *rest: event(name, trainer.global_step))
@@ -423,7 +423,7 @@ def finish(trainer: Any, model: Model) -> None:
 
 
 def weights(model: Model) -> list[torch.Tensor]:
-    """Return the weights and the buffers, put together from all ranks where they are spread over them."""
+    """Return the weights and the buffers, gathered from all ranks if they are sharded."""
     if CONFIG["strategy"] == "deepspeed" and CONFIG["zero"] == 3:
         import deepspeed
 
@@ -433,7 +433,7 @@ def weights(model: Model) -> list[torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, put together from its shards where it has any."""
+    """Return a tensor, gathered from its shards if it has any."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from resume_adapters.lightning import ResumeCallback
+from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 
 class Interrupted(Exception):
@@ -38,17 +43,24 @@ class Line(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def launch(directory: Path, interrupted_at: int | None) -> tuple[list[int], dict[str, int]]:
-    """Train; return the epochs that began in this launch, and how many there were in all, by how far they came."""
-    module = Line(interrupted_at)
-    trainer = pl.Trainer(
-        max_epochs=3,
+def trainer_of(
+    directory: Path, *callbacks: pl.Callback, plugins: Sequence[Any] = (), max_epochs: int = 3
+) -> pl.Trainer:
+    return pl.Trainer(
+        max_epochs=max_epochs,
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1), ResumeCallback()],
+        plugins=list(plugins),
+        callbacks=[ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1), *callbacks],
     )
+
+
+def launch(directory: Path, interrupted_at: int | None) -> tuple[list[int], dict[str, int]]:
+    """Train; return the epochs that began in this launch, and how many there were in all, by how far they came."""
+    module = Line(interrupted_at)
+    trainer = trainer_of(directory, ResumeCallback())
     trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
     return module.begun, dict(vars(trainer.fit_loop.epoch_progress.total))
 
@@ -60,3 +72,79 @@ def test_an_epoch_begins_once(at: int, begun: list[int], tmp_path: Path) -> None
     found, counted = launch(tmp_path, None)
     assert found == begun
     assert counted == {"ready": 3, "started": 3, "processed": 3, "completed": 3}
+
+
+class Pairs(Line):
+    """Takes batches of two loaders, of which the shorter is at its end first."""
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__(interrupted_at)
+        self.seen: dict[int, tuple[list[float], bool]] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch["long"], batch_idx)
+        self.seen[self.global_step] = (batch["long"].flatten().tolist(), batch["short"] is None)
+        return loss
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.arange(0.0, 1.0, 1 / 16).view(16, 1))
+
+
+@pytest.mark.parametrize("mode", ["max_size", "max_size_cycle"])
+def test_a_loader_that_ended_before_another_stays_at_its_end(mode: str, tmp_path: Path) -> None:
+    """Also in the launch after the next, whose checkpoint was saved by a launch in which it gave nothing."""
+    seen: dict[int, tuple[list[float], bool]] = {}
+    for interrupted_at in (5, 7, None):
+        module = Pairs(interrupted_at)
+        pair = {"long": DataLoader(Stream(), 2), "short": DataLoader(torch.arange(6.0).view(6, 1), 2)}
+        with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
+            trainer_of(tmp_path, ResumeCallback(), max_epochs=1).fit(module, CombinedLoader(pair, mode))
+        assert min(module.seen) == {5: 0, 7: 4, None: 6}[interrupted_at]
+        seen |= module.seen
+    assert seen == {step: ([step / 8, step / 8 + 1 / 16], mode == "max_size" and step >= 3) for step in range(8)}
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("interrupted_at", [None, 7])
+def test_everything_is_undone(interrupted_at: int | None, resumed: bool, tmp_path: Path) -> None:
+    """Whether a fit ends or fails: handlers, callbacks and methods of the trainer are those of before."""
+    if resumed:
+        with pytest.raises(Interrupted):
+            launch(tmp_path, 5)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    handlers = [signal.getsignal(each) for each in numbers]
+    plugin, module = ResumeCheckpointIO(), Line(interrupted_at)
+    trainer = trainer_of(tmp_path, ResumeCallback(), plugins=[plugin])
+    callbacks = list(trainer.callbacks)
+    with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
+        trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
+    assert [signal.getsignal(each) for each in numbers] == handlers
+    assert trainer.callbacks == callbacks
+    loop = trainer.fit_loop
+    connectors = (trainer._checkpoint_connector, trainer._signal_connector)
+    owners = (trainer, trainer.strategy, module, loop, loop.epoch_loop, loop.epoch_loop.val_loop, *connectors)
+    patched = {(type(each).__name__, name) for each in (*owners, *callbacks) for name in methods(each)}
+    assert not patched
+    plugin.save_checkpoint({}, tmp_path / "a.ckpt")
+    (tmp_path / ".b.ckpt.tmp").mkdir()
+    with pytest.raises(OSError, match="could not be written"):
+        plugin.save_checkpoint({}, tmp_path / "b.ckpt")
+
+
+def methods(thing: Any) -> list[str]:
+    """Return the methods of a class that an object has of its own."""
+    return [name for name in vars(thing) if callable(getattr(type(thing), name, None))]
+
+
+def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
+    """What one fit has wrapped is not there for the next, which resumes what the first has saved."""
+    module, callback = Line(7), ResumeCallback()
+    trainer, loader = trainer_of(tmp_path, callback), DataLoader(torch.rand(8, 1), batch_size=2)
+    with pytest.raises(Interrupted):
+        trainer.fit(module, loader)
+    assert callback.active_run is None
+    again = Line(None)
+    trainer_of(tmp_path, callback).fit(again, loader)
+    assert again.begun == [2]

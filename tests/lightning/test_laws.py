@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from resume_adapters.lightning.files import foreign_step
+
 import contract
 from faults import DAMAGES, cut, flip
 
@@ -103,27 +105,33 @@ SAVES = {
 }
 
 
-@pytest.fixture(scope="session")
-def operations(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> int:
-    return contract.operations(bench, tmp_path_factory.mktemp("operations"), SAVES)
+OPERATIONS = contract.operations(
+    "epoch=0-step=2.ckpt",
+    "epoch=1-step=4.ckpt",
+    "epoch=1-step=4.ckpt.resume",
+    contract.Operation("open", r"\.epoch=1-step=4\.ckpt\.tmp", 2),
+    saves=2,
+    superseded=("last.ckpt", 4),
+) | {
+    "gives the file of the framework its name": contract.Operation("os.rename", r"\.epoch=1-step=4\.ckpt\.tmp", 2),
+    "takes the mark of the committed away": contract.Operation(
+        "os.rename", r"epoch=0-step=2\.ckpt\.resume/manifest\.json", 4
+    ),
+}
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_killed_before_any_operation_on_the_run_directory(
-    part: int, operations: int, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    """Law 3: before each open, rename, mkdir and unlink of saving, committing and removing, by SIGKILL."""
-    assert operations > 60, "the job must do the operations that this test is about"
-    anchors = contract.killed_before_operations(
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3: before each kind of operation of saving, committing and removing, by SIGKILL."""
+    contract.killed_before_an_operation(
         bench,
         tmp_path,
         SAVES,
         reference(SAVES),
-        range(part + 1, operations + 1, 4),
+        OPERATIONS[operation],
         leaving=[{6}, {4, 6}, {2, 6}, {2, 4, 6}],
         of_the_end=["logged"],
     )
-    assert len(anchors) > 8 and set(anchors.values()) >= {0, 2, 4}
 
 
 # ---- Law 4
@@ -147,30 +155,41 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
+    """Law 4, without a launch."""
+    contract.every_damage_is_found(
+        three_checkpoints / "out", tmp_path / "out", FILES, foreign_step, newest=NEWEST, before=BEFORE
+    )
+
+
+DAMAGED = {
+    NEWEST: "zeroed",
+    f"{NEWEST}.resume/rank-00000.json": "cut",
+    f"{NEWEST}.resume/rank-00000.safetensors": "flipped",
+    f"{NEWEST}.resume/manifest.json": "removed",
+}
+"""A file of each kind, and what befalls it."""
+
+
+@pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_of_any_kind_takes_the_previous_checkpoint(
-    kind: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+    name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    """Law 4. One of the files is resumed from to the end; the others are checked to be found and named."""
+    """Law 4, and to the end."""
     config = {"augment": True}
-    for number, name in enumerate(FILES):
-        to_the_end = name == NEWEST
-        stop = {} if to_the_end else {"kill": {"event": "on_train_start", "step": 10}}
-        outcome = contract.damaged_is_passed_over(
-            bench,
-            tmp_path / str(number),
-            three_checkpoints,
-            {**config, **stop},
-            DAMAGES[kind],
-            name,
-            newest=NEWEST,
-            before=BEFORE,
-        )
-        if to_the_end:
-            outcome.require_success()
-            trace = contract.read_trace(tmp_path / str(number))
-            contract.require_same_steps(trace, reference(config), start=10)
-            contract.require_same_end(trace, reference(config))
+    contract.damaged_is_passed_over(
+        bench,
+        tmp_path / "run",
+        three_checkpoints,
+        config,
+        DAMAGES[DAMAGED[name]],
+        name,
+        newest=NEWEST,
+        before=BEFORE,
+    ).require_success()
+    trace = contract.read_trace(tmp_path / "run")
+    contract.require_same_steps(trace, reference(config), start=10)
+    contract.require_same_end(trace, reference(config))
 
 
 @pytest.mark.parametrize("last", ["cut", "emptied", "flipped", "removed", "dangling", "stale", "newer-name"])
@@ -243,8 +262,8 @@ def test_a_compiled_part_and_a_plain_one_restore_alike(
     )
 
 
-def test_another_architecture_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"kill": KILL})
+def test_another_architecture_is_refused(bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": KILL})
     outcome = bench.run(tmp_path, {"width": 24})
     assert outcome.statuses == (1,)
     assert "was saved from another model" in outcome.output and "body.0.weight" in outcome.output
@@ -290,16 +309,21 @@ def test_bare_lightning_loads_what_was_saved(directory: str, bench: contract.Ben
 # ---- Each alone
 
 
-def test_the_io_alone_commits_and_finds_damage(bench: contract.Bench, tmp_path: Path) -> None:
+def test_the_io_alone_replaces_files_in_one_step(bench: contract.Bench, tmp_path: Path) -> None:
+    """A kill within the second save of a file leaves the first; what is missing is said once."""
     config = {"callback_off": True, "checkpoints": [{"save_last": True, "save_top_k": 1}]}
     outcome = bench.run(tmp_path, {**config, "kill": KILL})
-    assert "add ResumeCallback()" in outcome.output
-    assert contract.committed(tmp_path / "out") == {"epoch=1-step=15.ckpt": 15, "last.ckpt": 15}
-    flip(tmp_path / "out" / "last.ckpt")
-    outcome = bench.run(tmp_path, config)
-    assert outcome.statuses == (1,) and "last.ckpt is damaged" in outcome.output
+    out = tmp_path / "out"
+    assert outcome.killed and outcome.output.count("add ResumeCallback()") == 1
+    assert sorted(path.name for path in out.glob("*.ckpt")) == ["epoch=1-step=15.ckpt", "last.ckpt"]
+    assert contract.committed(out) == {}
+    before = (out / "last.ckpt").read_bytes()
+    assert bench.run(tmp_path, {**config, "kill_at_opening": ".last.ckpt.tmp"}).killed
+    assert contract.read_trace(tmp_path).first_step == 15
+    assert (out / "last.ckpt").read_bytes() == before
+    shutil.rmtree(out / ".resume", ignore_errors=True)
     outcome = bench.run(tmp_path, {**config, "callback_off": False}).require_success()
-    assert "was saved without ResumeCallback" in outcome.output
+    assert "was made without this package" in outcome.output
 
 
 # ---- Ends, beginnings and refusals
@@ -338,8 +362,10 @@ def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tm
     assert contract.read_trace(tmp_path).first_step == 10
 
 
-def test_a_path_starts_a_run_but_its_own_checkpoints_win(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    assert bench.run(tmp_path / "old", {"kill": KILL}).killed
+def test_a_path_starts_a_run_but_its_own_checkpoints_win(
+    bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
+) -> None:
+    killed(tmp_path / "old", {"kill": KILL})
     config = {"ckpt_path": str(tmp_path / "old" / "out" / "epoch=0-step=10.ckpt")}
     assert bench.run(tmp_path / "new", {**config, "kill": KILL}).killed
     contract.require_same_steps(contract.read_trace(tmp_path / "new"), reference({}), start=10)

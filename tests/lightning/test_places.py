@@ -1,4 +1,4 @@
-"""Where checkpoints lie: what Slurm's handler saved beside them, a TMPDIR and a disk that are elsewhere."""
+"""Where checkpoints lie: what Slurm's handler saved next to them, a TMPDIR and a disk that are elsewhere."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def saved_by_slurm(bench: contract.Bench, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("named", ["last", "hpc"])
 def test_a_newer_hpc_checkpoint_is_taken(
-    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
 ) -> None:
     """Bare Lightning ignores it with ``ckpt_path="last"``. Random state is not in it, and that is said."""
-    assert bench.run(tmp_path, {"kill": KILL}).killed
+    killed(tmp_path, {"kill": KILL})
     assert set(contract.committed(tmp_path / "out").values()) == {5, 10, 15}
     shutil.copy(saved_by_slurm / "epoch=1-step=17-17.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
     outcome = bench.run(tmp_path, {"ckpt_path": named}).require_success()
@@ -45,18 +45,18 @@ def test_a_newer_hpc_checkpoint_is_taken(
 
 @pytest.mark.parametrize("named", [None, "hpc"])
 def test_an_older_hpc_checkpoint_is_not_taken(
-    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+    named: str | None, saved_by_slurm: Path, bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
 ) -> None:
     """Bare Lightning prefers it with ``ckpt_path=None``."""
-    assert bench.run(tmp_path, {"kill": KILL}).killed
+    killed(tmp_path, {"kill": KILL})
     shutil.copy(saved_by_slurm / "epoch=0-step=8.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, {"ckpt_path": named}, reference({})) == 15
 
 
 def test_a_torn_hpc_checkpoint_is_passed_over(
-    saved_by_slurm: Path, bench: contract.Bench, reference: Any, tmp_path: Path
+    saved_by_slurm: Path, bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
 ) -> None:
-    assert bench.run(tmp_path, {"kill": KILL}).killed
+    killed(tmp_path, {"kill": KILL})
     content = (saved_by_slurm / "epoch=1-step=17-17.ckpt").read_bytes()
     (tmp_path / "hpc_ckpt_1.ckpt").write_bytes(content[: len(content) // 2])
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, {}, reference({})) == 15

@@ -18,6 +18,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities import combined_loader
 
 from resume_adapters.lightning import compat
 
@@ -27,7 +29,10 @@ METHODS: dict[tuple[Any, str], list[str]] = {
     (_CheckpointConnector, "resume_start"): ["self", "checkpoint_path"],
     (pl.Trainer, "save_checkpoint"): ["self", "filepath", "weights_only", "storage_options"],
     (_FitLoop, "_load_combined_loader_states"): ["self"],
+    (_FitLoop, "run"): ["self"],
     (_FitLoop, "on_run_end"): ["self"],
+    (_SignalConnector, "register_signal_handlers"): ["self"],
+    (_SignalConnector, "teardown"): ["self"],
     (_TrainingEpochLoop, "advance"): ["self", "data_fetcher"],
     (_FitLoop, "on_advance_start"): ["self"],
     (_TrainingEpochLoop, "reset"): ["self"],
@@ -63,6 +68,8 @@ ATTRIBUTES = {
         "_first_loop_iter",
         "_current_fx",
     ],
+    combined_loader.CombinedLoader: ["_iterator"],
+    combined_loader._MaxSizeCycle: ["_consumed"],
     ModelCheckpoint: ["_last_global_step_saved", "_last_checkpoint_saved", "_last_time_checked"],
     DeepSpeedStrategy: ["load_full_weights"],
     FSDPStrategy: ["_state_dict_type"],
@@ -113,6 +120,14 @@ def test_a_validation_is_run_and_measured_as_it_is_asked_about() -> None:
     assert {"max_batches", "_is_sequential"} <= set(dir(_EvaluationLoop))
     source = inspect.getsource(_EvaluationLoop._evaluation_step)
     assert source.index("increment_processed()") < source.index('"on_validation_batch_end"')
+
+
+def test_signals_are_taken_after_a_checkpoint_is_loaded() -> None:
+    """``patch`` lets Lightning register its handlers beneath this package's, and restores in the opposite order."""
+    source = inspect.getsource(pl.Trainer._run)
+    load, register = (source.rindex(name) for name in ("_restore_modules_and_callbacks(", "register_signal_handlers()"))
+    assert load < register < source.index("self._run_stage()") < source.index("self._teardown()")
+    assert "self._signal_connector.teardown()" in inspect.getsource(pl.Trainer._teardown)
 
 
 def test_a_loader_is_known_before_a_pass_over_it_begins() -> None:

@@ -25,7 +25,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Laws 1 and 2. Weights and the optimizer's moments are put together from all ranks, and compared bit for bit."""
+    """Laws 1 and 2. Weights and the optimizer's moments are gathered from all ranks, and compared bit for bit."""
     ranks, config = CASES[case]
     expected = reference(config, ranks)
     assert sum(final["share"] for final in expected.final) == pytest.approx(1), (

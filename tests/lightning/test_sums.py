@@ -26,7 +26,7 @@ def test_each_reduction_comes_back(reduce: Any) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones=True)
     again = _ResultCollection(training=True)
     saved = logged(reduce_fx=reduce)
-    epoch_sums.log_again(again, saved, trainer)
+    epoch_sums.restore_logged(again, saved, trainer)
     assert epoch_sums.logged(again) == saved
     assert again["training_step.loss"].meta.reduce_fx is (getattr(torch, reduce) if isinstance(reduce, str) else reduce)
 
@@ -35,13 +35,13 @@ def test_each_reduction_comes_back(reduce: Any) -> None:
 def test_no_other_function_is_looked_up(reduce: list[Any]) -> None:
     """A name that someone wrote into a checkpoint must not become a function that is called with its data."""
     with pytest.raises(CheckpointDamaged, match=f"loss' of the checkpoint is reduced by '{reduce[0]}'"):
-        epoch_sums.log_again({}, [{**logged()[0], "reduce": reduce}], None)
+        epoch_sums.restore_logged({}, [{**logged()[0], "reduce": reduce}], None)
 
 
 def test_no_other_attribute_is_set() -> None:
     saved = logged()[0]
     with pytest.raises(CheckpointDamaged, match="'compute'"):
-        epoch_sums.log_again({}, [{**saved, "summed": {**saved["summed"], "compute": torch.tensor(0)}}], None)
+        epoch_sums.restore_logged({}, [{**saved, "summed": {**saved["summed"], "compute": torch.tensor(0)}}], None)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Law 7 for Lightning: another number of ranks or workers, another split into batches, the same samples and rates."""
+"""Law 7 for Lightning: different ranks, workers or batch splits give the same samples and rates."""
 
 from __future__ import annotations
 
@@ -51,8 +51,12 @@ def test_every_step_has_the_samples_that_it_would_have_had(
     assert (final["strategy"] == "ModelParallelStrategy") == is_spread
 
 
-def test_another_global_batch_goes_on_by_samples(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    launches = [on(1, 8, **KEEP), on(2, 11, **KEEP), on(1, batch=16, accumulate=1, **KEEP)]
+@pytest.mark.parametrize("strategy", [{}, SHARDED], ids=["whole", "sharded"])
+def test_another_global_batch_goes_on_by_samples(
+    strategy: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    options = {**KEEP, **strategy}
+    launches = [on(1, 8, **options), on(2, 11, **options), on(1, batch=16, accumulate=1, **options)]
     expected = reference(launches[-1][1])
     contract.goes_on_by_samples(bench, tmp_path, launches, 3 * 48, expected)
 

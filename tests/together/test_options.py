@@ -27,7 +27,7 @@ OPTIONS = ("resume", "keep", "stop", "save_every", "mtbf", "verify", "on_batch_c
 """What every adapter takes, in this order."""
 
 OF_LOOPS = ["run_dir"]
-"""What a hand-written loop says beside, and a framework with a loop of its own knows."""
+"""What a hand-written loop takes in addition; a framework with its own loop knows it."""
 
 pytestmark = pytest.mark.xdist_group("together")
 

@@ -1,4 +1,4 @@
-"""What the pages tell a reader to write and to type does what they say: every block of code is run.
+"""The code and the commands of the pages work: every block is run.
 
 All python blocks of a page run in one process, in their order, as a reader would type them. Of the shell blocks, the
 lines that begin with ``resume-adapters`` run against a small run directory. A block that cannot run here stands behind
@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 
 import resume_adapters.data
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.state.stateful import StaticState
 
 from launch import Server
+from miniature import GivenContent
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,18 +90,15 @@ def finished(directory: Path) -> None:
     run = ResumableRun(directory)
     run.open()
     for step in (500, 1000, 1500):
-        path = directory / f"checkpoint-{step}"
-        run.save(
-            path.name,
-            step,
-            native=lambda path=path: save_file({"weight": torch.zeros(2)}, path / "model.safetensors"),
-            own=dict,
-            parts={"ema": StaticState({})},
-            owner=lambda file: 0,
-            facts=lambda step=step: {"epoch": step / 500, "reason": "scheduled", "metrics": {"eval_loss": 1 / step}},
+        content = GivenContent(
+            lambda path: save_file({"weight": torch.zeros(2)}, path / "model.safetensors"),
+            {"ema": StaticState({})},
+            epoch=step / 500,
+            metrics={"eval_loss": 1 / step},
         )
+        run.save(f"checkpoint-{step}", step, content)
     run.flush()
-    run.record("finished", step=1500, epoch=3.0, horizon=1500)
+    run.set_state(RunState.FINISHED, step=1500, epoch=3.0, horizon=1500)
     run.close()
 
 
@@ -121,7 +120,7 @@ PARTS = [
     *("model", "optimizer", "scheduler", "scaler", "registered", "buffers", "counters"),
     *("rng", "data", "metrics", "callbacks", "trackers", "others"),
 ]
-"""Every part of the state under any framework, in the order in which it is told of."""
+"""Every part of the state under any framework, in the order of the docstrings and the pages."""
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -39,14 +39,14 @@ except ImportError as error:
         "resume_adapters.accelerate needs accelerate: pip install 'resume-adapters[accelerate]'"
     ) from error
 
-from resume_adapters.accelerate import files
 from resume_adapters.accelerate.framework import AccelerateFramework
 from resume_adapters.accelerate.supported import require_supported
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.requirements import require_version
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.saving.cadence import SaveEvery, chosen
+from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
@@ -79,8 +79,8 @@ def register_for_resume(
             end of each epoch.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
-            when the run was saved, go on by samples, with schedules of this launch's length.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
+            than when the run was saved, resume by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -94,20 +94,16 @@ def register_for_resume(
             "there is no directory for the checkpoints: pass Accelerator(project_dir=...), or "
             "register_for_resume(accelerator, run_dir=...)"
         )
+    directory = Path(os.path.abspath(Path(config.project_dir) / "checkpoints" if run_dir is None else run_dir))
+    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
+    framework = AccelerateFramework(accelerator, directory)
     run = ResumableRun(
-        Path(config.project_dir) / "checkpoints" if run_dir is None else run_dir,
-        framework=f"accelerate {accelerate.__version__}",
+        directory,
+        framework=framework.label,
         resume=resume,
         keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
         stop=stop,
-        cadence=chosen(save_every, mtbf),
-        foreign=files.ForeignCheckpoints(accelerator.num_processes),
+        cadence=options.cadence(),
+        foreign=framework.foreign_step,
     )
-    return ResumableLoop(
-        AccelerateFramework(accelerator, run.directory),
-        run,
-        named_parts(parts),
-        verify=verify,
-        on_batch_change=on_batch_change,
-        each_epoch=save_every is None,
-    )
+    return ResumableLoop(framework, run, options, each_epoch=save_every is None)

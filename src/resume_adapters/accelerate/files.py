@@ -30,7 +30,7 @@ def weights(checkpoint: Path, index: int) -> Path:
     """Return the file of a model's weights.
 
     Raises:
-        StateMismatch: there is none: the checkpoint holds fewer models.
+        StateMismatch: there is no such file: the checkpoint holds fewer models.
     """
     ending = f"_{index}" if index else ""
     names = [f"model{ending}.safetensors", f"pytorch_model{ending}.bin"]
@@ -46,7 +46,7 @@ def pickled(checkpoint: Path, kind: str, index: int) -> Any:
         index: which of them, in the order in which they were prepared.
 
     Raises:
-        StateMismatch: there is none: the checkpoint holds fewer.
+        StateMismatch: there is no such file: the checkpoint holds fewer.
     """
     import torch
 
@@ -89,7 +89,7 @@ class ForeignCheckpoints:
         """Return the step of a checkpoint that ``save_state`` wrote; ``None`` for anything else.
 
         Raises:
-            CheckpointDamaged: it is not whole, or was saved by another number of ranks.
+            CheckpointDamaged: it is not whole, or was saved by a different number of ranks.
         """
         names = {file.name for file in path.iterdir()} if path.is_dir() else set()
         ranks = [name for name in names if _RANDOM_STATES.fullmatch(name)]

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import accelerate
+
 from resume_adapters.accelerate import files
-from resume_adapters.accelerate.loaders import Loaders
+from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderState
 from resume_adapters.accelerate.strategy import choose_strategy
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.integrations.trackers.runs import Trackers
 
-Tree = dict[str, Any]
+
+@dataclass
+class AccelerateRankState(Record):
+    """What Accelerate does not save and belongs to one process.
+
+    Attributes:
+        step: batches since the last optimizer step, as the accelerator counts them.
+        iteration: the number of the next checkpoint with automatic naming.
+        loaders: the counts of each prepared loader, and the random state that it draws from.
+        strategy: what the strategy adds, as a tree.
+    """
+
+    step: int
+    iteration: int
+    loaders: list[PreparedLoaderState]
+    strategy: dict[str, Any]
 
 
 class AccelerateFramework(LoopFramework):
@@ -30,26 +49,30 @@ class AccelerateFramework(LoopFramework):
         run_directory: where checkpoints go.
     """
 
+    label = f"accelerate {accelerate.__version__}"
     registers = "register_for_resume"
+    rank_state_type = AccelerateRankState
 
     def __init__(self, accelerator: Any, run_directory: Path) -> None:
         self.accelerator = accelerator
-        self._strategy = choose_strategy(accelerator, run_directory)
-        self._loaders = Loaders(accelerator)
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
+        self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
+        self.trackers = Trackers(self._writers)
+        self._strategy = choose_strategy(accelerator, run_directory)
+        self._loaders = PreparedLoaders(accelerator)
+        self._foreign = files.ForeignCheckpoints(accelerator.num_processes)
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
-        self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
-        self.fixed = self._strategy.fixed
-        self.trackers = Trackers(self._writers)
+        self._source: Source | None = None
+        self.invariants = self._strategy.invariants
 
     # ---- Steps
 
-    def in_window(self) -> bool:
+    def is_accumulating(self) -> bool:
         """Return whether Accelerate is accumulating gradients."""
         return not self.accelerator.sync_gradients
 
-    def begin_within_window(self, batches: int) -> None:
+    def skip_micro_batches(self, batches: int) -> None:
         """Count batches as accumulated."""
         self.accelerator.step += batches
 
@@ -59,18 +82,18 @@ class AccelerateFramework(LoopFramework):
 
     # ---- Data
 
-    def feed(self, outer: Any, session: Session) -> LoopLoader:
-        """Watch the torch loader beneath what ``prepare`` put around it."""
-        return self._loaders.feed(outer, session)
+    def track(self, loader: Any, session: Session) -> LoopLoader:
+        """Track the torch loader beneath what ``prepare`` put around it."""
+        return self._loaders.track(loader, session)
 
-    def skip_pass(self, outer: Any) -> None:
+    def skip_pass(self, loader: Any) -> None:
         """Count the pass, as Accelerate's loaders do at its end."""
-        if hasattr(outer, "iteration"):
-            outer.iteration += 1
+        if hasattr(loader, "iteration"):
+            loader.iteration += 1
 
     # ---- Saving
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> dict[str, Any]:
         """Return the tensors of all models, by their names without wrappers."""
         return self._strategy.tensors()
 
@@ -84,7 +107,7 @@ class AccelerateFramework(LoopFramework):
         return self._named[1]
 
     def save(self, directory: Path) -> None:
-        """Let ``save_state`` write; of what every rank writes to the same path, rank zero writes alone."""
+        """Let ``save_state`` write; what every rank writes to the same path, rank zero writes alone."""
         accelerator, config = self.accelerator, self.accelerator.project_configuration
         config.iteration = self._number
         with contextlib.ExitStack() as stack:
@@ -95,9 +118,9 @@ class AccelerateFramework(LoopFramework):
             stack.enter_context(self._strategy.writing())
             accelerator.save_state(str(directory))
 
-    def owner(self, file: Path) -> int:
+    def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
-        return self._strategy.owner(file)
+        return self._strategy.owner_of(file)
 
     def parts(self) -> dict[str, Stateful]:
         """Return the scaler, and what was given to ``register_for_checkpointing``."""
@@ -108,38 +131,50 @@ class AccelerateFramework(LoopFramework):
             found["registered"] = StatefulGroup(_by_class(self.registered))
         return found
 
-    def state(self) -> Tree:
+    def rank_state(self) -> AccelerateRankState:
         """Return the counts of the accelerator and of its loaders."""
-        return {
-            "step": self.accelerator.step,
-            "iteration": self.accelerator.project_configuration.iteration,
-            "loaders": self._loaders.state(),
-            "strategy": self._strategy.own(),
-        }
+        return AccelerateRankState(
+            step=self.accelerator.step,
+            iteration=self.accelerator.project_configuration.iteration,
+            loaders=self._loaders.states(),
+            strategy=self._strategy.rank_state().to_tree(),
+        )
 
-    def spread(self) -> Tree:
-        """Return what is spread over the processes."""
-        return self._strategy.spread()
+    def sharded_state(self) -> Mapping[str, Any]:
+        """Return what is sharded over the processes."""
+        return self._strategy.sharded_state()
+
+    def modules(self) -> list[Any]:
+        """Return the DDP modules around the models."""
+        return self._strategy.modules()
 
     # ---- Loading
 
-    def load(self, session: Session) -> None:
-        """Load models, optimizers and schedulers, and prove them."""
-        if session.own is not None:
-            self._saved_accumulation = session.own["topology"]["gradient_accumulation_steps"]
-        self._strategy.load(session)
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a checkpoint that the bare ``save_state`` wrote; ``None`` for anything else."""
+        return self._foreign(path)
 
-    def restore(self, saved: Tree) -> None:
-        """Put the counts back."""
-        self._strategy.restore(saved["strategy"])
-        self.accelerator.step = saved["step"] * self.accumulation // self._saved_accumulation
-        self.accelerator.project_configuration.iteration = saved["iteration"]
-        self._loaders.restore(saved["loaders"])
+    def load(self, context: RestoreContext) -> None:
+        """Load models, optimizers and schedulers, and verify them."""
+        self._source = context.source
+        if context.launch is not None:
+            self._saved_accumulation = context.launch.topology["gradient_accumulation_steps"]
+        self._strategy.load(context)
 
-    def adopt(self, checkpoint: Checkpoint) -> Resumed:
-        """Take what a bare checkpoint says, and find its place were every epoch one pass over the first loader."""
-        files.restore_random_states(checkpoint.path, self.accelerator.process_index)
-        done = self._place(checkpoint.step)
+    def load_rank_state(self, record: AccelerateRankState) -> None:
+        """Restore the counts."""
+        strategy = self._strategy
+        assert self._source is not None, "the checkpoint was loaded"
+        of_strategy = strategy.rank_state_type.from_tree(record.strategy, self._source, "framework.strategy.")
+        strategy.load_rank_state(of_strategy)
+        self.accelerator.step = record.step * self.accumulation // self._saved_accumulation
+        self.accelerator.project_configuration.iteration = record.iteration
+        self._loaders.restore(record.loaders)
+
+    def load_foreign(self, context: RestoreContext) -> Resumed:
+        """Take what a bare checkpoint says; its place is that of one pass over the first loader in each epoch."""
+        files.restore_random_states(context.path, self.accelerator.process_index)
+        done = self._place(context.step)
         self.accelerator.step = done.batches
         self._loaders.begin_epoch(done.epoch)
         return done
@@ -151,27 +186,27 @@ class AccelerateFramework(LoopFramework):
         steps = -(-batches // accumulated)
         return Resumed(step // steps, step, step % steps * accumulated)
 
+    def close(self) -> None:
+        """Undo what was patched in loaders and hooked into optimizers."""
+        self._loaders.close()
+        self._strategy.close()
+
     def _writers(self) -> list[Any]:
         """Return the writers of ``init_trackers``, which the first process has."""
         if not self.accelerator.is_main_process:
             return []
         return [each.tracker for each in self.accelerator.trackers if each.name == "tensorboard"]
 
-    def modules(self) -> list[Any]:
-        """Return the DDP modules around the models."""
-        return self._strategy.modules()
-
-    def entries(self) -> Sequence[PartEntry]:
-        """Say of each part who captures it."""
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that Accelerate saves."""
+        strategy = self._strategy
         found = [
-            PartEntry("model", "framework", f"{len(self._strategy.models)} prepared, by save_state"),
-            PartEntry("optimizer", "framework", f"{len(self._strategy.optimizers)} prepared, by save_state"),
+            PartEntry("model", "framework", f"{len(strategy.models)} prepared, by save_state"),
+            PartEntry("optimizer", "framework", f"{len(strategy.optimizers)} prepared, by save_state"),
         ]
-        if self._strategy.schedulers:
-            found.append(
-                PartEntry("scheduler", "framework", f"{len(self._strategy.schedulers)} prepared, by save_state")
-            )
-        if self._strategy.has_lost_buckets():
+        if strategy.schedulers:
+            found.append(PartEntry("scheduler", "framework", f"{len(strategy.schedulers)} prepared, by save_state"))
+        if strategy.has_lost_buckets():
             found.append(
                 PartEntry(
                     "buckets",
@@ -183,9 +218,9 @@ class AccelerateFramework(LoopFramework):
         return found
 
 
-def _by_class(objects: Iterable[Any]) -> Tree:
+def _by_class(objects: Iterable[Any]) -> dict[str, Any]:
     """Return objects by the names of their classes; the second of a class and those after it also have a number."""
-    named: Tree = {}
+    named: dict[str, Any] = {}
     for each in objects:
         name = type(each).__name__
         same = sum(type(other).__name__ == name for other in named.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +18,29 @@ from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.records import Record
 
-Tree = dict[str, Any]
+
+@dataclass
+class PreparedLoaderState(Record):
+    """The counts of a prepared loader.
+
+    Attributes:
+        iteration: passes that Accelerate has counted; ``None`` for a loader that does not count.
+        generators: the random state that it draws from.
+        running: its persistent workers are running, though it is not given to the loop.
+        first: what fills up the last batch of a dispatching loader's running pass.
+    """
+
+    iteration: int | None
+    generators: dict[str, Any]
+    running: bool
+    first: Any
 
 
-class Loaders:
+class PreparedLoaders:
     """The loaders of an accelerator.
 
     Args:
@@ -33,27 +52,30 @@ class Loaders:
         self._prepared: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
         self._first_slices: dict[int, Any] = {}
         self._dispatched: dict[int, tuple[FirstSlice, LoopLoader]] = {}
+        self._replaced = contextlib.ExitStack()
 
-    def feed(self, outer: Any, session: Session) -> LoopLoader:
-        """Watch the torch loader beneath what ``prepare`` put around it."""
-        accelerator, watch = self._accelerator, session.watch(_base(outer))
-        together = _samples(outer, accelerator.num_processes)
-        if not isinstance(outer, DataLoaderDispatcher):
-            return LoopLoader(outer, watch, together)
-        feed = LoopLoader(outer, watch, together, fetches_per_batch(session.run.ranks, splits=outer.split_batches))
-        if not outer._drop_last:  # seam: accelerate 1.15
-            index = _index(self._prepared, outer)
-            first = outer.slice_fn = FirstSlice(outer.slice_fn, watch)
+    def track(self, prepared: Any, session: Session) -> LoopLoader:
+        """Track the torch loader beneath what ``prepare`` put around it."""
+        accelerator, tracked = self._accelerator, session.loaders.track(_base(prepared))
+        global_batch = _samples(prepared, accelerator.num_processes)
+        if not isinstance(prepared, DataLoaderDispatcher):
+            return LoopLoader(prepared, tracked, global_batch)
+        fetches = fetches_per_batch(session.run.ranks, splits=prepared.split_batches)
+        loader = LoopLoader(prepared, tracked, global_batch, fetches)
+        if not prepared._drop_last:  # seam: accelerate 1.15
+            index = _index(self._prepared, prepared)
+            first = FirstSlice(prepared.slice_fn, tracked)
             first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
-            self._dispatched[index] = (first, feed)
-        return feed
+            self._replaced.enter_context(replaced(prepared, "slice_fn", first))
+            self._dispatched[index] = (first, loader)
+        return loader
 
     def _first_slice(self, index: int) -> Any:
         """Return what fills up the last batch of a dispatching loader's running pass; ``None`` between two passes."""
         if index not in self._dispatched:
             return self._first_slices.get(index)
-        first, feed = self._dispatched[index]
-        return None if feed.number is None else first.kept
+        first, loader = self._dispatched[index]
+        return None if loader.number is None else first.kept
 
     @property
     def length(self) -> int | None:
@@ -63,33 +85,37 @@ class Loaders:
         except (IndexError, TypeError):
             return None
 
-    def state(self) -> list[Tree]:
+    def states(self) -> list[PreparedLoaderState]:
         """Return the counts of each loader, and the random state that it draws from."""
         return [
-            {
-                "iteration": getattr(each, "iteration", None),
-                "generators": LoaderRandomState(_base(each)).generators(),
-                "running": _has_running_workers(_base(each)),
-                "first": self._first_slice(index),
-            }
+            PreparedLoaderState(
+                iteration=getattr(each, "iteration", None),
+                generators=LoaderRandomState(_base(each)).generators(),
+                running=_has_running_workers(_base(each)),
+                first=self._first_slice(index),
+            )
             for index, each in enumerate(self._prepared)
         ]
 
-    def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Put back what :meth:`state` returned."""
-        self._first_slices = {index: kept["first"] for index, kept in enumerate(saved)}
-        for loader, kept in zip(self._prepared, saved, strict=False):
-            if kept["iteration"] is not None:
-                loader.iteration = kept["iteration"]
-            if kept["running"]:
+    def restore(self, saved: Sequence[PreparedLoaderState]) -> None:
+        """Restore what :meth:`states` returned."""
+        self._first_slices = {index: state.first for index, state in enumerate(saved)}
+        for loader, state in zip(self._prepared, saved, strict=False):
+            if state.iteration is not None:
+                loader.iteration = state.iteration
+            if state.running:
                 iter(_base(loader))  # a loader that was not given to the loop; its next pass only resets its workers
-            LoaderRandomState(_base(loader)).restore_generators(kept["generators"])
+            LoaderRandomState(_base(loader)).restore_generators(state.generators)
 
     def begin_epoch(self, epoch: int) -> None:
         """Let every loader count as many passes as there were epochs."""
         for loader in self._prepared:
             if hasattr(loader, "iteration"):
                 loader.iteration = epoch
+
+    def close(self) -> None:
+        """Give dispatching loaders their own slicing function again."""
+        self._replaced.close()
 
 
 def _index(things: Sequence[Any], thing: Any) -> int:
@@ -109,7 +135,7 @@ def _samples(loader: Any, ranks: int) -> int:
 
 def _has_running_workers(loader: Any) -> bool:
     """Return whether the persistent workers of a loader that was not given to the loop are running."""
-    if hasattr(loader, "resume_watch") or not (loader.num_workers and loader.persistent_workers):
+    if hasattr(loader, "resume_tracked") or not (loader.num_workers and loader.persistent_workers):
         return False
     return are_kept(loader)
 

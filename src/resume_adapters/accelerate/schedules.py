@@ -1,4 +1,4 @@
-"""Learning rate schedules on another number of processes than they were saved on.
+"""Learning rate schedules on a different number of processes.
 
 A prepared schedule steps once for each process at every optimizer step, and scripts make it that much longer. Its state
 therefore counts in steps of the topology that saved it, and means another learning rate on any other one.
@@ -35,7 +35,7 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
         now: number of processes here.
 
     Raises:
-        StateMismatch: the schedule does not go by counting steps, or was made for another number of steps.
+        StateMismatch: the schedule does not count steps, or was made for a different number of steps.
     """
     if not _follows_ranks(scheduler):
         scheduler.load_state_dict(saved)
@@ -45,7 +45,7 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
     if rest or not hasattr(inner, "base_lrs"):
         raise StateMismatch(
             f"the {type(inner).__name__} was saved with number of ranks {before}, this launch has {now}, and it does "
-            f"not go by counting steps: launch with {before}"
+            f"not count steps: launch with {before}"
         )
     restep(inner, inner.base_lrs, steps)
     rates = inner.get_last_lr()

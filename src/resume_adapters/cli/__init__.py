@@ -1,15 +1,15 @@
-"""The command ``resume-adapters``: look at a run directory, prove it, tidy it, and see the promise kept.
+"""The command ``resume-adapters``: inspect a run directory, verify it, prune it, steer its run, and see a demo.
 
 ==============  ==============================================================================
 command         does
 ==============  ==============================================================================
 ``ls``          list the checkpoints of a run directory, oldest first
-``status``      say how the run is, and what the same launch would resume from now
+``status``      show how the run is, and what the same launch would resume from now
 ``journal``     list what happened to the run: starts, commits, stops
 ``verify``      read every file of the committed checkpoints and compare the digests
 ``prune``       remove what a retention policy does not keep
 ``stop``        ask the run to save and leave
-``resume``      let a halted run go on
+``resume``      allow a halted run to be launched again
 ``rewind``      set the checkpoints after a step aside, so that the next launch resumes there
 ``export``      write the weights of a checkpoint to one safetensors file
 ``demo``        kill a training run three times and compare it with one that was never killed
@@ -20,14 +20,17 @@ Each has ``--json``: one JSON document on standard output, with stable keys. Exi
 ====  ==================================================================================
 code  means
 ====  ==================================================================================
-0     fine
+0     success
 1     a checkpoint is damaged, or none is valid; for ``demo``: the two runs differ; for
-      ``stop --wait``: the run ended otherwise
+      ``stop --wait``: the run ended otherwise than stopped, halted or finished
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
 ====  ==================================================================================
 
 Errors are one sentence on standard error. Importing this package imports neither torch nor a framework.
+
+Read ``app`` first, then a file of ``commands/``: each reads the run directory (``run_directory``), describes what it
+found (``documents``), and prints that (``render``).
 """
 
 from __future__ import annotations
@@ -38,10 +41,13 @@ from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUn
 
 
 def main() -> None:
-    """Run the shell command and leave the process with its exit code."""
+    """Run the shell command and end the process with its exit code."""
     try:
-        from resume_adapters.cli import commands, export, steering  # noqa: F401  # each registers its commands
         from resume_adapters.cli.app import app
+
+        # Each registers its command; --help lists them in this order.
+        from resume_adapters.cli.commands import ls, status, journal, verify, prune  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import stop, resume, rewind, export, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -1,4 +1,4 @@
-"""The command's frame: what all commands share."""
+"""What all commands share: the app that they register with, their common options, and a guard."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import typer
 from rich.console import Console
 
 from resume_adapters.cli.run_directory import RunDirectory
-from resume_adapters.core.run_directory.status import is_alive
+from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
 from resume_adapters.errors import UnsupportedSetting
 
 EXIT_CODES = (
-    "Exit codes: 0 fine; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
+    "Exit codes: 0 success; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
     "3 no such run directory, or not a run directory."
 )
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Look at a run directory of resume-adapters, prove it, steer its run, and tidy it.",
+    help="Inspect, verify and prune a run directory of resume-adapters, and steer its run.",
     epilog=EXIT_CODES,
 )
 
@@ -29,20 +29,24 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 
 
 def console() -> Console:
-    """Return where tables for people go."""
+    """Return the console that tables are printed on."""
     return Console(highlight=False)
 
 
-def require_at_rest(run: RunDirectory, force: bool) -> None:
-    """Refuse to change what a running job is working on.
+def require_not_running(run: RunDirectory, force: bool) -> None:
+    """Refuse to change the checkpoints of a running job.
+
+    Args:
+        run: the run directory.
+        force: do not check.
 
     Raises:
         UnsupportedSetting: the run is running, or may be.
     """
     status, _ = run.status()
-    if status is None or status.state != "running" or force or (alive := is_alive(status)) is False:
+    if status is None or force or observed_state(status) is not RunState.RUNNING:
         return
-    found = "is running" if alive else "says that it is running, which cannot be checked from here"
+    found = "is running" if is_alive(status) else "has the status running, which cannot be checked from here"
     raise UnsupportedSetting(
         f"the run in {run.path} {found} (process {status.pid} on {status.host}): stop it first with "
         f"`resume-adapters stop --wait {run.path}`, or pass --force if it is gone"

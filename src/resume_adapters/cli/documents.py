@@ -1,19 +1,41 @@
-"""What the commands found, as JSON documents. Their keys are an interface: they are added to, never renamed."""
+"""What the commands found, as JSON documents. Their keys are public: keys are added, never renamed."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from resume_adapters.cli.run_directory import RunDirectory
-from resume_adapters.cli.verify import Verdict
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.retention import Plan
-from resume_adapters.core.run_directory.status import is_alive
+from resume_adapters.core.run_directory.status import is_alive, observed_state
 
 Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that differs from its manifest. ``file`` is relative to the checkpoint; empty for the whole checkpoint."""
+
+    file: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of verifying a checkpoint.
+
+    ``verdict`` is ``valid`` or ``damaged``, or the state of a checkpoint that has no manifest.
+    """
+
+    name: str
+    verdict: str
+    files: int = 0
+    bytes: int = 0
+    damage: tuple[Damage, ...] = ()
 
 
 def write(document: Document) -> None:
@@ -22,13 +44,13 @@ def write(document: Document) -> None:
 
 
 def write_line(document: Document) -> None:
-    """Print a document as one line, at once."""
+    """Print a document as one line, and flush it."""
     sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
     sys.stdout.flush()
 
 
 def checkpoint(row: CheckpointInfo, marks: list[str]) -> Document:
-    """Describe one checkpoint; what only a manifest knows is ``None`` without one."""
+    """Describe one checkpoint; without a manifest, the keys that need one are ``None``."""
     manifest = row.manifest
     return {
         "name": row.path.name,
@@ -48,12 +70,12 @@ def checkpoint(row: CheckpointInfo, marks: list[str]) -> Document:
 
 
 def marks(run: RunDirectory, row: CheckpointInfo, best: str | None) -> list[str]:
-    """Say what sets a checkpoint apart: it is the anchor, what ``latest`` names, the best."""
+    """Return which of these a checkpoint is: ``anchor``, what ``latest`` names, ``best``."""
     facts = {"anchor": row is run.anchor, "latest": row.path.name == run.latest, "best": row.path.name == best}
     return [mark for mark, holds in facts.items() if holds]
 
 
-def listing(run: RunDirectory, best: str | None) -> Document:
+def checkpoints(run: RunDirectory, best: str | None) -> Document:
     """Describe a run directory's checkpoints, oldest first."""
     rows = [checkpoint(row, marks(run, row, best)) for row in run.rows]
     return {"run_directory": str(run.path), "checkpoints": rows}
@@ -62,20 +84,19 @@ def listing(run: RunDirectory, best: str | None) -> Document:
 def status(run: RunDirectory) -> Document:
     """Describe how the run is and what a restart would resume from.
 
-    ``state`` is the one in the status, except ``killed``, where it says ``running`` and the process is gone, and
-    ``unknown``, where there is no status that can be read; ``alive`` is ``None`` where that cannot be told from here.
-    ``step`` and ``epoch`` are the last that are known: of the live status, or of the newest commit.
+    ``state`` is a :class:`~resume_adapters.core.run_directory.status.RunState`. ``alive`` is ``None`` if it is unknown
+    on this host.
+    ``step`` and ``epoch`` are the last known ones: of the live status, or of the newest commit.
     """
     found, problem = run.status()
     alive = is_alive(found) if found else None
     anchor, newest = run.anchor, run.newest
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
-    killed = found is not None and found.state == "running" and alive is False
-    # A commit may be newer than the live status, and then that save is done.
+    # A commit may be newer than the live status, in which case that save is done.
     ahead = found is not None and last is not None and found.next_save is not None and found.next_save > last.step
     return {
         "run_directory": str(run.path),
-        "state": "unknown" if found is None else "killed" if killed else found.state,
+        "state": observed_state(found),
         "step": last.step if last else None,
         "epoch": last.epoch if last else None,
         "horizon": found.horizon if found else None,
@@ -99,7 +120,7 @@ def status(run: RunDirectory) -> Document:
 
 
 def verdicts(run: RunDirectory, found: list[Verdict]) -> Document:
-    """Describe what verifying found."""
+    """Describe the results of verifying."""
     return {"run_directory": str(run.path), "checkpoints": [msgspec.to_builtins(each) for each in found]}
 
 
@@ -125,7 +146,7 @@ def pruning(run: RunDirectory, plan: Plan, dry_run: bool) -> Document:
         "keep": describe(plan.keep),
         "remove": describe(plan.remove),
         "untouched": [
-            # A committed one that is not in the plan was found damaged when the files were read.
+            # A committed checkpoint that is not in the plan turned out to be damaged when its files were read.
             {"name": row.path.name, "state": "damaged" if row.state == "committed" else row.state}
             for row in run.rows
             if row.path.name not in plan.keep | plan.remove

@@ -1,4 +1,4 @@
-"""A retention policy, as it is written in a shell."""
+"""Parse a retention policy from command line options."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ _PERIOD = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)([smhdw])")
 
 
 def best(text: str) -> KeepBest:
-    """Read ``METRIC[:min|max[:N]]``.
+    """Parse ``METRIC[:min|max[:N]]``.
 
     Raises:
-        UnsupportedSetting: it is written otherwise.
+        UnsupportedSetting: the text has another form.
     """
     found = _BEST.fullmatch(text)
     if found is None:
-        raise UnsupportedSetting(f"{text!r} is no METRIC[:min|max[:N]]; expected for example eval_loss:min:2")
+        raise UnsupportedSetting(f"invalid metric {text!r}: expected METRIC[:min|max[:N]], for example eval_loss:min:2")
     return KeepBest(int(found[3] or 1), found[1], found[2] or "min")
 
 
 def period(text: str) -> timedelta:
-    """Read a time such as ``12h``.
+    """Parse a period such as ``12h``.
 
     Raises:
-        UnsupportedSetting: it is written otherwise.
+        UnsupportedSetting: the text has another form.
     """
     found = _PERIOD.fullmatch(text)
     if found is None:
-        raise UnsupportedSetting(f"{text!r} is no period; expected a number and one of s, m, h, d, w, for example 12h")
+        raise UnsupportedSetting(
+            f"invalid period {text!r}: expected a number and one of s, m, h, d, w, for example 12h"
+        )
     return timedelta(**{_UNITS[found[2]]: float(found[1])})
 
 
@@ -43,7 +45,7 @@ def join(last: int | None, bests: list[KeepBest], every: int | None, within: str
     """Join the options with ``|``: what any of them keeps is kept.
 
     Raises:
-        UnsupportedSetting: there is none, or one of them keeps nothing.
+        UnsupportedSetting: no option is given, or one of them keeps nothing.
     """
     policies: list[Policy] = [*bests]
     if last is not None:

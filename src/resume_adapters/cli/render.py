@@ -1,4 +1,4 @@
-"""What the commands found, for people: tables that are readable in 80 columns."""
+"""Print what the commands found, as tables that fit 80 columns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _STYLES = {
     "failed": "bold red",
 }
 _WIDE = 120
-"""Columns of a terminal from which on there is room to say where in the data each checkpoint is."""
+"""Width in columns from which the table of checkpoints also shows the position in the data."""
 
 _PERIODS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def size(count: int | None) -> str:
-    """Write a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
+    """Format a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
     if count is None:
         return ""
     value = float(count)
@@ -43,7 +43,7 @@ def size(count: int | None) -> str:
 
 
 def age(moment: float | None) -> str:
-    """Write how long ago a moment was (seconds since 1970), in its largest unit."""
+    """Format how long ago a moment was (seconds since 1970), in its largest unit."""
     if moment is None:
         return ""
     seconds = max(0, int(time.time() - moment))
@@ -54,21 +54,21 @@ def age(moment: float | None) -> str:
 
 
 def _ahead(moment: float) -> str:
-    """Write how far ahead a moment is (seconds since 1970), to the minute or second."""
+    """Format the time until a moment (seconds since 1970), to the minute or second."""
     seconds = max(0, round(moment - time.time()))
     hours, minutes = seconds // 3600, seconds // 60 % 60
     return f"{hours}h {minutes:02}m" if hours else f"{minutes}m {seconds % 60:02}s"
 
 
 def state(word: str) -> str:
-    """Colour a state."""
+    """Return a state with its colour."""
     return f"[{_STYLES[word]}]{word}[/]" if word in _STYLES else escape(word)
 
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        # Where it is narrow, words are broken rather than cut short; a name or a state is neither.
+        # In a narrow terminal text is folded rather than truncated; a name or a state is never folded.
         whole = column in ("name", "state")
         table.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
     return table
@@ -78,13 +78,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def listing(console: Console, document: dict[str, Any], metric: str | None) -> None:
-    """Print the checkpoints of a run directory, and below them what is wrong with the damaged ones.
+def checkpoints(console: Console, document: dict[str, Any], metric: str | None) -> None:
+    """Print the checkpoints of a run directory, and below them why the damaged ones are damaged.
 
     Args:
-        console: where to.
-        document: of :func:`resume_adapters.cli.documents.listing`.
-        metric: the metric to show; by default a loss, where there is one.
+        console: prints the table.
+        document: of :func:`resume_adapters.cli.documents.checkpoints`.
+        metric: the metric to show; by default a loss, if there is one.
     """
     rows = document["checkpoints"]
     metric = metric or _main_metric(rows)
@@ -162,9 +162,9 @@ def _aliveness(document: dict[str, Any]) -> str:
         return ""
     where = f"process {document['pid']} on {escape(document['host'])}"
     if document["state"] == "killed":
-        return f": {where} is gone without a word; the same launch resumes"
+        return f": {where} is gone; the same launch resumes"
     if document["state"] == "running" and document["alive"] is None:
-        return f": {where}, which is not this host, so whether it lives cannot be told"
+        return f": {where}, another host: whether it is alive is unknown"
     return f": {where}"
 
 
@@ -181,17 +181,17 @@ def _last_commit(document: dict[str, Any]) -> str:
 
 
 def journal(console: Console, document: dict[str, Any]) -> None:
-    """Print what happened to a run: each entry's time, event and step, and what else is known of it."""
+    """Print what happened to a run: the time, event, step and details of each entry."""
     table = _table("time", "event", "step", "what", right=("step",))
     for entry in document["entries"]:
-        known = {name: value for name, value in entry.items() if name not in ("time", "event", "step") and value}
+        details = {name: value for name, value in entry.items() if name not in ("time", "event", "step") and value}
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
         step = "" if entry.get("step") is None else str(entry["step"])
-        table.add_row(moment, escape(entry["event"]), step, escape(_known(known)))
+        table.add_row(moment, escape(entry["event"]), step, escape(_details(details)))
     console.print(table)
 
 
-def _known(facts: dict[str, Any]) -> str:
+def _details(facts: dict[str, Any]) -> str:
     if isinstance(facts.get("seconds"), float):
         facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
     if isinstance(facts.get("cursor"), dict):
@@ -200,7 +200,7 @@ def _known(facts: dict[str, Any]) -> str:
 
 
 def verdicts(console: Console, document: dict[str, Any]) -> None:
-    """Print what verifying found, of :func:`resume_adapters.cli.documents.verdicts`."""
+    """Print the results of verifying, of :func:`resume_adapters.cli.documents.verdicts`."""
     table = _table("name", "verdict", "files", "size", right=("files", "size"))
     for row in document["checkpoints"]:
         table.add_row(escape(row["name"]), state(row["verdict"]), str(row["files"]), size(row["bytes"]))
@@ -231,3 +231,16 @@ def pruning(console: Console, document: dict[str, Any]) -> None:
         console.print(f"Would remove {count} of {len(rows)} checkpoints ({freed}); nothing was changed.")
     else:
         console.print(f"Removed {count} of {len(rows)} checkpoints ({freed}).")
+
+
+def rewinding(console: Console, document: dict[str, Any]) -> None:
+    """Print which checkpoints were set aside, and what the next launch resumes from."""
+    for name, shelf in document["set_aside"].items():
+        console.print(f"{name} was moved to .resume/set-aside/{shelf}", markup=False)
+    console.print(f"The next launch resumes from {document['checkpoint']}.", markup=False)
+
+
+def exporting(console: Console, document: dict[str, Any]) -> None:
+    """Print what was exported."""
+    written = f"{document['tensors']} tensors of {document['checkpoint']} to {document['output']}"
+    console.print(f"Wrote {written} ({size(document['bytes'])}).", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the commands read of a run directory. No framework is needed to read it."""
+"""Read a run directory for the commands. This needs no framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, is_committed, is_pending
+from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import is_alias
@@ -22,16 +22,16 @@ from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, Unsu
 STORAGE = LocalStorage()
 
 _FOREIGN = re.compile(r"checkpoint-(\d+)|.*step=(\d+).*\.ckpt")
-"""Names that the Trainer and Lightning give."""
+"""The names of checkpoints that the Trainer and Lightning saved."""
 
 
 def foreign(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint of the bare framework; ``None`` for what is none.
+    """Return the step in the name of a checkpoint that the bare framework saved; ``None`` for another path.
 
-    Whether it is whole, only its framework's adapter can tell.
+    Only the framework's adapter can check that such a checkpoint is complete.
 
     Raises:
-        CheckpointDamaged: it is a link to nothing.
+        CheckpointDamaged: the path is a dangling link.
     """
     named = _FOREIGN.fullmatch(path.name)
     if named and not path.exists():
@@ -41,12 +41,12 @@ def foreign(path: Path) -> int | None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory as it was read.
+    """What a run directory contained when it was read.
 
     Attributes:
         path: the directory, absolute.
-        rows: its checkpoints, oldest first; a link to one of them is not a further one.
-        latest: the checkpoint that ``latest`` names, if it names one.
+        rows: its checkpoints, oldest first, without links to them.
+        latest: the name of the checkpoint that ``latest`` points to, if there is one.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class RunDirectory:
 
     @property
     def anchor(self) -> CheckpointInfo | None:
-        """What a restart would take now, as far as can be told without reading the files' content."""
+        """The checkpoint that a restart would resume from now, if its files' content is intact."""
         usable = [row for row in reversed(self.rows) if row.step is not None]
         return max(usable, key=lambda row: row.step or 0, default=None)
 
@@ -71,7 +71,7 @@ class RunDirectory:
         return [row for row in self.rows if row.state == "damaged"]
 
     def best(self, wanted: KeepBest | None) -> str | None:
-        """Return the name of the best checkpoint: by a metric, or by what the run itself says.
+        """Return the name of the best checkpoint: by a metric, or according to the run.
 
         Raises:
             UnsupportedSetting: no checkpoint has that metric.
@@ -87,7 +87,7 @@ class RunDirectory:
         return next(iter(wanted.keeps(candidates, now=0.0)), None)
 
     def require_metric(self, metric: str) -> None:
-        """Refuse a metric that nothing was evaluated by: a slip in its name would choose nothing as the best.
+        """Refuse a metric that no checkpoint has: with a misspelt name, none would be the best.
 
         Raises:
             UnsupportedSetting: no checkpoint has that metric.
@@ -103,7 +103,7 @@ class RunDirectory:
         return ControlDirectory(STORAGE, self.path, time.time)
 
     def status(self) -> tuple[RunStatus | None, str]:
-        """Return the run's last status; where it cannot be read, why."""
+        """Return the run's last status, or ``None`` and the reason why it cannot be read."""
         file = self.path / CONTROL / "status.json"
         try:
             status = self.control().status.read()
@@ -118,12 +118,12 @@ def read(path: Path) -> RunDirectory:
     """Read a run directory.
 
     Raises:
-        RunDirectoryUnusable: it is not there, is not a directory, cannot be read, or is not a run directory.
+        RunDirectoryUnusable: the path does not exist, cannot be read, or is not a run directory.
     """
     path = Path(os.path.abspath(path))
     try:
         empty = not os.listdir(path)
-        rows = tuple(row for row in list_checkpoints(STORAGE, path, foreign) if not is_alias(row.path))
+        rows = tuple(row for row in list_checkpoints(STORAGE, path, foreign) if not is_alias(STORAGE, row.path))
     except FileNotFoundError as error:
         raise RunDirectoryUnusable(
             f"there is no {path}; expected a run's directory of checkpoints", path=path
@@ -131,8 +131,8 @@ def read(path: Path) -> RunDirectory:
     except NotADirectoryError as error:
         raise RunDirectoryUnusable(f"{path} is a file; expected a run's directory of checkpoints", path=path) from error
     except PermissionError as error:
-        raise RunDirectoryUnusable(f"{error.filename} cannot be read: mend its permissions", path=path) from error
-    if is_committed(path) or is_pending(path):
+        raise RunDirectoryUnusable(f"{error.filename} cannot be read: change its permissions", path=path) from error
+    if state_of(STORAGE, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
         raise RunDirectoryUnusable(f"{path} is a checkpoint; name its run directory, {path.parent}", path=path)
     if not rows and not (path / CONTROL).is_dir():
         found = "is empty" if empty else f"has neither {CONTROL}/ nor a checkpoint"
@@ -143,7 +143,7 @@ def read(path: Path) -> RunDirectory:
 
 
 def _latest(path: Path) -> str | None:
-    """Return the name in ``latest``: a link, or a line of text where there are no links."""
+    """Return the name in ``latest``: a link, or a line of text on a file system without links."""
     link = path / LATEST
     if link.is_symlink():
         return os.path.basename(os.readlink(link))

@@ -1,12 +1,12 @@
 """The rules of exact resume, free of any training framework.
 
-Packages, lowest first; each imports only what stands before it:
+Packages, lowest first; each imports only from those before it:
 
 =================  ===============================================================================
 ``state``          state as data: captured, encoded, compared, digested
 ``storage``        the only package that touches a disk
 ``stop``           why and when to stop
-``dataloader``     where a torch ``DataLoader`` is, and how to put it back
+``dataloader``     where a torch ``DataLoader`` is, and how to resume it there
 ``checkpoint``     one checkpoint: from pending to committed, read again, chosen, kept
 ``run_directory``  ``.resume/``, and what is done once for a run directory
 ``saving``         when a save happens, and who finishes it
@@ -14,4 +14,23 @@ Packages, lowest first; each imports only what stands before it:
 ``session``        one training call of any framework
 ``loop``           a hand-written training loop
 =================  ===============================================================================
+
+Four walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
+
+**A save**: ``hf/patch.py`` (the trainer saves) -> ``hf/session.py`` (under which name) -> ``session/session.py``
+(what a checkpoint holds) -> ``run/run.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
+``hf/framework.py`` (the trainer's own files) -> ``saving/background.py`` -> ``checkpoint/commit.py`` (the marker) ->
+``run_directory/prune.py``.
+
+**A start**: ``hf/patch.py`` -> ``hf/session.py`` -> ``session/restore.py`` -> ``run/run.py`` -> ``run/takeover.py``
+(fence, choose, tidy) -> ``checkpoint/resolve.py`` -> ``checkpoint/validity.py``; back in ``session/context.py`` and
+``hf/framework.py`` for loading and verifying.
+
+**A stop signal**: ``stop/signals.py`` (the flag) -> ``stop/vote.py`` (all ranks at the same step) ->
+``run/step_control.py`` (the end of a step) -> ``session/session.py`` -> ``hf/session.py`` (saves) -> ``run/run.py``
+(leaves).
+
+**A data position**: ``dataloader/tracked.py`` (the loader) -> ``dataloader/progress.py`` (what was fetched, the
+position made of it) -> ``session/loaders.py`` (saved, and restored on this or a different topology) ->
+``dataloader/next_pass.py`` and ``dataloader/prefetch.py`` (the pass that resumes there).
 """

@@ -1,4 +1,4 @@
-"""The package's logger, and its handler where the program has set up none."""
+"""The package's logger, and a default handler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ logger = logging.getLogger("resume_adapters")
 
 
 def enable_logging() -> None:
-    """Show the package's messages where the program has not arranged for them itself."""
+    """Show the package's messages on stderr, unless the program has configured logging itself."""
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("resume-adapters: %(message)s"))

@@ -1,4 +1,4 @@
-"""Attributes that have another value for a while, and functions that stand before others."""
+"""Replace attributes and wrap functions while a context lasts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _INHERITED = object()
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of an object or a module another value for a while.
+    """Replace an attribute of an object or a module while a context lasts.
 
-    What an object has from its class it has from there again afterwards.
+    Afterwards, an attribute that an object inherited from its class is inherited again.
     """
-    own = vars(owner).get(name, _INHERITED)
+    former = vars(owner).get(name, _INHERITED)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own is _INHERITED:
+        if former is _INHERITED:
             delattr(owner, name)
         else:
-            setattr(owner, name, own)
+            setattr(owner, name, former)
 
 
 def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-    """Let a function stand before a method of an object, or a function of a module, for a while.
+    """Wrap a method of an object, or a function of a module, while a context lasts.
 
     Args:
         owner: the object, or the module.
         name: the method's name.
-        function: is called with the former method, and with what that was to be called with.
+        function: is called instead, with the former method and the arguments of the call.
     """
     former = getattr(owner, name)
     # A function, not a partial: a copy of the owner, such as an average of a module, shares it.

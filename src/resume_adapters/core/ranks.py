@@ -1,12 +1,13 @@
-"""The few collective questions the core asks, on one process or many.
+"""The few collective operations that the core needs, on one process or many.
 
-Every group the core uses is its own gloo group, so its traffic meets neither the training's collectives nor an
-accelerator. Groups are never destroyed: DDP's destructor can deadlock on the interpreter lock when it joins gloo's
-thread, and a blocked gloo call cannot be aborted.
+Every channel is a gloo group of its own, so its traffic meets neither the training's collectives nor an accelerator.
+Whoever makes a channel closes it. Groups that the training made, such as those of DDP, are never touched: DDP's
+destructor can deadlock on the interpreter lock when it joins gloo's thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -25,17 +26,20 @@ class Ranks(Protocol):
         """Return every rank's value, in rank order, on every rank."""
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has called it."""
 
-    def twin(self) -> Ranks:
-        """Return the same ranks with a channel of their own, for use from another thread."""
+    def new_channel(self) -> Ranks:
+        """Return the same ranks with a channel of their own, for another thread. Every rank calls it."""
 
-    def among(self, ranks: Sequence[int]) -> Ranks:
-        """Return some of the ranks, in ascending order, with a channel of their own. Every rank asks, of it or not."""
+    def subset(self, ranks: Sequence[int]) -> Ranks:
+        """Return some of the ranks, in ascending order, with a channel of their own. Every rank calls it."""
+
+    def close(self) -> None:
+        """Release the channel; nothing can be sent over it any more. Those made from it stay open."""
 
 
 class SingleProcess:
-    """One process."""
+    """A run of one process."""
 
     rank = 0
     world_size = 1
@@ -46,11 +50,14 @@ class SingleProcess:
     def barrier(self) -> None:
         return None
 
-    def twin(self) -> Ranks:
+    def new_channel(self) -> Ranks:
         return self
 
-    def among(self, ranks: Sequence[int]) -> Ranks:
+    def subset(self, ranks: Sequence[int]) -> Ranks:
         return self
+
+    def close(self) -> None:
+        return None
 
 
 SINGLE_PROCESS = SingleProcess()
@@ -70,7 +77,7 @@ class DistributedRanks:
         self.rank = self._members.index(dist.get_rank()) if dist.get_rank() in self._members else -1
         self.world_size = len(self._members)
         self.group: Any = dist.new_group(self._members, backend="gloo")
-        _GROUPS.append(self.group)
+        """The group; ``None`` once the channel is closed."""
 
     def gather(self, value: T) -> list[T]:
         import torch.distributed as dist
@@ -82,14 +89,19 @@ class DistributedRanks:
     def barrier(self) -> None:
         self.gather(None)
 
-    def twin(self) -> Ranks:
+    def new_channel(self) -> Ranks:
         return DistributedRanks(self._members)
 
-    def among(self, ranks: Sequence[int]) -> Ranks:
+    def subset(self, ranks: Sequence[int]) -> Ranks:
         return DistributedRanks(ranks)
 
+    def close(self) -> None:
+        import torch.distributed as dist
 
-_GROUPS: list[Any] = []
+        group, self.group = self.group, None
+        if group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # the program has destroyed all groups meanwhile, this one too
+                dist.destroy_process_group(group)
 
 
 def current_ranks() -> Ranks:
@@ -108,9 +120,9 @@ def run_on_all_ranks(
 
     Args:
         ranks: the ranks, all of which call this.
-        work: must not itself ask the other ranks anything: one that fails would leave them waiting.
+        work: must not communicate with other ranks: if it fails on one, the others would wait forever.
         doing: what it does, for the message on the other ranks.
-        failed: turns an error of the framework or the system into one of this package; by default it goes on as it is.
+        failed: turns an error of the framework or the system into one of this package; by default it is raised as is.
 
     Raises:
         PeerFailed: ``work`` failed on another rank; on that rank, its own error.
@@ -121,7 +133,7 @@ def run_on_all_ranks(
         result = work()
     except ResumeError as refusal:
         error = refusal
-    except Exception as cause:  # whatever it is, the other ranks must hear of it before it goes on
+    except Exception as cause:  # of any kind: the other ranks must learn of it before it is raised
         error = cause if failed is None else failed(cause)
         error.__cause__ = None if error is cause else cause
     answers = ranks.gather((result, None if error is None else str(error)))

@@ -1,20 +1,17 @@
-"""Versions and settings of a framework under which a resume cannot be exact, and options of the wrong type."""
+"""Refuse framework versions and settings under which a resume cannot be exact, and options of the wrong type."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 
 def is_older(found: str, version: str) -> bool:
-    """Return whether a version is older than another, by as many of its numbers as that one has, as ``"5.3"``."""
+    """Return whether a version is older than a release; its development and pre-releases are not older."""
+    from packaging.version import Version
 
-    def ordered(each: str) -> list[int]:
-        return [int(number) for number in re.findall(r"\d+", each)[: version.count(".") + 1]]
-
-    return ordered(found) < ordered(version)
+    return Version(Version(found).base_version) < Version(version)
 
 
 def require_version(package: str, found: str, oldest: str, *, extra: str) -> None:
@@ -23,11 +20,11 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
     Args:
         package: name of the framework's package.
         found: the version that is installed.
-        oldest: the oldest that serves, as ``"5.3"``.
-        extra: the extra of this package that brings the framework, which is also the adapter's module.
+        oldest: the oldest version that works, such as ``"5.3"``.
+        extra: the extra of this package that installs the framework; also the name of the adapter's module.
 
     Raises:
-        MissingFramework: naming both versions and the remedy.
+        MissingFramework: naming both versions and how to upgrade.
     """
     if is_older(found, oldest):
         raise MissingFramework(
@@ -37,20 +34,20 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
 
 
 def require_type(option: str, value: object, kind: type, example: str) -> None:
-    """Refuse an option of another type than its own; ``None`` stands for one that is left out.
+    """Refuse an option of the wrong type; ``None`` means that it was not given.
 
     Raises:
-        UnsupportedSetting: with what was expected.
+        UnsupportedSetting: naming the expected type, with an example.
     """
     if value is not None and not isinstance(value, kind):
-        raise UnsupportedSetting(f"{option}={value!r} is no {kind.__name__}; expected one, such as {example}")
+        raise UnsupportedSetting(f"{option} must be a {kind.__name__}, such as {example}; got {value!r}")
 
 
 def refuse(settings: Mapping[str, object], remedy: str = "change it") -> None:
-    """Refuse the first of these settings that is found.
+    """Refuse the first of these settings that is set.
 
     Args:
-        settings: for each what it does, and whether it is set: a true or a false value.
+        settings: whether each is set, after the words that say what it does.
         remedy: what the user can do.
 
     Raises:

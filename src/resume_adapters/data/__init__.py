@@ -1,10 +1,10 @@
-"""Data whose order and position do not depend on the number of ranks and workers.
+"""Samplers and datasets whose order and position do not depend on the number of ranks and workers.
 
-Pass :class:`ElasticSampler` (or :class:`ElasticBatchSampler`) to an ordinary ``torch.utils.data.DataLoader``, or let
-:class:`ElasticShards` be its dataset. A run that was stopped on some ranks then continues on any other number of them,
-and trains on every sample that is left exactly once.
+Pass :class:`ElasticSampler` (or :class:`ElasticBatchSampler`) to an ordinary ``torch.utils.data.DataLoader``, or use
+:class:`ElasticShards` as its dataset. A run can then resume on a different number of ranks, and trains on every
+remaining sample exactly once.
 
-Each epoch has one global order, consumed from its beginning to its end. As long as ranks times batch size times
+Each epoch has one global order, consumed from start to end. As long as ranks times batch size times
 accumulation stays the same, every optimizer step sees the same samples, whatever the number of ranks.
 """
 

@@ -1,4 +1,4 @@
-"""Samplers of map-style data in an order that is the same on every topology."""
+"""Samplers of map-style data whose order is the same on every topology."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from resume_adapters.core.dataloader.cursor import Indices, Permutation, SampleC
 from resume_adapters.errors import StateMismatch
 
 _BLOCKS = (64, 4096)
-"""Positions of an order that are computed at a time, at first and in the long run: the first sample comes soon, and the
-later ones cheaply, from the processor's first cache."""
+"""Positions of an order that are computed at once: the first block, and the largest. A small first block yields the
+first sample soon; the largest block fits the processor's first cache."""
 
 
 def _blocks(start: int, stop: int, unit: int) -> Iterator[tuple[int, int]]:
@@ -27,9 +27,9 @@ def _blocks(start: int, stop: int, unit: int) -> Iterator[tuple[int, int]]:
 
 
 class _GlobalOrder:
-    """One pass after another over a global order, of which each rank takes its share.
+    """Passes over a global order, of which each rank yields its part.
 
-    Each pass is of the next epoch, unless :meth:`set_epoch` says which.
+    Each pass is the next epoch, unless :meth:`set_epoch` has set another.
     """
 
     def __init__(self, data: Sized | int, seed: int, shuffle: bool, rank: int, world_size: int) -> None:
@@ -40,29 +40,29 @@ class _GlobalOrder:
         self.world_size = world_size
         self._start = 0
         self._next_epoch = 0
-        # Shared with worker processes: the epoch of the pass that is under way, set when it begins.
+        # Shared with worker processes: the epoch and start of the running pass, set when it begins.
         self._running = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass that is under way, in this process and in its loader's workers."""
+        """The epoch of the running pass, in this process and in its loader's workers."""
         return int(self._running[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be of this epoch; where it is the epoch that was resumed, go on within it."""
+        """Set the epoch of the next pass. If that epoch was resumed, the pass continues where it was interrupted."""
         if epoch != self._next_epoch:
             self._next_epoch, self._start = epoch, 0
 
     def seek(self, cursor: SampleCursor) -> None:
-        """Let the next pass begin where ``cursor`` says, in constant time.
+        """Start the next pass at ``cursor``, in constant time.
 
         Raises:
-            StateMismatch: it was made with another seed.
+            StateMismatch: the cursor was saved with a different seed.
         """
         if cursor.seed != self.seed:
             raise StateMismatch(
-                f"the position in the data was saved with seed {cursor.seed}, this sampler has {self.seed}: another "
-                f"order would follow. Make it with seed={cursor.seed}, or start another run directory"
+                f"the position in the data was saved with seed {cursor.seed}, this sampler has {self.seed}: the order "
+                f"would change. Create the sampler with seed={cursor.seed}, or start another run directory"
             )
         over = cursor.consumed >= self.size
         self._next_epoch, self._start = cursor.epoch + over, 0 if over else cursor.consumed
@@ -74,11 +74,11 @@ class _GlobalOrder:
         return SampleCursor(epoch, self.seed, min(self.size, start + taken * self.world_size))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next pass begins."""
+        """Return where the next pass starts."""
         return SampleCursor(self._next_epoch, self.seed, self._start).to_tree()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin where the state says."""
+        """Start the next pass where the state says."""
         self.seek(SampleCursor(**state))
 
     def _begin(self) -> tuple[int, int]:
@@ -88,24 +88,24 @@ class _GlobalOrder:
         return epoch, start
 
     def _order(self, epoch: int) -> Callable[[Indices], Indices]:
-        """Return what finds the samples at positions of an epoch."""
+        """Return the function from positions of an epoch to samples."""
         return Permutation(self.size, self.seed, epoch).at if self.shuffle else lambda positions: positions
 
 
 class ElasticSampler(_GlobalOrder, Sampler[int]):
-    """Samples of a map-style dataset in a shuffled order that is computed, not held, and the same on every topology.
+    """Samples of a map-style dataset in a shuffled order that is the same on every topology, and takes no memory.
 
-    Under the Trainer and Accelerate leave ``rank`` and ``world_size`` out: they deal whole batches to the ranks
+    Under the Trainer and Accelerate leave ``rank`` and ``world_size`` out: they distribute whole batches to the ranks
     themselves. Under Lightning (with ``use_distributed_sampler=False``) and DeepSpeed pass both.
 
-    Where the samples do not go round evenly, the ranks that would come short take the first ones of the epoch again, so
-    that every rank has as many; at most ``world_size - 1`` samples of an epoch are seen twice.
+    If the number of samples is not a multiple of ``world_size``, some ranks repeat the first samples of the epoch, so
+    that every rank has the same number; at most ``world_size - 1`` samples of an epoch are seen twice.
 
     Args:
         data: the dataset, or its length.
         seed: seed of the order.
-        shuffle: without, samples come as they are numbered.
-        rank: this rank, where the sampler is to deal the samples out.
+        shuffle: shuffle the samples; otherwise they come in the order of their indices.
+        rank: this rank, if the sampler should distribute the samples to the ranks.
         world_size: number of ranks, likewise.
     """
 
@@ -115,7 +115,7 @@ class ElasticSampler(_GlobalOrder, Sampler[int]):
         super().__init__(data, seed, shuffle, rank, world_size)
 
     def __len__(self) -> int:
-        """Return the samples of a whole epoch on this rank."""
+        """Return the number of samples of a whole epoch on this rank."""
         return -(-self.size // self.world_size)
 
     def __iter__(self) -> Iterator[int]:
@@ -128,18 +128,18 @@ class ElasticSampler(_GlobalOrder, Sampler[int]):
 
 
 class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
-    """Batches in the order of :class:`ElasticSampler`, each rank's samples beside those of the next rank.
+    """Batches in the order of :class:`ElasticSampler`: a global batch is the batches of all ranks, in rank order.
 
-    The last samples of an epoch are split evenly; where fewer are left than there are ranks, the ranks that would have
-    none take the first ones of the epoch again.
+    The last samples of an epoch are split evenly. If they are fewer than the ranks, the ranks without one repeat the
+    first samples of the epoch.
 
     Args:
         data: the dataset, or its length.
         batch_size: samples in a batch, on each rank.
         seed: seed of the order.
-        shuffle: without, samples come as they are numbered.
-        drop_last: leave out what does not fill a batch on every rank.
-        rank: this rank, where the sampler is to deal the samples out.
+        shuffle: shuffle the samples; otherwise they come in the order of their indices.
+        drop_last: leave out the last samples if they do not fill a batch on every rank.
+        rank: this rank, if the sampler should distribute the samples to the ranks.
         world_size: number of ranks, likewise.
     """
 
@@ -159,16 +159,16 @@ class ElasticBatchSampler(_GlobalOrder, Sampler[list[int]]):
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch on this rank."""
-        whole = self.batch_size * self.world_size
-        return self.size // whole if self.drop_last else -(-self.size // whole)
+        """Return the number of batches of a whole epoch on this rank."""
+        global_batch = self.batch_size * self.world_size
+        return self.size // global_batch if self.drop_last else -(-self.size // global_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, start = self._begin()
         order = self._order(epoch)
-        together = self.batch_size * self.world_size
-        whole = (self.size - start) // together * together + start
-        for first, end in _blocks(start, whole, together):
+        global_batch = self.batch_size * self.world_size
+        whole = (self.size - start) // global_batch * global_batch + start
+        for first, end in _blocks(start, whole, global_batch):
             positions = np.arange(first, end, dtype=np.int64)
             mine = positions.reshape(-1, self.world_size, self.batch_size)[:, self.rank]
             samples = order(mine.ravel()).tolist()

@@ -1,4 +1,4 @@
-"""Augmentation that does not depend on who fetches a sample, nor on what was fetched before it."""
+"""Augmentation that depends neither on the rank or worker that fetches a sample, nor on earlier samples."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from resume_adapters.core.state import rng
 
 
 class Epochs(Protocol):
-    """Says which epoch is under way, in a loader's workers too; the samplers of this package do."""
+    """Knows the running epoch, also in a loader's workers. The samplers of this package do."""
 
     seed: int
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way."""
+        """The running epoch."""
 
 
 class SeededPerSample(Dataset[Any]):
-    """Makes the random numbers that a dataset draws for a sample depend on the seed, the epoch and the sample alone.
+    """Seeds the random numbers that a dataset draws for a sample with the seed, the epoch and the sample's index only.
 
-    Augmentation is then the same on any number of ranks and workers, and whatever was fetched before. The generators of
-    python, numpy and torch are seeded around each ``__getitem__`` and put back after it.
+    Augmentation is then the same on any number of ranks and workers, and after any number of earlier samples. The
+    generators of python, numpy and torch are seeded before each ``__getitem__`` and restored after it.
 
     Args:
         data: a map-style dataset.
-        sampler: says which epoch it is.
-        seed: seed of the run; that of the sampler by default.
+        sampler: knows the running epoch.
+        seed: seed of the run; the sampler's by default.
     """
 
     def __init__(self, data: Dataset[Any], sampler: Epochs, seed: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Streams made of shards, dealt out to any number of ranks and workers."""
+"""Streams made of shards, for any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class ElasticShards(IterableDataset[Any]):
     """The records of many shards, each read by one worker of one rank at a time.
 
     Args:
-        shards: what names each shard: paths, numbers, whatever ``read`` understands.
+        shards: one value for each shard, which ``read`` accepts: a path, a number.
         read: returns the records of a shard, the same ones in the same order at every call. A resume calls it for the
-            shards that were begun and passes over what was consumed of them.
+            shards that were partly read, and skips their consumed records.
         seed: seed of the order of the shards.
-        shuffle: without, the shards are read as they are numbered.
-        rank: this rank, where the stream is to deal the shards out; leave it where the framework deals the records.
+        shuffle: shuffle the shards; otherwise they are read in the order of their indices.
+        rank: this rank, if the stream should assign the shards to the ranks; leave it out if the framework distributes
+            the records.
         world_size: number of ranks, likewise.
     """
 
@@ -48,12 +49,12 @@ class ElasticShards(IterableDataset[Any]):
         self.base = ShardProgress.start(0, seed)
         self._share: Share = []
         self._reader, self._readers, self._finished, self._offset = rank, world_size, 0, 0
-        # Shared with worker processes, which are copies: the epoch that the next pass is of.
+        # Shared with worker processes, which have copies of this object: the epoch of the next pass.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @classmethod
     def of_dataset(cls, data: Any, **options: Any) -> ElasticShards:
-        """Return the shards of a ``datasets.IterableDataset``, each read by itself.
+        """Return a stream of the shards of a ``datasets.IterableDataset``.
 
         Args:
             data: the dataset; its order within a shard must be fixed.
@@ -64,11 +65,11 @@ class ElasticShards(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next pass, or of the pass that is under way."""
+        """The epoch of the running pass, or of the next one."""
         return int(self._epoch[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass read the shards in the order of this epoch."""
+        """Set the epoch of the next pass, which determines the order of the shards."""
         self._epoch[0] = epoch
 
     # ---- Reading
@@ -83,9 +84,9 @@ class ElasticShards(IterableDataset[Any]):
         return self._records()
 
     def begin(self) -> Mapping[int, ReaderProgress]:
-        """Begin a pass in this copy, and return how far each reader is; the pass after it is a whole one again.
+        """Begin a pass in this copy, and return the progress of each reader. The next pass is a whole one.
 
-        Where workers read, the loader's own process is told so with this.
+        If workers read, the loader's own process calls this as well, so that its copy agrees with theirs.
         """
         resuming, self._resuming = self._resuming, None
         if resuming is None or resuming[0].epoch != self.epoch:
@@ -99,7 +100,7 @@ class ElasticShards(IterableDataset[Any]):
             self._offset = max(self._offset, skip)
             records = iter(self.read(self.shards[shard]))
             if self._offset:
-                before = rng.capture_cpu()  # what is passed over drew its random numbers when it was consumed
+                before = rng.capture_cpu()  # skipped records drew their random numbers when they were consumed
                 next(itertools.islice(records, self._offset, self._offset), None)
                 rng.restore_cpu(before)
             for record in records:
@@ -110,41 +111,41 @@ class ElasticShards(IterableDataset[Any]):
     # ---- The position
 
     def reached(self) -> tuple[int, int, ReaderProgress]:
-        """Return which reader this copy is, of how many, and how far it is."""
+        """Return the number of this copy's reader, the number of readers, and the reader's progress."""
         return self._reader, self._readers, (self._finished, self._offset)
 
     def progress(self, readers: int, reached: Mapping[int, ReaderProgress]) -> ShardProgress:
-        """Return what some of the readers of this pass have consumed together.
+        """Return what the readers of this pass have consumed in total.
 
         Args:
-            readers: how many readers the pass has.
-            reached: how far each of some of them is.
+            readers: number of readers of the pass.
+            reached: the progress of each reader; one that is left out has read nothing.
         """
         shares = assign_shards(len(self.shards), self.base, readers, shuffle=self.shuffle)
         return merge([self.base, *(advance(self.base, shares[reader], *far) for reader, far in reached.items())])
 
     def resume(self, base: ShardProgress, reached: Mapping[int, ReaderProgress]) -> None:
-        """Let the next pass begin where a former one was.
+        """Start the next pass where an earlier one was.
 
         Args:
-            base: what was consumed when the shards were dealt.
-            reached: how far each reader had come since; only for as many readers as there were.
+            base: what was consumed when the shards were assigned.
+            reached: the progress of each reader since; empty if the number of readers is different now.
 
         Raises:
-            StateMismatch: it was made with another seed.
+            StateMismatch: the position was saved with a different seed.
         """
         if base.seed != self.seed:
             raise StateMismatch(
-                f"the position in the stream was saved with seed {base.seed}, this one has {self.seed}: another order "
-                f"would follow. Make it with seed={base.seed}, or start another run directory"
+                f"the position in the stream was saved with seed {base.seed}, this one has {self.seed}: the order "
+                f"would change. Create it with seed={base.seed}, or start another run directory"
             )
         self.base, self._resuming = base, (base, dict(reached))
         self.set_epoch(base.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is consumed: as far as this process has read it, without workers."""
+        """Return what this process has consumed, for a stream that is read without workers."""
         return self.progress(self._readers, {self._reader: (self._finished, self._offset)}).to_tree()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass begin where the state says, on any number of readers."""
+        """Start the next pass where the state says, on any number of readers."""
         self.resume(ShardProgress.from_tree(state), {})

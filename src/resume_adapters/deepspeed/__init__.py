@@ -28,7 +28,7 @@ from datetime import timedelta
 from typing import Any
 
 try:
-    import deepspeed
+    import deepspeed  # noqa: F401  # only asked whether it is there
 except ImportError as error:
     from resume_adapters.errors import MissingFramework
 
@@ -39,11 +39,11 @@ except ImportError as error:
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.saving.cadence import SaveEvery, chosen
+from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
-from resume_adapters.integrations.deepspeed_engine import files
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
 
 
@@ -61,8 +61,8 @@ class ResumeHooks(ResumableLoop):
             end of each epoch.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
-            when the run was saved, go on by samples, with schedules of this launch's length.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
+            than when the run was saved, resume by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -84,26 +84,17 @@ class ResumeHooks(ResumableLoop):
         **parts: Any,
     ) -> None:
         require_supported(engine, os.path.abspath(run_dir))
+        options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
         framework = DeepSpeedFramework(engine)
-        by_node = engine.use_node_local_storage()
         run = ResumableRun(
             run_dir,
-            framework=f"deepspeed {deepspeed.__version__}",
+            framework=framework.label,
             resume=resume,
             keep=keep,
             stop=stop,
-            cadence=chosen(save_every, mtbf),
-            foreign=files.ForeignCheckpoints(
-                engine.world_size, int(engine.zero_optimization_stage()), engine.global_rank if by_node else None
-            ),
+            cadence=options.cadence(),
+            foreign=framework.foreign_step,
             latest="file",
-            local_rank=int(engine.local_rank) if by_node else None,
+            local_rank=framework.local_rank,
         )
-        super().__init__(
-            framework,
-            run,
-            named_parts(parts),
-            verify=verify,
-            on_batch_change=on_batch_change,
-            each_epoch=save_every is None,
-        )
+        super().__init__(framework, run, options, each_epoch=save_every is None)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import DataLoader
 
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.patching import replaced
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.integrations.deepspeed_engine import names
+from resume_adapters.integrations.deepspeed_engine import files, names
 from resume_adapters.integrations.deepspeed_engine.engine import EngineState
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
-
-Tree = dict[str, Any]
 
 
 class DeepSpeedFramework(LoopFramework):
@@ -31,25 +33,33 @@ class DeepSpeedFramework(LoopFramework):
         engine: what ``deepspeed.initialize`` returned.
     """
 
+    label = f"deepspeed {deepspeed.__version__}"
     registers = "ResumeHooks"
-    carries_windows = True
+    accumulates_across_epochs = True
+    rank_state_type = EngineRankState
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self._state = EngineState(engine)
         self.accumulation = int(engine.gradient_accumulation_steps())
-        self.fixed = {"ZeRO stage": self._state.stage}
+        self.invariants = {"ZeRO stage": self._state.stage}
+        by_node = engine.use_node_local_storage()
+        self.local_rank = int(engine.local_rank) if by_node else None
+        self._foreign = files.ForeignCheckpoints(
+            engine.world_size, self._state.stage, engine.global_rank if by_node else None
+        )
         self.trackers = Trackers(self._writers)
+        self._replaced = contextlib.ExitStack()
         loader = engine.training_dataloader
         self._batches = None if loader is None else len(loader)
 
     # ---- Steps
 
-    def in_window(self) -> bool:
+    def is_accumulating(self) -> bool:
         """Return whether the engine is accumulating gradients."""
-        return self._state.in_window()
+        return self._state.is_accumulating()
 
-    def begin_within_window(self, batches: int) -> None:
+    def skip_micro_batches(self, batches: int) -> None:
         """Count batches as accumulated."""
         self.engine.micro_steps += batches
 
@@ -59,27 +69,27 @@ class DeepSpeedFramework(LoopFramework):
 
     # ---- Data
 
-    def feed(self, outer: Any, session: Session) -> LoopLoader:
-        """Watch the torch loader. A loader of ``training_data=`` makes one for each pass; from now on it keeps one.
+    def track(self, loader: Any, session: Session) -> LoopLoader:
+        """Track the torch loader. A loader of ``training_data=`` makes one for each pass; from now on it keeps one.
 
         Raises:
-            UnsupportedSetting: a RepeatingLoader, of which no pass ever ends.
+            UnsupportedSetting: a RepeatingLoader, whose pass never ends.
         """
-        if isinstance(outer, RepeatingLoader):
+        if isinstance(loader, RepeatingLoader):
             raise UnsupportedSetting(
-                "a RepeatingLoader has begun its first pass already, and ends none: give run.batches() the loader "
+                "a RepeatingLoader has begun its first pass already, and never ends one: give run.batches() the loader "
                 "itself, and let run.epochs(max_steps=...) repeat it"
             )
-        if not isinstance(outer, DeepSpeedDataLoader):
-            return LoopLoader(outer, session.watch(outer), self._samples(outer))
-        kept = _torch_loader(outer)
+        if not isinstance(loader, DeepSpeedDataLoader):
+            return LoopLoader(loader, session.loaders.track(loader), self._samples(loader))
+        kept = _torch_loader(loader)
 
         def begin_pass() -> Any:
-            outer.dataloader, outer.data = kept, (batch for batch in kept)
+            loader.dataloader, loader.data = kept, (batch for batch in kept)
             return kept
 
-        outer._create_dataloader = begin_pass  # seam: deepspeed 0.19
-        return LoopLoader(outer, session.watch(kept), self._samples(outer))
+        self._replaced.enter_context(replaced(loader, "_create_dataloader", begin_pass))  # seam: deepspeed 0.19
+        return LoopLoader(loader, session.loaders.track(kept), self._samples(loader))
 
     def _writers(self) -> list[Any]:
         """Return the writer of the engine's TensorBoard monitor, which the first process has."""
@@ -90,9 +100,13 @@ class DeepSpeedFramework(LoopFramework):
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
         return (batch_size(loader) or 0) * int(self.engine.dp_world_size)
 
+    def close(self) -> None:
+        """Let the loaders of ``training_data=`` make a torch loader for each pass again."""
+        self._replaced.close()
+
     # ---- Saving
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> dict[str, Any]:
         """Return the model's tensors, without content."""
         return self._state.state_dict()
 
@@ -105,13 +119,13 @@ class DeepSpeedFramework(LoopFramework):
         with self._state.data_only():
             self.engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
 
-    def owner(self, file: Path) -> int:
+    def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
         return names.owner(file)
 
-    def state(self) -> Tree:
+    def rank_state(self) -> EngineRankState:
         """Return what DeepSpeed does not save."""
-        return self._state.own()
+        return self._state.rank_state()
 
     def parts(self) -> dict[str, Stateful]:
         """Return the loss scale, and the buffers that DeepSpeed does not save."""
@@ -119,26 +133,28 @@ class DeepSpeedFramework(LoopFramework):
 
     # ---- Loading
 
-    def load(self, session: Session) -> None:
-        """Let ``load_checkpoint`` load, and prove what it loaded."""
-        assert session.checkpoint is not None
-        path = session.checkpoint.path
-        self._state.load(session, path.parent, path.name)
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a checkpoint that the bare engine wrote; ``None`` for anything else."""
+        return self._foreign(path)
 
-    def restore(self, saved: Tree) -> None:
-        """Put back what DeepSpeed does not save."""
-        self._state.restore(saved)
+    def load(self, context: RestoreContext) -> None:
+        """Let ``load_checkpoint`` load, and verify what it loaded."""
+        self._state.load(context, context.path.parent, context.path.name)
 
-    def adopt(self, checkpoint: Checkpoint) -> Resumed:
-        """Return how far a bare checkpoint is, were every epoch one pass over the loader of ``training_data=``."""
-        step = checkpoint.step
+    def load_rank_state(self, record: EngineRankState) -> None:
+        """Restore what DeepSpeed does not save."""
+        self._state.load_rank_state(record)
+
+    def load_foreign(self, context: RestoreContext) -> Resumed:
+        """Return how far a bare checkpoint is, if every epoch was one pass over the loader of ``training_data=``."""
+        step = context.step
         if not self._batches:
             return Resumed(0, step, 0)
         done = step * self.engine.gradient_accumulation_steps()
         return Resumed(done // self._batches, step, done % self._batches)
 
-    def entries(self) -> Sequence[PartEntry]:
-        """Say of each part who captures it."""
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that DeepSpeed saves."""
         found = [
             PartEntry("model", "framework", f"save_checkpoint, ZeRO stage {self._state.stage}"),
             PartEntry("optimizer", "framework", f"save_checkpoint; {type(self.engine.basic_optimizer).__name__}"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from transformers import TrainerCallback
 
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.hf.session import TrainerSession
 
@@ -21,8 +25,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             trainer's own ``save_strategy`` decides.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
-            when the run was saved, go on by samples, with schedules of this launch's length.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
+            than when the run was saved, resume by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -31,8 +35,32 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
 
     session: TrainerSession | None = None
 
+    @contextlib.contextmanager
+    def training(self, trainer: Any, resume: Any, ignore_keys: list[str] | None) -> Iterator[TrainerSession]:
+        """Have a session while a training call lasts; what it patched, started and registered is undone at the end.
+
+        Args:
+            trainer: the trainer.
+            resume: what the user gave ``train()`` as ``resume_from_checkpoint``.
+            ignore_keys: what the user gave it as ``ignore_keys_for_eval``.
+        """
+        named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
+        session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
+        try:
+            yield session
+        finally:
+            self.session = None
+            session.close()
+
+    @property
+    def active_run(self) -> ResumableRun | None:
+        """The run that is under way; ``None`` between two training calls."""
+        return None if self.session is None else self.session.run
+
+    # ---- Events
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put back what is restored last, and prove the whole."""
+        """Restore what is restored last, and verify the whole."""
         if self.session is not None:
             self.session.begin_training(control)
 
@@ -49,25 +77,24 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""
         if self.session is not None:
-            self.session.consumed += 1
+            self.session.end_substep()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches, and ask whether to save or to stop."""
         if self.session is not None:
-            self.session.step_ended(control)
+            self.session.end_step(control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give an evaluation up if a stop was asked for; it is done again after the resume."""
+        """Interrupt an evaluation if a stop was asked for; it is done again after the resume."""
         if self.session is not None:
-            self.session.predicted()
+            self.session.evaluation.end_batch()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Let a new best force a save, so that the best is what was saved."""
         if self.session is not None:
-            self.session.evaluated(metrics or {}, control)
+            self.session.evaluation.end(metrics or {}, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that what is saved from now on stands between two epochs."""
+        """What is saved from now on is saved between two epochs."""
         if self.session is not None:
-            self.session.between_epochs = True
-            self.session.apply_cadence(control)
+            self.session.end_epoch(control)

@@ -51,7 +51,7 @@ def foreign_step(path: Path, world_size: int, engine: ForeignDetector | None = N
         engine: recognises what DeepSpeed wrote into it, where that trains.
 
     Raises:
-        CheckpointDamaged: it is not whole, or was saved by another number of ranks.
+        CheckpointDamaged: it is not whole, or was saved by a different number of ranks.
     """
     named = _NAME.fullmatch(path.name)
     if named is None:
@@ -164,7 +164,7 @@ def _missing(trainer: Any) -> list[PartEntry]:
                 PartEntry(
                     "callbacks",
                     "missing",
-                    f"{type(callback).__name__} has no state_dict(): after a resume it starts anew",
+                    f"{type(callback).__name__} has no state_dict(): after a resume it starts over",
                 )
             )
     return found

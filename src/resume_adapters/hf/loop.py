@@ -1,11 +1,10 @@
-"""Where the adapter stands in the training loop of transformers 5.3 and newer, which has a method for each part."""
+"""The methods that are overridden in the training loop of transformers 5.3 and newer, which has one for each part."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from resume_adapters.hf.session import TrainerSession
+from resume_adapters.hf.session import SessionPhase, TrainerSession
 
 
 class LoopSeams:
@@ -36,7 +35,7 @@ class LoopSeams:
         native = super()._finalize_training  # type: ignore[misc]
         trainer: Any = self
         session = self._resume_session
-        if session.finished:
+        if session.phase is SessionPhase.FINISHED:
             return session.former_result()
         session.evaluate_again()
         session.save_last(trainer._save_now)

@@ -1,6 +1,6 @@
-"""Where the adapter stands in the training loop of transformers before 5.3, which is one method.
+"""What is overridden in the training loop of transformers before 5.3, which is one method.
 
-Later versions have a method for each part of the loop; see ``_hf_loop``. Here the same moments are found in what the
+Later versions have a method for each part of the loop; see ``loop.py``. Here the same events are found in what the
 one method calls on its way. Nothing of it is copied or rewritten.
 """
 
@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import trainer as trainer_module
 
 from resume_adapters.core.patching import wrapped
-
-if TYPE_CHECKING:
-    from resume_adapters.hf.session import TrainerSession
+from resume_adapters.hf.session import SessionPhase, TrainerSession
 
 
 class NothingToTrain(Exception):
@@ -48,24 +46,26 @@ class StepsPerEpoch(int):
 
 
 class LoopEvents:
-    """The moments of one training call, at which later versions call a method of the trainer.
+    """The events of one training call, at which later versions call a method of the trainer.
 
     The running loss is a variable of the loop. What a checkpoint held of it joins the loss of the first step: to add
     it to zero changes no bit.
     """
 
-    epochs: int
-    max_steps: int
-    per_epoch: StepsPerEpoch
-    epoch_is_over = False
-    _loss_has_joined = False
-
     def __init__(self, trainer: Any, session: TrainerSession) -> None:
         self.trainer, self.session = trainer, session
+        self.epochs = self.max_steps = 0
+        self.per_epoch = StepsPerEpoch(0)
+        self.epoch_is_over = self._loss_has_joined = False
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
 
+    def begin(self, epochs: int, steps_per_epoch: int, max_steps: int) -> StepsPerEpoch:
+        """Learn how long the run is; return the steps per epoch as the loop is to divide by them."""
+        self.epochs, self.per_epoch, self.max_steps = epochs, StepsPerEpoch(steps_per_epoch), max_steps
+        return self.per_epoch
+
     @contextlib.contextmanager
-    def stood_in(self) -> Iterator[None]:
+    def patched(self) -> Iterator[None]:
         """Stand in what the loop calls and no class of a trainer can override."""
         events = self.trainer.callback_handler
         with (
@@ -77,8 +77,8 @@ class LoopEvents:
             yield
 
     def load_engine(self, native: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Leave the engine of the checkpoint to its adoption, which is still to come, and load best weights only."""
-        if self.session.engine is not None:
+        """Load best weights only: the engine's checkpoint is loaded later, when the session attaches to it."""
+        if self.session.framework.engine is not None:
             native(*args, **kwargs)
 
     def restore_counters(self) -> None:
@@ -93,9 +93,9 @@ class LoopEvents:
         Raises:
             NothingToTrain: the run was left as finished.
         """
-        state.max_steps = self.max_steps + self.session.batch_change.shift  # the loop has set it anew
+        state.max_steps = self.max_steps + self.session.session.rescale.shift  # the loop has set it again
         self.trainer.control = native(args, state, control)
-        if self.session.finished:
+        if self.session.phase is SessionPhase.FINISHED:
             raise NothingToTrain
         if self.per_epoch.position[0] >= self.epochs:
             self.session.evaluate_again()
@@ -129,7 +129,7 @@ class LoopEvents:
             trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
         native(trainer._tr_loss)
         is_last = trainer.control.should_training_stop or self.session.epoch + 1 >= self.epochs
-        if self.session.between_epochs and is_last:
+        if self.session.phase is SessionPhase.BETWEEN_EPOCHS and is_last:
             self.end_training()
 
     def end_training(self) -> None:
@@ -148,29 +148,27 @@ class LoopSeams:
     """What a trainer does differently where its loop is one method; mixed into its class for one ``train()``."""
 
     _resume_session: TrainerSession
-    _resume_moments: LoopEvents
+    _resume_events: LoopEvents
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # seam: transformers 4.57 to 5.2
         trainer: Any = self
         session = self._resume_session
-        self._resume_moments = LoopEvents(self, session)
-        # Where a checkpoint had another batch size, the trainer would go on with that.
+        self._resume_events = LoopEvents(self, session)
+        # With a checkpoint of a different batch size, the trainer would continue with that size.
         kwargs["batch_size"] = trainer.args.train_batch_size
         whole = super()._inner_training_loop  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
         native = functools.partial(whole, *args, **kwargs)
         try:
-            with self._resume_moments.stood_in():
+            with self._resume_events.patched():
                 return session.finish(native)
         except NothingToTrain:
             return session.former_result()
         finally:
-            del self._resume_moments
+            del self._resume_events
 
     def set_initial_training_values(self, *args: Any) -> Any:
-        moments = self._resume_moments
-        moments.epochs, steps, *rest = super().set_initial_training_values(*args)  # type: ignore[misc]
-        moments.per_epoch, moments.max_steps = StepsPerEpoch(steps), rest[-1]
-        return (moments.epochs, moments.per_epoch, *rest)
+        epochs, steps, *rest = super().set_initial_training_values(*args)  # type: ignore[misc]
+        return (epochs, self._resume_events.begin(epochs, steps, rest[-1]), *rest)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.2
         trainer: Any = self
@@ -180,17 +178,17 @@ class LoopSeams:
 
     def _load_callback_state(self) -> None:  # seam: transformers 4.57 to 5.2
         super()._load_callback_state()  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
-        self._resume_moments.restore_counters()
+        self._resume_events.restore_counters()
 
     def get_batch_samples(self, *args: Any) -> Any:
-        return ([], None) if self._resume_moments.epoch_is_over else super().get_batch_samples(*args)  # type: ignore[misc]
+        return ([], None) if self._resume_events.epoch_is_over else super().get_batch_samples(*args)  # type: ignore[misc]
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._resume_moments.join_loss(super().training_step(*args, **kwargs))  # type: ignore[misc]
+        return self._resume_events.join_loss(super().training_step(*args, **kwargs))  # type: ignore[misc]
 
     def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         native = super()._maybe_log_save_evaluate  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
-        self._resume_moments.end_step_or_epoch(lambda loss: native(loss, *args, **kwargs), tr_loss)
+        self._resume_events.end_step_or_epoch(lambda loss: native(loss, *args, **kwargs), tr_loss)
 
     def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:  # seam: transformers 4.57 to 5.1
         return []

@@ -1,10 +1,11 @@
-"""Where the adapter stands in the Hugging Face ``Trainer``: in its class for one ``train()``, and in its module."""
+"""The Trainer methods and functions that are overridden: in its class for one ``train()``, and in its module."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ else:
 class ResumingTrainer:
     """What a trainer does differently in one ``train()`` with a :class:`~resume_adapters.hf.ResumeCallback`.
 
-    It is mixed into the trainer's class. Each method stands before the trainer's own of that name. They are private
+    It is mixed into the trainer's class. Each method wraps the trainer's own of that name. They are private
     because the public seams come too late or not at all; ``tests/hf/test_seams.py`` checks each of them against the
     installed version.
     """
@@ -31,19 +32,19 @@ class ResumingTrainer:
     _resume_session: TrainerSession
 
     def get_train_dataloader(self) -> Any:
-        return self._resume_session.watch_loader(super().get_train_dataloader())  # type: ignore[misc]
+        return self._resume_session.data.track(super().get_train_dataloader())  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         native = super().get_eval_dataloader  # type: ignore[misc]
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
-        return self._resume_session.evaluation_loader(name, lambda: native(eval_dataset))
+        return self._resume_session.evaluation.loader(name, lambda: native(eval_dataset))
 
     def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 4.57 to 5.23
         native = super()._load_from_checkpoint  # type: ignore[misc]
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
-        self._resume_session.schedules.note(self.lr_scheduler)  # type: ignore[attr-defined]
+        self._resume_session.session.rescale.schedules.remember(self.lr_scheduler)  # type: ignore[attr-defined]
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -51,7 +52,8 @@ class ResumingTrainer:
         return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
 
     def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
-        self._resume_session.load_best(super()._load_best_model)  # type: ignore[misc]
+        session = self._resume_session
+        session.framework.load_best(session.run, super()._load_best_model)  # type: ignore[misc]
 
     def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
         native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
@@ -66,7 +68,7 @@ class ResumingTrainer:
         self._resume_session.log_evaluate_save(native, self._save_now)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 4.57 to 5.23
-        return self._resume_session.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
+        return self._resume_session.evaluation.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
 
     def _save_now(self) -> None:
         trainer: Any = self
@@ -80,7 +82,22 @@ def _resuming(base: Any) -> type:
 
 
 _MANAGED: set[str] = set()
-"""Output directories whose retention and loaders this module has taken over for the moment."""
+"""Output directories whose retention and loaders a session manages at the moment."""
+
+
+@contextlib.contextmanager
+def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
+    """Let a trainer be a :class:`ResumingTrainer` of a session while a training call lasts."""
+    managed, base = os.path.abspath(trainer.args.output_dir), type(trainer)
+    trainer._resume_session = session
+    trainer.__class__ = _resuming(cast("Any", base))
+    _MANAGED.add(managed)
+    try:
+        yield
+    finally:
+        _MANAGED.discard(managed)
+        trainer.__class__ = base
+        del trainer._resume_session
 
 
 def _train(native: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,24 +110,13 @@ def _train(native: Callable[..., Any]) -> Callable[..., Any]:
             raise UnsupportedSetting(
                 "a hyperparameter search starts many runs in one directory: leave the callback out"
             )
-        named = isinstance(resume_from_checkpoint, str | os.PathLike)
-        session = TrainerSession(self, callback, resume_from_checkpoint if named else callback.resume)
-        session.ignore_keys = kwargs.get("ignore_keys_for_eval", args[1] if len(args) > 1 else None)
-        managed, base = os.path.abspath(self.args.output_dir), type(self)
-        callback.session = self._resume_session = session
-        self.__class__ = _resuming(base)  # type: ignore[arg-type]  # a class is hashable
-        _MANAGED.add(managed)
-        try:
-            return native(self, session.open(), *args, **kwargs)
-        except Exception as error:
-            session.record_failure(error, self.state.global_step)
-            raise
-        finally:
-            _MANAGED.discard(managed)
-            self.__class__ = base
-            callback.session = None
-            del self._resume_session
-            session.run.close()
+        ignored = kwargs.get("ignore_keys_for_eval", args[1] if len(args) > 1 else None)
+        with callback.training(self, resume_from_checkpoint, ignored) as session, _resuming_trainer(self, session):
+            try:
+                return native(self, session.open(), *args, **kwargs)
+            except Exception as error:
+                session.session.fail(error, self.state.global_step)
+                raise
 
     train.resume_adapters = True  # type: ignore[attr-defined]
     return train
@@ -119,11 +125,11 @@ def _train(native: Callable[..., Any]) -> Callable[..., Any]:
 def _skip_first_batches(native: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(native)
     def skip(loader: Any, num_batches: int = 0) -> Any:
-        watch = getattr(getattr(loader, "base_dataloader", loader), "resume_watch", None)
-        if watch is None or watch.restored:
+        tracked = getattr(getattr(loader, "base_dataloader", loader), "resume_tracked", None)
+        if tracked is None or tracked.restored:
             return native(loader, num_batches)
-        if watch.at_end:
-            watch.restore_now()
+        if tracked.at_end:
+            tracked.restore_now()
             return []
         return loader
 

@@ -1,157 +1,376 @@
-"""One call of ``Trainer.train``, translated into the core's verbs."""
+"""One call of ``Trainer.train``: the trainer's events, translated into the session's verbs in their order."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import enum
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import TrainOutput
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
+from resume_adapters.core.checkpoint.retention import KeepLast
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.messages import log_finished
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.hf import files
-from resume_adapters.hf.evaluation import Evaluations
+from resume_adapters.hf.data import TrainingData
+from resume_adapters.hf.evaluation import InterruptibleEvaluation
+from resume_adapters.hf.framework import TrainerFramework
+from resume_adapters.hf.records import DueEvaluation, TrainerCounters, TrainerRankState
+from resume_adapters.hf.supported import require_supported
 
 
-class TrainerSession(Evaluations):
-    """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`."""
+class SessionPhase(enum.Enum):
+    """Where a training call is.
+
+    OPENED -> RESTORED -> IN_EPOCH <-> BETWEEN_EPOCHS, or OPENED -> FINISHED: an earlier launch has finished the run.
+    A fresh start goes from OPENED to IN_EPOCH.
+    """
+
+    OPENED = "opened"
+    RESTORED = "restored"
+    IN_EPOCH = "in an epoch"
+    BETWEEN_EPOCHS = "between epochs"
+    FINISHED = "finished"
+
+
+class TrainerSession:
+    """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`.
+
+    Args:
+        trainer: the trainer.
+        options: the options of the run.
+        resume: ``options.resume``, or what the user gave ``train()``.
+        ignore_keys: what the user gave ``train()`` as ``ignore_keys_for_eval``.
+
+    Attributes:
+        phase: where the call is.
+        is_over: no step is left to train.
+        epoch: the epoch that is running, from 0; -1 before the first.
+        seconds: the time that earlier launches have trained.
+    """
+
+    def __init__(
+        self, trainer: Any, options: ResumeOptions, resume: str | os.PathLike[str], ignore_keys: list[str] | None
+    ) -> None:
+        cadence = options.cadence()
+        require_supported(trainer, cadence)
+        args = trainer.args
+        self.trainer = trainer
+        self.framework = TrainerFramework(trainer)
+        limit = args.save_total_limit
+        run = ResumableRun(
+            args.output_dir,
+            framework=self.framework.label,
+            resume=resume,
+            keep=KeepLast(limit) if options.keep is None and limit else options.keep,
+            stop=options.stop,
+            cadence=cadence,
+            foreign=self.framework.foreign_step,
+        )
+        rescale = Rescale(
+            options.on_batch_change,
+            self.framework.accumulation,
+            no_horizon=GIVEN_IN_STEPS if args.max_steps > 0 else "",
+        )
+        self.session = Session(run, self.framework, options, TrainerRankState, rescale)
+        self.data = TrainingData(trainer, self.session)
+        self.evaluation = InterruptibleEvaluation(trainer, self.session, ignore_keys)
+        self.phase = SessionPhase.OPENED
+        self.is_over = False
+        self.epoch = -1
+        self.seconds = 0.0
+        self._initial_step = 0
+        self._started = time.monotonic()
+        self._replaces_cadence = cadence is not None
+        self._save_due = False
+        self._resumed: TrainerRankState | None = None
+
+    @property
+    def run(self) -> ResumableRun:
+        """The run."""
+        return self.session.run
+
+    @property
+    def context(self) -> RestoreContext | None:
+        """What is being restored; ``None`` for a fresh start."""
+        return self.session.context
+
+    # ---- Resuming
+
+    def open(self) -> str | None:
+        """Choose what to resume from; return the path that the trainer is to load."""
+        context = self.session.open()
+        self.framework.continue_tensorboards()
+        if context is None:
+            return None
+        self._resumed = context.rank_state
+        if self._resumed is not None:
+            self.evaluation.restore_workers(self._resumed.evaluation_workers)
+        return str(context.path)
+
+    def load_model(self, model: Any, native: Callable[[], None]) -> None:
+        """Load the weights; see :meth:`TrainerFramework.load_model`."""
+        assert self.context is not None, "the trainer loads what was chosen"
+        self.framework.load_model(self.context, model, native)
+
+    def attach_engine(self, deepspeed: Any) -> None:
+        """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
+        self.framework.attach_engine(deepspeed, self.run.directory, self.context)
+
+    def restore_counters(self, native: tuple[int, int], max_steps: int, epochs: int) -> tuple[int, int]:
+        """Return the epoch to resume in and the micro-batches of it that are done, and restore the loader.
+
+        Args:
+            native: what the trainer would return.
+            max_steps: steps of the whole run.
+            epochs: epochs of the whole run.
+        """
+        context = self.context
+        if context is None:
+            return native
+        self.phase = SessionPhase.RESTORED
+        self._name_best()
+        files.restore_callbacks(self.trainer)
+        state = self._resumed
+        if state is None:
+            self.epoch = native[0] - 1
+            self.data.skip(native[1])
+            return native
+        return self._restore_place(context, state, max_steps, epochs)
+
+    def _restore_place(
+        self, context: RestoreContext, state: TrainerRankState, max_steps: int, epochs: int
+    ) -> tuple[int, int]:
+        live, rescale = self.trainer.state, self.session.rescale
+        at_end = live.global_step >= max_steps + rescale.shift and not self.data.is_rebatched(state)
+        if self.session.is_finished(live.global_step, max_steps + rescale.shift):
+            self.phase = SessionPhase.FINISHED
+        self.is_over = at_end or (state.stopping and live.global_step < state.max_steps)
+        ended = self.is_over or self.phase is SessionPhase.FINISHED
+        consumed = self.data.restore(context, state, ended=ended)
+        live.max_steps = max_steps + rescale.shift
+        self.is_over = self.is_over or live.global_step >= live.max_steps
+        if self.phase is SessionPhase.FINISHED or (self.is_over and state.between_epochs):
+            return epochs, 0
+        assert state.position is not None, "a position was saved"
+        next_epoch = state.between_epochs and (ended or state.position.ended)
+        self.epoch = state.epoch if next_epoch else state.epoch - 1
+        self.data.resume_at(0 if next_epoch else consumed, state.first_slice)
+        return self.epoch + 1, self.data.consumed
+
+    def _name_best(self) -> None:
+        """Say where the best checkpoint is now: the run directory may have moved."""
+        live = self.trainer.state
+        best = self.run.directory / f"checkpoint-{live.best_global_step}"
+        as_given = Path(self.trainer.args.output_dir) / best.name
+        live.best_model_checkpoint = str(as_given) if live.best_global_step and best.is_dir() else None
+
+    def load_rng(self, native: Callable[[], None]) -> None:
+        """Replace the trainer's own restore of the random state, which comes after the data were fetched."""
+        if self._resumed is None:
+            native()
+        else:
+            self.data.restore_rng()
+
+    def begin_training(self, control: Any) -> None:
+        """Restore what the trainer resets after it has loaded a checkpoint, and verify what it loaded."""
+        self._started = time.monotonic()
+        context = self.context
+        if context is not None:
+            control.should_training_stop = self.is_over
+            self.session.restorer.restore_parts(self.framework.parts())
+            self.framework.verify(context)
+            self.session.rescale.move_schedules()
+            if self._resumed is not None:
+                is_resharded = bool(self.session.loaders.topology_changes)
+                self.framework.restore_running_values(context, self._resumed, is_resharded=is_resharded)
+                self._initial_step = self._resumed.counters.initial_step
+                self.seconds = self._resumed.counters.seconds
+        for module in self.framework.modules():
+            self.session.restorer.align_buckets(module)
 
     # ---- Training
 
     def begin_epoch(self) -> None:
-        """Count epochs; the micro-batches of a resumed one go on from where they were."""
+        """Count epochs; the micro-batches of a resumed one are counted on."""
         self.epoch += 1
-        if self.between_epochs:
-            self.consumed = 0
-        self.between_epochs = False
+        if self.phase is SessionPhase.BETWEEN_EPOCHS:
+            self.data.begin_epoch()
+        self.phase = SessionPhase.IN_EPOCH
+
+    def begin_step(self) -> None:
+        """Leave before the first step if a stop was asked for while data were skipped."""
+        self.session.begin_step()
 
     def window(self, batches: int) -> int:
         """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
-        begun = self.consumed % self.batch_change.accumulation
+        begun = self.data.begun_in_step()
         if begun:
             self.begin_step()  # the trainer has no event for the beginning of such a step
-        return min(batches, self.batch_change.accumulation - begun)
+        return min(batches, self.session.rescale.accumulation - begun)
 
-    def step_ended(self, control: Any) -> None:
-        """Count the micro-batch, and ask whether to save or to stop."""
-        self.consumed += 1
-        if self.engine is not None:
-            self.engine.has_stepped()
+    def end_substep(self) -> None:
+        """Count a micro-batch within a step."""
+        self.data.count()
+
+    def end_step(self, control: Any) -> None:
+        """Count the last micro-batch of a step, and ask whether to save or to stop."""
+        self.data.count()
+        if self.framework.engine is not None:
+            self.framework.engine.has_stepped()
         live = self.trainer.state
-        decision = self.end_step(live.global_step, live.epoch, live.max_steps)
-        self.saving = decision.save
+        decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
+        self._save_due = decision.save
+        self.apply_cadence(control)
+
+    def end_epoch(self, control: Any) -> None:
+        """What is saved from now on is saved between two epochs."""
+        self.phase = SessionPhase.BETWEEN_EPOCHS
         self.apply_cadence(control)
 
     def apply_cadence(self, control: Any) -> None:
         """Let ``save_every``, where it is given, decide about saving in the trainer's place."""
-        if self.replaces_cadence:
-            control.should_save = self.saving
+        if self._replaces_cadence:
+            control.should_save = self._save_due
 
     def log_evaluate_save(self, native: Callable[[], None], save: Callable[[], None]) -> None:
-        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on."""
-        self.evaluate_as_due(native)
-        self._save_or_leave(save)
+        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on.
+
+        Args:
+            native: the trainer's own way.
+            save: saves a checkpoint through the trainer.
+        """
+        self.evaluation.run_interruptible(native)
+        live = self.trainer.state
+        if (self._save_due or self.session.stopping) and self.run.last_commit != live.global_step:
+            save()
+        self._save_due = False
+        if self.session.stopping:
+            self.run.leave(live.global_step, live.epoch)
+
+    def evaluate_again(self) -> bool:
+        """Do the evaluation that the checkpoint says is due, before the first step.
+
+        Returns:
+            Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
+        """
+        state = self._resumed
+        if state is None or state.evaluation is None:
+            return False
+        due, state.evaluation = state.evaluation, None
+        moment = _random_state(state)
+        trainer = self.trainer
+        self.session.restore_random_state(moment)
+        control = trainer.control
+        control.should_log, control.should_evaluate, control.should_save = False, True, due.save
+        trainer._maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
+            tr_loss=trainer._tr_loss,
+            grad_norm=None,
+            model=trainer.model_wrapped,
+            trial=None,
+            epoch=trainer.state.epoch,
+            ignore_keys_for_eval=self.evaluation.ignore_keys,
+            start_time=None,
+        )
+        moment.update(self.session.random_state())
+        if self.is_over or not trainer.control.should_training_stop:
+            return False
+        self.is_over = True
+        if not state.between_epochs:
+            self.data.end_pass(state)
+        return state.between_epochs
 
     # ---- Saving
 
     def save(self, native: Callable[[], None]) -> None:
         """Save a checkpoint of the current step around the trainer's own save."""
-        if self.moved and not self.under_way:
-            return  # an evaluation was done again, and where the data go on in this topology shows with the first batch
-        live = self.trainer.state
-        best = f"checkpoint-{live.best_global_step}" if live.best_global_step else None
-        self.save_checkpoint(
-            f"checkpoint-{live.global_step}",
-            live.global_step,
-            model=self.engine or self.trainer.model,
-            native=functools.partial(self._save_natively, native),
-            own=self._own,
-            parts=self._further_parts(),
-            owner=files.owner,
-            entries=self._entries,
-            facts=self._facts,
-            best=best,
+        if self.session.loaders.topology_changes and not self.session.has_begun:
+            return  # an evaluation was done again; where the data resume in this topology shows with the first batch
+        step = self.trainer.state.global_step
+        with self.framework.saving(native):
+            self.session.save(f"checkpoint-{step}", step, self)
+
+    def rank_state(self) -> TrainerRankState:
+        """Return what this rank saves for itself."""
+        trainer, state = self.trainer, self._resumed
+        if not self.session.has_begun and state is not None:  # an evaluation was done again: nothing else has moved
+            _random_state(state).update(self.session.random_state())
+            state.evaluation_workers = files.evaluation_workers(trainer)
+            return state
+        between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
+        due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
+        loader = self.data.state(between_epochs=between_epochs, stopping=stopping)
+        return TrainerRankState(
+            position=loader.position,
+            consumed=loader.consumed,
+            global_batch=loader.global_batch,
+            samples=loader.samples,
+            epoch=self.epoch,
+            first_slice=None if between_epochs else self.data.first_slice(),
+            between_epochs=between_epochs,
+            stopping=stopping,
+            max_steps=trainer.state.max_steps,
+            engine=self.framework.engine_state(),
+            evaluation=due,
+            evaluation_workers=self.evaluation.workers(),
+            counters=self._counters(),
         )
 
-    def _save_natively(self, native: Callable[[], None]) -> None:
-        with contextlib.nullcontext() if self.engine is None else self.engine.data_only():
-            native()
-
-    def _own(self) -> dict[str, Any]:
-        trainer, watch = self.trainer, self.loader_watch
-        assert watch is not None
-        if not self.under_way and self.own is not None:  # an evaluation was done again: nothing else has moved
-            self.own["position"]["step"].update(self.random_state())
-            return {**self.own, "evaluation_workers": files.evaluation_workers(trainer)}
-        stopping = trainer.control.should_training_stop
-        used = min(self.consumed * self.share, watch.fetched)
-        whole = self.between_epochs and (not stopping or (watch.exhausted and used == watch.fetched))
-        return {
-            **self.loader_state(
-                watch.position_between() if whole else watch.position(used), self.consumed, self.together
-            ),
-            "epoch": self.epoch,
-            "first_slice": self.first_slice.kept if self.first_slice and not self.between_epochs else None,
-            "between_epochs": self.between_epochs,
-            "stopping": stopping,
-            "max_steps": trainer.state.max_steps,
-            "engine": None if self.engine is None else self.engine.own(),
-            "evaluation": {"save": trainer.control.should_save} if self.evaluation_due else None,
-            "evaluation_workers": self.workers_before if self.evaluation_due else files.evaluation_workers(trainer),
-            "counters": {
-                "tr_loss": trainer._tr_loss,
-                "total_loss": trainer._total_loss_scalar,
-                "last_logged": trainer._globalstep_last_logged,
-                "initial_step": self.initial_step,
-                "seconds": self.seconds + time.monotonic() - self.started,
-            },
-        }
-
-    def _facts(self) -> dict[str, Any]:
-        live = self.trainer.state
-        return {
-            "epoch": float(live.epoch),
-            # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
-            "metrics": self.metrics if self.evaluated_at == live.global_step else {},
-        }
-
-    def _entries(self) -> list[PartEntry]:
+    def _counters(self) -> TrainerCounters:
         trainer = self.trainer
-        places = {"train_dataset": trainer.train_dataset, "data_collator": trainer.data_collator}
+        return TrainerCounters(
+            tr_loss=trainer._tr_loss,
+            total_loss=trainer._total_loss_scalar,
+            last_logged=trainer._globalstep_last_logged,
+            initial_step=self._initial_step,
+            seconds=self.seconds + time.monotonic() - self._started,
+        )
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return nothing: what is alike on all ranks, the framework has."""
+        return {}
+
+    def facts(self) -> CheckpointFacts:
+        """Return what the manifest says of this checkpoint."""
+        live = self.trainer.state
+        best = f"checkpoint-{live.best_global_step}" if live.best_global_step else None
+        return CheckpointFacts(float(live.epoch), self.evaluation.metrics(), best)
+
+    def describe(self) -> list[PartEntry]:
+        """Return an entry for each part of the call, and for generators that nobody captures."""
+        places = {"train_dataset": self.trainer.train_dataset, "data_collator": self.trainer.data_collator}
         return [
-            *files.entries(trainer),
-            *self.entries(self._further_parts(), counters="running loss and elapsed time"),
-            *self.missing_generators(places, "ResumeCallback"),
+            *self.session.part_entries(self.framework.parts(), counters="running loss and elapsed time"),
+            *self.session.missing_generators(places),
         ]
 
     # ---- Ending
 
-    def _save_or_leave(self, save: Callable[[], None]) -> None:
-        """Save where that is due and the trainer did not; leave the process if a stop was agreed on."""
-        live = self.trainer.state
-        if (self.saving or self.stopping) and self.run.last_commit != live.global_step:
-            save()
-        self.saving = False
-        if self.stopping:
-            self.run.leave(live.global_step, live.epoch)
-
     def save_last(self, save: Callable[[], None]) -> None:
         """Save the last step where it is not saved."""
-        self._restore_rng_of_the_end()
+        self._restore_rng_at_end()
         if self.run.last_commit != self.trainer.state.global_step:
-            self.reason = "finished"
+            self.session.set_reason("finished")
             save()
         self.run.flush()
 
     def finish(self, native: Callable[[], Any]) -> Any:
-        """Finish as the trainer does, and remember that the run is finished."""
+        """Finish as the trainer does, and set the run's state to finished."""
         output = native()
         live = self.trainer.state
-        self.run.record(
-            "finished",
+        self.run.set_state(
+            RunState.FINISHED,
             step=live.global_step,
             epoch=live.epoch,
             horizon=live.max_steps,
@@ -159,20 +378,32 @@ class TrainerSession(Evaluations):
         )
         return output
 
-    def _restore_rng_of_the_end(self) -> None:
-        """Put the random state back where no epoch was left to do it in."""
-        if self.own is not None and self.loader_watch is not None and not self.loader_watch.restored:
-            self.loader_watch.restore_now()
+    def _restore_rng_at_end(self) -> None:
+        """Restore the random state where no epoch was left to do it in."""
+        if self._resumed is not None:
+            self.data.restore_rng()
 
     def former_result(self) -> Any:
         """Return what the finished run returned; its weights are loaded, and nothing is trained."""
         former, trainer = self.run.previous, self.trainer
-        assert former is not None
-        self._restore_rng_of_the_end()
+        assert former is not None, "an earlier launch has finished the run"
+        self._restore_rng_at_end()
         log_finished(former.step)
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         trainer.is_in_train = False
-        self.run.record("finished", step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)
+        self.run.set_state(
+            RunState.FINISHED, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result
+        )
         return TrainOutput(former.step, former.result["train_loss"], dict(former.result))
+
+    def close(self) -> None:
+        """Undo what the call patched, started and registered."""
+        self.session.close(self.data.close)
+
+
+def _random_state(state: TrainerRankState) -> dict[str, Any]:
+    """Return the random state of the moment at which a rank saved; changing it changes what is saved next."""
+    assert state.position is not None and state.position.step is not None, "the random state was saved"
+    return state.position.step

@@ -10,9 +10,9 @@ optimizer   framework  ``optimizer_states`` of the checkpoint
 scheduler   framework  ``lr_schedulers``
 scaler      framework  the precision plugin's state
 buffers     core       those of each process, where there are several
-counters    core       the loops' counters, and the moment in the loop; gradients of an unfinished accumulation
+counters    core       the loops' counters, and the save point in the loop; gradients of an unfinished accumulation
 rng         core       after the save, on every rank
-data        core       the training loaders, watched in place
+data        core       the training loaders, tracked in place
 metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
 callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
 trackers    core       run ids of W&B and MLflow, directories of TensorBoard
@@ -20,6 +20,10 @@ others      core       every keyword of :class:`ResumeCallback`, for example ``e
 ==========  =========  ==========================================================================================
 
 What this package adds lies beside Lightning's file, which stays as Lightning writes it.
+
+Read :mod:`callback` (events) and :mod:`patch` (what is wrapped in the trainer) first, then :mod:`session` (the order of
+what happens), :mod:`framework` (files and live objects), :mod:`data` (the loaders) and :mod:`loops` (where the training
+is). The other modules each capture and restore one thing.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning.compat import pl
-from resume_adapters.lightning.loops import BATCH, EPOCH, VALIDATION
-from resume_adapters.lightning.model_checkpoints import settle_directories
+from resume_adapters.lightning.loops import SavePoint
+from resume_adapters.lightning.model_checkpoints import assign_directories
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
 from resume_adapters.lightning.supported import require_supported
@@ -27,38 +28,42 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
             ModelCheckpoint saves. Such a checkpoint goes when there is a newer one.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has another number of samples than
-            when the run was saved, go on by samples, with schedules of this launch's length.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
+            than when the run was saved, resume by samples, with schedules of this launch's length.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
         UnsupportedSetting: a part cannot save its state.
     """
 
-    session: FitSession | None = None
     _resuming: ResumingTrainer | None = None
 
+    @property
+    def session(self) -> FitSession | None:
+        """The ``fit`` under way; ``None`` before it has loaded a checkpoint, and after it."""
+        return None if self._resuming is None else self._resuming.session
+
+    @property
+    def active_run(self) -> ResumableRun | None:
+        """The run under way; ``None`` between two calls of ``fit()``."""
+        return None if self.session is None else self.session.run
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Stand in the way of the few methods through which a fit loads, saves and removes checkpoints."""
+        """Wrap the few methods through which a fit loads, saves and removes checkpoints."""
         first = next(each for each in trainer.callbacks if isinstance(each, ResumeCallback))
         if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
         require_supported(trainer)
-        settle_directories(trainer, str(self.resume))
-        self._resuming = ResumingTrainer(trainer, self)
+        assign_directories(trainer, str(self.options.resume))
+        self._resuming = ResumingTrainer(trainer, self.options)
         self._resuming.begin(pl_module)
 
-    # ---- Moments
-
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take the signals over as early as there is an event for it."""
-        if self.session is not None:
-            self.session.take_signals()
+    # ---- Events
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Note the schedules: they are made, and not loaded."""
+        """Remember the schedules, unless they were loaded before."""
         if self.session is not None:
-            self.session.note_schedules()
+            self.session.remember_schedules()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to train."""
@@ -66,42 +71,40 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
             self.session.begin_training()
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """Leave before the first step if a stop was asked for; from here on a save would fall into a step."""
+        """Begin a batch: nothing is saved before it ends."""
         if self.session is not None:
-            self.session.begin_step()
-            self.session.moment = None
+            self.session.begin_batch()
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Note that what is saved now stands after a batch."""
+        """Checkpoints are now saved after a batch."""
         if self.session is not None:
-            self.session.moment = BATCH
+            self.session.set_save_point(SavePoint.BATCH)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that what is saved now stands after a validation."""
+        """Checkpoints are now saved after a validation."""
         if self.session is not None and not trainer.sanity_checking:
-            self.session.moment = VALIDATION
+            self.session.set_save_point(SavePoint.VALIDATION)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Note that what is saved now stands after an epoch."""
+        """Checkpoints are now saved after an epoch."""
         if self.session is not None:
-            self.session.moment = EPOCH
+            self.session.set_save_point(SavePoint.EPOCH)
 
     # ---- Ending
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Record why the run failed, and take everything back."""
-        if self.session is not None and isinstance(exception, Exception):
-            self.session.record_failure(exception, trainer.global_step)
-        self._leave()
+        """Write why the run failed, and undo everything."""
+        try:
+            if self.session is not None and isinstance(exception, Exception):
+                self.session.fail(exception)
+        finally:
+            self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Take everything back."""
-        self._leave()
+        """Undo everything."""
+        self._end()
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.end()
-        session, self.session = self.session, None
-        if session is not None:
-            session.run.close()

@@ -1,41 +1,30 @@
-"""A CheckpointIO that replaces a file in one step, commits what it wrote, and proves what it reads."""
+"""A CheckpointIO that replaces a file in one step, and reads data only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, PartEntry
-from resume_adapters.core.checkpoint.remove import delete
-from resume_adapters.core.checkpoint.retention import KeepUnless
-from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
 from resume_adapters.core.log import enable_logging, logger
-from resume_adapters.core.ranks import SingleProcess
-from resume_adapters.core.run_directory.prune import plan_prune
-from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import SaveFailed
 from resume_adapters.lightning import files
-from resume_adapters.lightning.compat import VERSION, io, pl
+from resume_adapters.lightning.compat import io, pl
 
-_STORAGE = LocalStorage()
-
-_LACKING = (
-    "ResumeCheckpointIO alone writes, commits and checks files. Random state, the position in the data and what "
-    "remains of a step are lost with a kill, and a damaged checkpoint ends the launch: add ResumeCallback() to the "
-    "callbacks"
+_MISSING = (
+    "Without ResumeCallback, ResumeCheckpointIO only writes each file whole and reads data only. Nothing saves random "
+    "state, the position in the data and what is left of a step, and nothing finds a damaged checkpoint: add "
+    "ResumeCallback() to the callbacks"
 )
 
 
-def without_code() -> contextlib.AbstractContextManager[None]:
+def data_only() -> contextlib.AbstractContextManager[None]:
     """Return the context in which ``torch.load`` reads data only, and what hyperparameters often hold."""
-    return safe_load.data_only(files.harmless())
+    return safe_load.data_only(files.data_classes())
 
 
 def require_data(strategy: Any, path: Path) -> None:
@@ -49,24 +38,42 @@ def require_data(strategy: Any, path: Path) -> None:
 
 
 class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known at run time
-    """Writes checkpoints so that a crash leaves the file before or the whole new one, and finds damage when it reads.
+    """Writes checkpoints so that a crash leaves the former file or the whole new one, and reads data only.
 
     It writes in the checkpoint's own directory (Lightning writes in ``TMPDIR``, from where a file may have to be
-    copied), forces it onto the disk, and renames it into place. Without :class:`ResumeCallback` it also commits each
-    checkpoint by itself, checks the digests of what is loaded, and removes nothing that a restart would need.
-
-    Attributes:
-        is_managed: a :class:`ResumeCallback` commits, checks and removes.
-        error: what went wrong in a managed save; the callback raises it, on all ranks together.
+    copied), forces the file onto the disk, and renames it into place. :class:`ResumeCallback` does the rest: it commits
+    each checkpoint, finds damage, and knows which files may be removed.
     """
 
     def __init__(self) -> None:
-        self.is_managed = False
-        self.error: OSError | None = None
-        self._said = False
+        self._is_managed = False
+        self._error: OSError | None = None
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def managed(self) -> Iterator[None]:
+        """Return the context in which a callback commits what is written.
+
+        Within it an error waits for :meth:`raise_error`: other ranks wait for this one in the middle of a save.
+        """
+        self._is_managed = True
+        try:
+            yield
+        finally:
+            self._is_managed, self._error = False, None
+
+    def raise_error(self) -> None:
+        """Raise what went wrong in a managed save.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write a checkpoint's file and, without a callback, commit it.
+        """Write a checkpoint's file.
 
         Raises:
             TypeError: storage options are given, of which there are none.
@@ -75,95 +82,32 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         if storage_options is not None:
             raise TypeError("ResumeCheckpointIO takes no storage_options: a checkpoint is a file on a mounted disk")
         target = Path(os.path.abspath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if self.is_managed:
-            try:
-                _write(checkpoint, target)
-            except OSError as error:
-                self.error = error
-        elif "optimizer_states" in checkpoint:
-            self._commit(checkpoint, target)
-        else:
+        try:
             _write(checkpoint, target)
-
-    def _commit(self, checkpoint: dict[str, Any], target: Path) -> None:
-        if not self._said:
-            self._said = True
+        except OSError as error:
+            if not self._is_managed:
+                raise SaveFailed(f"{target} could not be written: {error}", path=target) from error
+            self._error = error
+        if not self._is_managed and not self._has_warned and "optimizer_states" in checkpoint:
+            self._has_warned = True
             enable_logging()
-            logger.warning(_LACKING)
-
-        def describe(entries: tuple[FileEntry, ...]) -> Manifest:
-            return Manifest(
-                step=int(checkpoint["global_step"]),
-                epoch=float(checkpoint["epoch"]),
-                world_size=1,
-                generation=0,
-                written=time.time(),
-                reason="scheduled",
-                files=entries,
-                parts=(PartEntry("rng", "missing", "ResumeCallback captures it"),),
-                framework=VERSION,
-            )
-
-        pending = PendingCheckpoint(
-            _STORAGE, SingleProcess(), target, int(checkpoint["global_step"]), _nobody, is_file=True
-        )
-        pending.open(lambda path: set_aside(_STORAGE, path))
-        pending.write(lambda: _write(checkpoint, target))
-        pending.commit([(Path(target.name), target)], describe)
-        _STORAGE.remove_file(layout.pending_path(target))
-        if layout.root_paths(layout.superseded_path(target)):
-            delete(_STORAGE, layout.superseded_path(target))
+            logger.warning(_MISSING)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint without running code, after comparing it with its manifest where it has one.
-
-        Raises:
-            CheckpointDamaged: it is not what was saved.
-        """
-        target = Path(os.path.abspath(path))
-        if not self.is_managed and layout.is_committed(target):
-            _require_whole(target)
-        with without_code():
+        """Read a checkpoint without running code."""
+        with data_only():
             content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return content
-
-    def remove_checkpoint(self, path: Any) -> None:
-        """Remove a checkpoint, but not the newest valid one of its directory."""
-        target = Path(os.path.abspath(path))
-        if self.is_managed or not layout.is_committed(target):
-            super().remove_checkpoint(path)
-            return
-        plan = plan_prune(_STORAGE, target.parent, KeepUnless({target.name}), now=time.time())
-        if target.name in plan.remove:
-            delete(_STORAGE, target)
-
-
-def _nobody() -> None:
-    """Fence nobody off: without a callback no start owns the run directory."""
 
 
 def _write(checkpoint: dict[str, Any], target: Path) -> None:
     """Write a file beside its place, force it onto the disk, and put it there."""
     import torch
 
-    temporary = target.with_name(f".{target.name}.tmp")
+    storage, temporary = LocalStorage(), target.with_name(f".{target.name}.tmp")
+    storage.make_directory(target.parent)
     with open(temporary, "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, target)
-
-
-def _require_whole(path: Path) -> None:
-    try:
-        manifest = read_manifest(_STORAGE, path)
-        check_sizes(path, manifest)
-        for _ in check_digests(_STORAGE, path, manifest.files):
-            pass
-    except CheckpointDamaged as damage:
-        raise CheckpointDamaged(
-            f"{path.name} is damaged: {damage}. Name an earlier checkpoint, or add ResumeCallback(), which takes it by "
-            "itself",
-            path=path,
-        ) from damage
+    storage.replace(temporary, target)

@@ -1,7 +1,4 @@
-"""Lightning under either of its two names, ``lightning.pytorch`` or ``pytorch_lightning``, and in each of its versions.
-
-Whatever an earlier version lacks is asked for here, and nowhere else in the adapter.
-"""
+"""Lightning under either of its names, ``lightning.pytorch`` or ``pytorch_lightning``, and what differs by version."""
 
 from __future__ import annotations
 
@@ -28,15 +25,17 @@ def _import() -> Any:
 pl: Any = _import()
 require_version("lightning", pl.__version__, OLDEST, extra="lightning")
 io: Any = importlib.import_module(f"{pl.__name__}.plugins.io")
+MaxSizeCycle: Any = importlib.import_module(f"{pl.__name__}.utilities.combined_loader")._MaxSizeCycle
+"""The iterator of a CombinedLoader in the mode ``max_size_cycle``."""  # seam: lightning 2.4-2.6
 VERSION = f"lightning {pl.__version__}"
 
 
 def end_turn(loop: Any) -> None:
-    """Let a loop forget that it was loaded, as it does by itself after its first turn."""
+    """Clear a loop's marks of a restart, as Lightning does after the first turn."""
     if hasattr(loop, "on_iteration_done"):
         loop.on_iteration_done()  # seam: lightning 2.5-2.6
     else:
-        loop._restarting = False  # seam: lightning 2.4, where that is all there is to forget
+        loop._restarting = False  # seam: lightning 2.4, which has no other mark
 
 
 def unsaved(callback: Any) -> dict[str, Any]:
@@ -46,5 +45,5 @@ def unsaved(callback: Any) -> dict[str, Any]:
 
 
 def leaves_out_frozen(strategy: Any) -> bool:
-    """Return whether DeepSpeed's strategy saves no frozen weights; not every version can be asked to."""
+    """Return whether DeepSpeed's strategy saves no frozen weights; not every version has that option."""
     return bool(getattr(strategy, "exclude_frozen_parameters", False))

@@ -1,114 +1,158 @@
-"""The training loaders of a call of ``fit()``: watched, saved, and set where they were on any number of ranks."""
+"""The training loaders of a ``fit``: tracked, captured, and restored on any number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.loaders import LoaderShape
+from resume_adapters.core.session.records import LoaderState
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import StateMismatch
-from resume_adapters.lightning.loops import IN_EPOCH, Loops, set_epoch
+from resume_adapters.lightning.loops import LoopProgress, Loops, SavePoint, set_epoch
+from resume_adapters.lightning.records import FitRankState
 
 
-class TrainingLoaders(Session):
-    """What a :class:`~resume_adapters.lightning.session.FitSession` knows of its loaders.
+class FitData:
+    """The training loaders of a ``fit``.
 
-    Attributes:
+    Args:
         loops: the trainer's loops.
-        watches: a watch for each training loader, once they are made.
+        session: the session.
     """
 
-    loops: Loops
-    watches: Sequence[TrackedLoader] = ()
-    _consumed = 0
+    def __init__(self, loops: Loops, session: Session) -> None:
+        self._loops = loops
+        self._session = session
+        self._loaders: Sequence[TrackedLoader] = ()
+        self._consumed = 0
+        self._held: dict[int, int] = {}
 
-    def watch_loaders(self, loaders: list[Any]) -> None:
-        """Watch the training loaders, and set them where they were.
+    # ---- Saving
+
+    def states(self, point: SavePoint) -> list[LoaderState]:
+        """Capture where each loader is.
+
+        Args:
+            point: where the checkpoint is saved.
+        """
+        return [self._state_of(number, loader, point) for number, loader in enumerate(self._loaders)]
+
+    def _state_of(self, number: int, loader: TrackedLoader, point: SavePoint) -> LoaderState:
+        context = self._session.context
+        if point.in_epoch and self._held.get(number) == loader.passes and context is not None:
+            return self._state_at_end(loader, context.rank_state.loaders[number])
+        # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
+        used = loader.fetched - (0 if loader.exhausted else self._loops.fetched_ahead)
+        position = loader.position(used) if point.in_epoch else loader.position_between()
+        return self._session.loaders.state(position, used, self._global_batch(loader))
+
+    def _state_at_end(self, loader: TrackedLoader, saved: LoaderState) -> LoaderState:
+        """Capture a loader that was restored to the end of its pass, and has begun no other."""
+        assert saved.position is not None, "every loader of a fit has a position"
+        position = replace(loader.position_between(), consumed=saved.position.consumed, start=saved.position.start)
+        return self._session.loaders.state(position, saved.consumed, self._global_batch(loader))
+
+    def _global_batch(self, loader: TrackedLoader) -> int:
+        """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
+        return (loader.batch_size or 0) * self._session.run.ranks.world_size
+
+    def missing(self) -> list[PartEntry]:
+        """Return an entry for each generator of a loader's dataset that is no part of the state."""
+        found = []
+        for loader in self._loops.loaders:
+            places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+            found += self._session.missing_generators(places)
+        return found
+
+    # ---- Restoring
+
+    def track(self, loaders: list[Any]) -> None:
+        """Track the training loaders, and restore their positions.
 
         Raises:
             StateMismatch: there were more of them, or fewer, when the checkpoint was saved.
             UnsupportedSetting: one of them is no torch DataLoader.
         """
-        self.watches = [self.watch(each) for each in loaders]
-        if self.own is None:
+        self._loaders = [self._session.loaders.track(each) for each in loaders]
+        context = self._session.context
+        if context is None or context.rank_state is None:
             return
-        saved = self.own["loaders"]
+        saved: FitRankState = context.rank_state
         if len(loaders) > 1:
-            self.batch_change.no_horizon = SEVERAL_LOADERS
-        if len(saved) != len(loaders):
+            self._session.rescale.forbid(SEVERAL_LOADERS)
+        if len(saved.loaders) != len(loaders):
             raise StateMismatch(
-                f"{len(saved)} training loaders were saved, this launch has {len(loaders)}: launch with as many, "
-                "or start another run directory"
+                f"{len(saved.loaders)} training loaders were saved, this launch has {len(loaders)}: launch with as "
+                "many, or start another run directory"
             )
-        for number, watch in enumerate(self.watches):
-            if saved[number]["position"]["ended"]:
-                watch.hold()  # Lightning begins a pass before it knows whether it needs one
+        for number, loader in enumerate(self._loaders):
+            if _has_ended(saved.loaders[number]):
+                loader.hold()  # Lightning begins a pass before it knows whether it needs one
+                self._held[number] = loader.passes
             else:
-                set_epoch(watch.loader, self.own["epoch"])
-                self._restore_loader(number)
+                set_epoch(loader.loader, saved.epoch)
+                self._restore(context, number)
 
-    def _restore_loader(self, number: int) -> None:
-        watch = self.watches[number]
-        self._consumed = self.restore_loader(
-            watch,
-            self.own["loaders"][number],
-            self.together(watch),
-            1,
-            lambda own: own["loaders"][number],
-            epoch=self.own["epoch"] - (self.own["moment"] not in IN_EPOCH),
-            length=length_of(watch.loader),
+    def _restore(self, context: RestoreContext, number: int) -> None:
+        loader, saved = self._loaders[number], context.rank_state
+        shape = LoaderShape(
+            self._global_batch(loader), saved.epoch - (not saved.save_point.in_epoch), length_of(loader.loader)
+        )
+        self._consumed = self._session.loaders.restore(
+            context, loader, saved.loaders[number], shape, lambda state: state.loaders[number]
         )
 
-    def together(self, watch: TrackedLoader) -> int:
-        """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
-        return (watch.batch_size or 0) * self.run.ranks.world_size
-
-    def restore_random_state_of_loaders(self) -> None:
-        """Put back the random state, and what is left of the loaders whose pass has ended."""
-        for number, watch in enumerate(self.watches):
-            position = self.own["loaders"][number]["position"]
-            if position["ended"]:
-                self._restore_loader(number)
-                watch.restore_now()
+    def restore_random_state(self, context: RestoreContext) -> None:
+        """Restore the random state, and what is left of the loaders whose pass has ended."""
+        for number, loader in enumerate(self._loaders):
+            saved = context.rank_state.loaders[number]
+            if _has_ended(saved):
+                self._restore(context, number)
+                loader.restore_now()
             else:
-                watch.restore_random_state(self.of_this_rank(position))
+                loader.restore_random_state(self._session.loaders.of_this_rank(context, saved.position))
 
-    def progress_here(self, saved: Any) -> Any:
-        """Return the counters of the loops with what counts batches in batches of this launch.
+    def restore_cycles(self, context: RestoreContext) -> None:
+        """Restore which loaders had begun a further pass within the epoch: with ``max_size_cycle`` it ends by that."""
+        state: FitRankState = context.rank_state
+        if state.save_point.in_epoch:
+            done = self._loops.batches_done(state.progress)
+            self._loops.restore_cycles([each.consumed < done for each in state.loaders])
+
+    def progress_here(self, context: RestoreContext) -> LoopProgress:
+        """Return the saved counters of the loops, with those that count batches in batches of this launch.
 
         Raises:
-            StateMismatch: the batches that are done are no whole number of them, or of loaders of different sizes.
+            StateMismatch: the batches that are done are no whole number of those of this launch, or the loaders'
+                batch sizes changed differently.
         """
-        before, here = self.own["loaders"], [self.together(watch) for watch in self.watches]
-        sizes = {Fraction(each["together"], now) for each, now in zip(before, here, strict=True) if now}
+        state: FitRankState = context.rank_state
+        here = [self._global_batch(each) for each in self._loaders]
+        sizes = {Fraction(each.global_batch, now) for each, now in zip(state.loaders, here, strict=True) if now}
         if sizes <= {1}:
-            return saved
-        size = max(sizes)
-        rebatched = any(self.is_rebatched(each, now) for each, now in zip(before, here, strict=True))
-        done = self._consumed if rebatched else self.loops.batches_done(saved) * size
-        at_end = all(each["position"]["ended"] for each in before)
-        if len(sizes) > 1 or (done % 1 and not at_end) or (rebatched and self.own["gradients"]):
-            raise self._mismatch(
-                self.moved,
+            return state.progress
+        size, loaders = max(sizes), self._session.loaders
+        is_rebatched = any(loaders.is_rebatched(each, now) for each, now in zip(state.loaders, here, strict=True))
+        done = self._consumed if is_rebatched else self._loops.batches_done(state.progress) * size
+        at_end = all(_has_ended(each) for each in state.loaders)
+        if len(sizes) > 1 or (done % 1 and not at_end) or (is_rebatched and state.gradients):
+            raise context.mismatch(
+                loaders.topology_changes,
                 "it is in the middle of a batch or of an accumulation of this launch, or its loaders are not divided "
                 "alike",
             )
-        return self.loops.in_batches(saved, size, None if at_end else int(done))
+        return self._loops.in_batches(state.progress, size, None if at_end else int(done))
 
-    def loader_states(self, *, between: bool) -> list[dict[str, Any]]:
-        """Return where each loader is.
 
-        Args:
-            between: between two passes, not within one.
-        """
-        return [self._state_of(watch, between) for watch in self.watches]
-
-    def _state_of(self, watch: TrackedLoader, between: bool) -> dict[str, Any]:
-        # A loader at its end, where another goes on, gave nothing to the batch that was fetched ahead.
-        used = watch.fetched - (0 if watch.exhausted else self.loops.ahead)
-        position = watch.position_between() if between else watch.position(used)
-        return self.loader_state(position, used, self.together(watch))
+def _has_ended(saved: LoaderState) -> bool:
+    """Return whether every batch of a loader's pass was used."""
+    assert saved.position is not None, "every loader of a fit has a position"
+    return bool(saved.position.ended)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.requirements import refuse
-from resume_adapters.lightning.checkpoint_io import without_code
+from resume_adapters.lightning.checkpoint_io import data_only
 from resume_adapters.lightning.compat import leaves_out_frozen, pl
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def is_used(strategy: Any) -> bool:
     return isinstance(strategy, pl.strategies.DeepSpeedStrategy)
 
 
-def refused(strategy: Any) -> dict[str, object]:
-    """Return the settings of the strategy under which no resume is exact, and whether each is there."""
+def unsupported(strategy: Any) -> dict[str, object]:
+    """Return the settings of the strategy with which no resume is exact, and whether each is in use."""
     if not is_used(strategy):
         return {}
     return {
@@ -47,40 +47,40 @@ def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
 
 
 def foreign(engine: EngineState) -> ForeignDetector:
-    """Return what recognises the checkpoints of bare Lightning with DeepSpeed behind it."""
+    """Return what recognises the checkpoints that bare Lightning saved with DeepSpeed."""
     from resume_adapters.integrations.deepspeed_engine import files
 
     of_engine = files.ForeignCheckpoints(engine.engine.dp_world_size, engine.stage)
 
     def step(path: Path) -> int | None:
-        with without_code():
+        with data_only():
             return of_engine(path / TAG)
 
     return step
 
 
-def require_whole_windows(trainer: Any) -> None:
+def require_whole_accumulations(trainer: Any) -> None:
     """Refuse epochs that end while gradients are accumulated.
 
-    DeepSpeed goes on to accumulate in the next epoch, in which Lightning counts its batches anew: from there on what
-    Lightning calls a step, and saves after, is the middle of one of DeepSpeed's.
+    DeepSpeed accumulates on into the next epoch, in which Lightning counts its batches from 0. From there on, where
+    Lightning counts a step and saves, DeepSpeed is in the middle of one.
 
     Raises:
-        UnsupportedSetting: they do.
+        UnsupportedSetting: an epoch is no multiple of the accumulation.
     """
     accumulated, batches = trainer.accumulate_grad_batches, trainer.num_training_batches
     rest = math.isfinite(batches) and batches % accumulated
     refuse({f"accumulate_grad_batches={accumulated} does not divide the {batches} batches of an epoch": rest}, _LIMIT)
 
 
-def require_no_window(engine: EngineState) -> None:
+def require_no_accumulation(engine: EngineState) -> None:
     """Refuse to save while gradients are accumulated.
 
     Raises:
-        UnsupportedSetting: they are.
+        UnsupportedSetting: DeepSpeed holds some.
     """
     refuse(
-        {"a checkpoint is due while DeepSpeed accumulates gradients, which it does not save": engine.in_window()},
+        {"a checkpoint is due while DeepSpeed accumulates gradients, which it does not save": engine.is_accumulating()},
         _LIMIT,
     )
 

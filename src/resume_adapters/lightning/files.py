@@ -1,4 +1,4 @@
-"""Lightning's checkpoint files: read without running code, judged, and described part by part."""
+"""Lightning's checkpoint files: reading them without running code, recognising them, and what they hold."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
 OWN_NAME = "resume-step={step}" + FILE_SUFFIX
-"""Name of a checkpoint that this package saves by itself: at a stop, and at the end."""
+"""Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
 
 
-def harmless() -> list[Any]:
-    """Return what hyperparameters often hold, beyond what torch loads by itself: making one of these runs no code."""
+def data_classes() -> list[Any]:
+    """Return classes that hyperparameters often hold, and torch does not load by itself: making one runs no code."""
     import numpy as np
 
     return [
@@ -42,7 +42,7 @@ def read(file: Path) -> dict[str, Any]:
     import torch
 
     try:
-        with safe_load.allowing(harmless()):
+        with safe_load.allowing(data_classes()):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
@@ -59,9 +59,9 @@ def require_loadable(file: Path) -> None:
     """
     import torch
 
-    allowed = {f"{each.__module__}.{each.__qualname__}" for each in harmless()}
+    allowed = {f"{each.__module__}.{each.__qualname__}" for each in data_classes()}
     found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    odd = sorted(name for name in found - allowed if not _is_harmless(name, allowed))
+    odd = sorted(name for name in found - allowed if not _is_data(name, allowed))
     if odd:
         raise UnsupportedSetting(
             f"{file.name} holds {', '.join(odd)}, which would have to run code to be loaded again, so nothing could be "
@@ -71,7 +71,7 @@ def require_loadable(file: Path) -> None:
         )
 
 
-def _is_harmless(name: str, allowed: set[str]) -> bool:
+def _is_data(name: str, allowed: set[str]) -> bool:
     # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
     module, _, attribute = name.rpartition(".")
     root = module.partition(".")[0]
@@ -94,15 +94,20 @@ def foreign_step(path: Path) -> int | None:
     return int(content["global_step"])
 
 
-def owner(file: Path) -> int:
-    """Return the rank that wrote a file of Lightning or DeepSpeed; of sharded ones, the rank in the name."""
+def owner_of(file: Path) -> int:
+    """Return the rank that wrote a file of Lightning or DeepSpeed: for a shard, the rank in its name."""
     stem = file.name.removeprefix("__")
     return int(stem.partition("_")[0]) if stem != file.name and stem.partition("_")[0].isdigit() else names.owner(file)
 
 
-def same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Return whether two paths are the same place."""
+def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Return whether two paths lead to the same file or directory."""
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def is_hpc(path: Path) -> bool:
+    """Return whether a path has the name of what Lightning's handler of Slurm's signals saves."""
+    return path.name.startswith("hpc_ckpt_")
 
 
 def entries(trainer: Any) -> list[PartEntry]:

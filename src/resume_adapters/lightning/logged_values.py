@@ -7,59 +7,88 @@ The connector that holds it is private. Everything of it that the adapter touche
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from resume_adapters.core.state.records import Record, Stored
 from resume_adapters.lightning import epoch_sums
-from resume_adapters.lightning.loops import BATCH, EPOCH, IN_EPOCH, Loops
-
-Tree = dict[str, Any]
+from resume_adapters.lightning.loops import Loops, SavePoint
 
 
-def capture(loops: Loops) -> Tree:
-    """Return the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
+@dataclass
+class LoggedValues(Record):
+    """The logged values of one rank.
+
+    Attributes:
+        callback: values that callbacks and schedulers read, by name.
+        logged: values that the loggers got, by name.
+        progress_bar: values that the progress bar shows, by name.
+        epoch: what the epoch has summed up; see :func:`epoch_sums.logged`.
+        first_iteration: Lightning's own flag of the first batch of an epoch.
+        hook: the hook that logged last.
+        torchmetrics: what torchmetrics have summed up; see :func:`epoch_sums.metrics`.
+    """
+
+    callback: dict[str, Any]
+    logged: dict[str, Any]
+    progress_bar: dict[str, Any]
+    epoch: list[dict[str, Any]]
+    first_iteration: Annotated[bool | None, Stored("first")]
+    hook: str | None
+    torchmetrics: dict[str, Any]
+
+
+def capture(loops: Loops) -> LoggedValues:
+    """Capture the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
     trainer, connector = loops.trainer, loops.trainer._logger_connector
-    return {
-        "callback": dict(trainer.callback_metrics),
-        "logged": dict(connector._logged_metrics),
-        "progress_bar": dict(connector._progress_bar_metrics),
-        "epoch": epoch_sums.logged(loops.epoch._results),
-        "first": connector._first_loop_iter,
-        "hook": connector._current_fx,
-        "torchmetrics": epoch_sums.metrics(trainer.lightning_module),
-    }
+    return LoggedValues(
+        callback=dict(trainer.callback_metrics),
+        logged=dict(connector._logged_metrics),
+        progress_bar=dict(connector._progress_bar_metrics),
+        epoch=epoch_sums.logged(loops.epoch._results),
+        first_iteration=connector._first_loop_iter,
+        hook=connector._current_fx,
+        torchmetrics=epoch_sums.metrics(trainer.lightning_module),
+    )
 
 
-def restore(loops: Loops, saved: Tree, moment: str) -> None:
-    """Put back the logged values, and in the middle of an epoch its sums."""
+def restore(loops: Loops, saved: LoggedValues, point: SavePoint) -> None:
+    """Restore the logged values, and in the middle of an epoch its sums."""
     trainer, connector = loops.trainer, loops.trainer._logger_connector
-    connector._callback_metrics.update(saved["callback"])
-    connector._logged_metrics.update(saved["logged"])
-    connector._progress_bar_metrics.update(saved["progress_bar"])
-    if moment in IN_EPOCH:
-        epoch_sums.log_again(loops.epoch._results, saved["epoch"], trainer)
-        connector._first_loop_iter, connector._current_fx = saved["first"], saved["hook"]
-    epoch_sums.set_metrics(trainer.lightning_module, saved["torchmetrics"])
+    connector._callback_metrics.update(saved.callback)
+    connector._logged_metrics.update(saved.logged)
+    connector._progress_bar_metrics.update(saved.progress_bar)
+    if point.in_epoch:
+        epoch_sums.restore_logged(loops.epoch._results, saved.epoch, trainer)
+        connector._first_loop_iter, connector._current_fx = saved.first_iteration, saved.hook
+    epoch_sums.restore_metrics(trainer.lightning_module, saved.torchmetrics)
 
 
-def redistribute(loops: Loops, everyone: Sequence[Tree], rank: int, ranks: int) -> Tree:
-    """Return what :func:`capture` would have returned here, of what it returned on other ranks.
+def redistribute(loops: Loops, saved: Sequence[LoggedValues], rank: int, ranks: int) -> LoggedValues:
+    """Return what this rank would have captured, from what a different number of ranks captured.
+
+    Args:
+        loops: the loops of this launch.
+        saved: what :func:`capture` returned on each rank that saved.
+        rank: this rank.
+        ranks: number of ranks here.
 
     Raises:
-        StateMismatch: a torchmetrics object keeps what cannot be divided among ranks.
+        StateMismatch: a state of torchmetrics cannot be divided among ranks.
     """
     module = loops.trainer.lightning_module
-    return {
-        **everyone[rank % len(everyone)],
-        "epoch": epoch_sums.share_of_logged([each["epoch"] for each in everyone], rank, ranks),
-        "torchmetrics": epoch_sums.share_of_metrics(module, [each["torchmetrics"] for each in everyone], rank),
-    }
+    return replace(
+        saved[rank % len(saved)],
+        epoch=epoch_sums.share_of_logged([each.epoch for each in saved], rank, ranks),
+        torchmetrics=epoch_sums.share_of_metrics(module, [each.torchmetrics for each in saved], rank),
+    )
 
 
-def row_due(loops: Loops, moment: str | None) -> Tree:
+def pending_row(loops: Loops, point: SavePoint) -> dict[str, Any]:
     """Return what the loggers will get of the batch, or of the epoch, once every callback has been called."""
     connector = loops.trainer._logger_connector
-    if not loops.trainer.loggers or moment not in (BATCH, EPOCH):
+    if not loops.trainer.loggers or point not in (SavePoint.BATCH, SavePoint.EPOCH):
         return {}
-    if moment == BATCH and (loops.is_accumulating or not connector.should_update_logs):
+    if point is SavePoint.BATCH and (loops.is_accumulating or not connector.should_update_logs):
         return {}
     return dict(connector.metrics["log"])

@@ -1,8 +1,8 @@
-"""Lightning's training loops: where they are when a checkpoint is saved, and how they go on from there.
+"""Lightning's training loops: where they are when a checkpoint is saved, and how they continue from there.
 
-A checkpoint is saved by a callback, so always in the middle of something: after a batch but before the validation that
-is due, or after an epoch's hooks but before its end is counted. The loops' own way to restart guesses from counters
-which of these it was, and skips what remained. Here the moment is saved, and what remained of it is done.
+A callback saves a checkpoint, so always in the middle of something: after a batch but before the validation that is
+due, or after an epoch's hooks but before its end is counted. The loops' own restart guesses from counters which of
+these it was, and skips the rest. Here the save point is saved, and the rest is done.
 
 The loops are private. Everything of them that the adapter touches is in this module; ``tests/lightning/test_seams.py``
 checks each of it against the installed version.
@@ -11,22 +11,55 @@ checks each of it against the installed version.
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from resume_adapters.core.dataloader.instrument import are_kept
-from resume_adapters.core.patching import replaced
-from resume_adapters.lightning.compat import end_turn
+from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.state.records import Record
+from resume_adapters.lightning.compat import MaxSizeCycle, end_turn
 
-Tree = dict[str, Any]
 
-BATCH, DUE, VALIDATION, EPOCH, END = "batch", "due", "validation", "epoch", "end"
-"""The moments at which a checkpoint is saved: after a batch, before a validation, after it, an epoch, the training."""
+class SavePoint(str, enum.Enum):
+    """Where in the training a checkpoint is saved; the values are those on disk.
 
-IN_EPOCH = (BATCH, DUE, VALIDATION)
+    Attributes:
+        BATCH: after a batch.
+        DUE: before a validation that is due.
+        VALIDATION: after a validation.
+        EPOCH: after the hooks of an epoch's end.
+        END: after the last epoch.
+    """
+
+    BATCH = "batch"
+    DUE = "due"
+    VALIDATION = "validation"
+    EPOCH = "epoch"
+    END = "end"
+
+    @property
+    def in_epoch(self) -> bool:
+        """Whether an epoch is running."""
+        return self in (SavePoint.BATCH, SavePoint.DUE, SavePoint.VALIDATION)
+
+
+@dataclass
+class LoopProgress(Record):
+    """How far the loops are.
+
+    Attributes:
+        counters: the state of each counter, by the path of its attribute.
+        batches_that_stepped: batches that an optimizer step followed.
+    """
+
+    counters: dict[str, Any]
+    batches_that_stepped: int
+
 
 _BATCHES = "epoch_loop.batch_progress"
 """The one counter that counts batches of the training; the others count steps, epochs, and batches of validations."""
@@ -45,7 +78,7 @@ class Loops:
         self.epoch = trainer.fit_loop.epoch_loop
         self.validation = trainer.fit_loop.epoch_loop.val_loop
 
-    # ---- Saying where they are
+    # ---- Where they are
 
     @property
     def is_accumulating(self) -> bool:
@@ -58,38 +91,48 @@ class Loops:
         return list(self.fit._combined_loader.flattened)
 
     @property
-    def ahead(self) -> int:
+    def fetched_ahead(self) -> int:
         """Batches that were fetched and not yet used."""
         return len(getattr(self.fit._data_fetcher, "batches", ()))
 
-    def progress(self) -> Tree:
-        """Return every counter of the loops, by name."""
+    @property
+    def epochs_done(self) -> int:
+        """Epochs whose hooks have run."""
+        return int(self.fit.epoch_progress.current.processed)
+
+    @property
+    def batches_ready(self) -> int:
+        """Batches of the running epoch that were begun."""
+        return int(self.epoch.batch_progress.current.ready)
+
+    def progress(self) -> LoopProgress:
+        """Capture every counter of the loops."""
         counters = {name: counter.state_dict() for name, counter in _counters(self.fit, "")}
-        return {"counters": counters, "batches_that_stepped": self.epoch._batches_that_stepped}
+        return LoopProgress(counters, self.epoch._batches_that_stepped)
 
-    def batches_done(self, saved: Tree) -> int:
-        """Return the batches of the running epoch that :meth:`progress` says are done."""
-        return int(saved["counters"][_BATCHES]["current"]["processed"])
+    def batches_done(self, saved: LoopProgress) -> int:
+        """Return the batches of the running epoch that were done when the counters were captured."""
+        return int(saved.counters[_BATCHES]["current"]["processed"])
 
-    def in_batches(self, saved: Tree, size: Fraction, done: int | None) -> Tree:
-        """Return what :meth:`progress` returned, counted in batches of another size.
+    def in_batches(self, saved: LoopProgress, size: Fraction, done: int | None) -> LoopProgress:
+        """Return captured counters in batches of a different size.
 
         Args:
-            saved: what it returned.
+            saved: what :meth:`progress` returned.
             size: batches of this launch for each of those.
-            done: batches of this launch that are done of the epoch; ``None`` at its end.
+            done: batches of this launch that are done in the epoch; ``None`` at its end.
         """
-        counted = saved["counters"][_BATCHES]
+        counted = saved.counters[_BATCHES]
         current, total = (counted[name]["processed"] for name in ("current", "total"))
         if done is None:
             length = self.trainer.num_training_batches
             done = length if length < math.inf else int(current * size)
         before = int((total - current) * size)
-        moved = {  # of the batch that was saved in, not every count is up
+        rescaled = {  # not every count includes the batch after which was saved
             "current": {name: done - (current - count) for name, count in counted["current"].items()},
             "total": {name: before + done - (total - count) for name, count in counted["total"].items()},
         }
-        return {**saved, "counters": {**saved["counters"], _BATCHES: {**counted, **moved}}}
+        return replace(saved, counters={**saved.counters, _BATCHES: {**counted, **rescaled}})
 
     def evaluation_workers(self) -> list[bool]:
         """Return for each validation loader whether its workers outlive a validation and are running."""
@@ -111,24 +154,33 @@ class Loops:
         combined = self.validation._combined_loader
         return list(combined.flattened) if combined is not None else []
 
-    # ---- Going on
+    # ---- Resuming
 
-    def giving_loaders(self, watch: Callable[[list[Any]], None]) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which ``watch`` has the loaders whenever they are made, before a pass over them."""
+    def passing_loaders_to(self, track: Callable[[list[Any]], None]) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which ``track`` gets the loaders whenever they are made, before a pass over them."""
 
         def load_states() -> None:
             self.fit._combined_loader_states_to_load = []
-            watch(self.loaders)
+            track(self.loaders)
 
         return replaced(self.fit, "_load_combined_loader_states", load_states)
 
-    def run_from(self, moment: str, put_back: Callable[[], None], random_state: Callable[[], None]) -> None:
-        """Run the training from a moment on, in place of the fit loop's ``run``.
+    @property
+    def have_loaders(self) -> bool:
+        """Whether the training loaders are made, and the first pass over them has begun."""
+        return self.fit._combined_loader is not None
+
+    def forget_loaders(self) -> None:
+        """Let the fit loop make the training loaders once more, and begin the pass over them again."""
+        self.fit._combined_loader = None
+
+    def run_from(self, point: SavePoint, restore: Callable[[], None], restore_random_state: Callable[[], None]) -> None:
+        """Run the training from a save point on, in place of the fit loop's ``run``.
 
         Args:
-            moment: where the checkpoint was saved.
-            put_back: puts back what the start of the loop resets.
-            random_state: puts back the random state; called when nothing but the training draws from it any more.
+            point: where the checkpoint was saved.
+            restore: restores what the start of the loop resets.
+            restore_random_state: restores the random state; called when only the training still draws from it.
         """
         loop = self.fit
         loop.setup_data()
@@ -136,38 +188,47 @@ class Loops:
             return
         loop.reset()
         loop.on_run_start()
-        put_back()
-        within_epoch = moment in IN_EPOCH
-        if within_epoch:
-            self._finish_batch(moment, random_state)
+        restore()
+        goes_on = True
+        if point.in_epoch:
+            with self._finishing_batch(point, restore_random_state):
+                goes_on = self._take_turn()
         else:
-            random_state()
-        while within_epoch or not loop.done:
-            within_epoch = False
-            try:
-                loop.on_advance_start()
-                loop.advance()
-                loop.on_advance_end()
-            except StopIteration:
-                break
-            finally:
-                end_turn(loop)
+            restore_random_state()
+        while goes_on and not loop.done:
+            goes_on = self._take_turn()
         loop._restarting = False
         loop.on_run_end()
 
-    def set_progress(self, saved: Tree, moment: str, row: Tree) -> None:
-        """Put back the counters, and where in its epoch the fit loop is.
+    def _take_turn(self) -> bool:
+        """Let the fit loop do an epoch; return whether it goes on."""
+        try:
+            self.fit.on_advance_start()
+            self.fit.advance()
+            self.fit.on_advance_end()
+        except StopIteration:
+            return False
+        finally:
+            end_turn(self.fit)
+        return True
 
-        What remained of the batch, or of the epoch, whose hooks had run is done: its row is logged, and schedulers
-        that read a metric take their step.
+    def restore_progress(self, saved: LoopProgress, point: SavePoint, row: dict[str, Any]) -> None:
+        """Restore the counters, and do what was left of the batch or of the epoch whose hooks had run.
+
+        Its row is logged, and schedulers that read a metric step.
+
+        Args:
+            saved: what :meth:`progress` returned.
+            point: where the checkpoint was saved.
+            row: what the loggers were still to get.
         """
         for name, counter in _counters(self.fit, ""):
-            counter.load_state_dict(saved["counters"][name])
-        self.epoch._batches_that_stepped = saved["batches_that_stepped"]
+            counter.load_state_dict(saved.counters[name])
+        self.epoch._batches_that_stepped = saved.batches_that_stepped
         for loop in _loops(self.fit):
             end_turn(loop)
         self.fit._combined_loader_states_to_load = []
-        if moment == EPOCH:
+        if point is SavePoint.EPOCH:
             self.epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             self.epoch._batches_that_stepped -= 1  # as Lightning does: the epoch's row is one of its last step
             self.trainer._logger_connector.log_metrics(row)
@@ -176,42 +237,59 @@ class Loops:
         else:
             self.trainer._logger_connector.log_metrics(row)
 
+    def restore_cycles(self, has_restarted: list[bool]) -> None:
+        """Restore which of several loaders were at an end before, in the mode in which the longest ends the epoch."""
+        iterator = self.fit._combined_loader._iterator
+        if isinstance(iterator, MaxSizeCycle):
+            iterator._consumed = [
+                here or before for here, before in zip(iterator._consumed, has_restarted, strict=True)
+            ]
+
     def start_evaluation_workers(self, running: list[bool]) -> None:
-        """Start the lasting workers of validation loaders that were running."""
+        """Start the persistent workers of validation loaders that were running."""
         for each, was_running in zip(self._validation_loaders(), running, strict=False):
             if was_running:
                 iter(each)
 
-    def _finish_batch(self, moment: str, random_state: Callable[[], None]) -> None:
-        """Let the first turn of the loops do what remained of the epoch, and of the batch, that was saved in."""
-        loop = self.epoch
+    @contextlib.contextmanager
+    def _finishing_batch(self, point: SavePoint, restore_random_state: Callable[[], None]) -> Iterator[None]:
+        """Let the first turn of the loops begin with what was left of the batch after which was saved."""
+        loop, skips_validation = self.epoch, False
 
         def on_advance_start() -> None:
-            del self.fit.on_advance_start
             for loader in self.loaders:
-                set_epoch(loader, self.fit.epoch_progress.current.processed)
-
-        def reset() -> None:
-            del loop.reset
+                set_epoch(loader, self.epochs_done)
 
         def advance(data_fetcher: Any) -> None:
-            del loop.advance
-            random_state()
-            if moment == BATCH:
+            nonlocal skips_validation
+            restore_random_state()
+            if point is SavePoint.BATCH:
                 loop.batch_progress.increment_completed()
-            elif moment == VALIDATION:
-                loop._should_check_val_fx = should_check_val
+            skips_validation = point is SavePoint.VALIDATION
 
-        def should_check_val(data_fetcher: Any) -> bool:
-            del loop._should_check_val_fx
-            return False
+        def should_check_val(native: Callable[..., bool], data_fetcher: Any) -> bool:
+            nonlocal skips_validation
+            is_skipped, skips_validation = skips_validation, False
+            return not is_skipped and native(data_fetcher)
 
-        loop._restarting = True  # the first turn is taken whatever the counters say, and no pass begins anew
-        self.fit.on_advance_start, loop.reset, loop.advance = on_advance_start, reset, advance
+        loop._restarting = True  # the first turn is taken whatever the counters say, and begins no new pass
+        with (
+            wrapped(self.fit, "on_advance_start", _first_call(on_advance_start)),
+            wrapped(loop, "reset", _first_call(lambda: None)),
+            wrapped(loop, "advance", _first_call(advance)),
+            wrapped(loop, "_should_check_val_fx", should_check_val),
+        ):
+            yield
+
+
+def _first_call(instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper of a method that replaces its first call."""
+    pending = [instead]
+    return lambda native, *args: pending.pop()(*args) if pending else native(*args)
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader's samplers the epoch, as the fit loop does at the start of each."""
+    """Set the epoch of a loader's samplers, as the fit loop does at the start of each."""
     samplers = {id(each): each for each in (loader.sampler, getattr(loader.batch_sampler, "sampler", None))}
     for sampler in samplers.values():
         if sampler is not None and callable(getattr(sampler, "set_epoch", None)):

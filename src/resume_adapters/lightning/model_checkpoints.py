@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.lightning.compat import pl, unsaved
 
 
@@ -16,18 +17,22 @@ def saving(trainer: Any) -> list[Any]:
     return [each for each in found if not each.save_weights_only]
 
 
-def settle_directories(trainer: Any, resume: str) -> None:
-    """Give each ModelCheckpoint that has no ``dirpath`` one that the next launch finds again.
+def assign_directories(trainer: Any, resume: str) -> None:
+    """Give each ModelCheckpoint without a ``dirpath`` one that the next launch finds again.
 
-    Lightning would put it below the logger's version, which is a new one at every launch: an earlier version that holds
-    a run is taken instead.
+    Lightning would put it below the logger's version, which is a new one at every launch. An earlier version that holds
+    a run is used instead.
+
+    Args:
+        trainer: the trainer.
+        resume: the option of that name.
     """
     for each in saving(trainer):
         if each.dirpath is not None:
             continue
         fresh = Path(each._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
         versions = fresh.parents[1].glob("version_*/" + fresh.name) if trainer.loggers else []
-        earlier = sorted((path for path in versions if (path / ".resume").is_dir()), key=_version)
+        earlier = sorted((path for path in versions if (path / CONTROL).is_dir()), key=_version)
         if earlier and not resume.startswith("scratch"):
             fresh = earlier[-1]
         each.dirpath = trainer.strategy.broadcast(os.path.realpath(fresh))
@@ -45,8 +50,8 @@ def best(trainer: Any) -> str | None:
     return None if path is None else Path(path).name
 
 
-def memory(callback: Any, path: Path, step: int) -> dict[str, Any]:
-    """Return what a ModelCheckpoint will remember once the save that it may be doing is done.
+def capture(callback: Any, path: Path, step: int) -> dict[str, Any]:
+    """Capture what a ModelCheckpoint does not save, as it is after the save under way.
 
     Args:
         callback: the ModelCheckpoint.
@@ -54,28 +59,33 @@ def memory(callback: Any, path: Path, step: int) -> dict[str, Any]:
         step: optimizer steps completed.
     """
     kept = unsaved(callback)
-    asked = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
-    if str(path) in asked:
+    its_own = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
+    if str(path) in its_own:
         kept |= {"_last_global_step_saved": step, "_last_checkpoint_saved": str(path)}
     checked = callback._last_time_checked  # seam: lightning 2.4-2.6
     return {**kept, "elapsed": None if checked is None else time.monotonic() - checked}
 
 
-def remind(callback: Any, trainer: Any, memory: dict[str, Any]) -> None:
-    """Let a ModelCheckpoint remember what :func:`memory` returned."""
-    for name in unsaved(callback).keys() & memory.keys():
-        setattr(callback, name, memory[name])
+def restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
+    """Restore what :func:`capture` returned."""
+    for name in unsaved(callback).keys() & saved.keys():
+        setattr(callback, name, saved[name])
     name = callback.format_checkpoint_name(dict(trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
     if callback.save_last and not callback.last_model_path and os.path.lexists(name):
         callback.last_model_path = name  # made right after the first checkpoint, which does not know of it
-    if memory.get("elapsed") is not None:
-        callback._last_time_checked = time.monotonic() - memory["elapsed"]  # seam: lightning 2.4-2.6
+    if saved.get("elapsed") is not None:
+        callback._last_time_checked = time.monotonic() - saved["elapsed"]  # seam: lightning 2.4-2.6
 
 
-def moved(saved: Any, old: str, new: str) -> Any:
-    """Return a ModelCheckpoint's state with the paths of a directory that has another name now."""
+def mark_saved(callback: Any, step: int) -> None:
+    """Let a ModelCheckpoint not save a step once more, in the middle of the next."""
+    callback._last_global_step_saved = step  # seam: lightning 2.4-2.6
+
+
+def relocated(saved: Any, old: str, new: str) -> Any:
+    """Return a ModelCheckpoint's state with the paths of a directory that was renamed."""
     if isinstance(saved, dict):
-        return {moved(key, old, new): moved(value, old, new) for key, value in saved.items()}
+        return {relocated(key, old, new): relocated(value, old, new) for key, value in saved.items()}
     if isinstance(saved, str) and (saved == old or saved.startswith(f"{old}{os.sep}")):
         return new + saved[len(old) :]
     return saved

@@ -1,4 +1,4 @@
-"""Where the weights of a module are, by the strategy that trains it, and what of its state differs between ranks."""
+"""Which state of a module is whole, sharded, or different on each rank, by the strategy that trains it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from resume_adapters.core.state.weights import verify_weights
 from resume_adapters.lightning import engine
 from resume_adapters.lightning.compat import pl
 
-Tree = dict[str, Any]
-
 
 def is_sharded(trainer: Any) -> bool:
     """Return whether no rank holds the whole module: the strategy then loads weights and optimizers by itself."""
     return bool(trainer.strategy.restore_checkpoint_after_setup)
 
 
-def sharded_state(trainer: Any) -> Tree:
-    """Return what is spread over the ranks, by the name of the component; what DeepSpeed has is proved by itself."""
+def saves_directories(strategy: Any) -> bool:
+    """Return whether a strategy saves a directory, into which every rank writes its shards."""
+    return (
+        engine.is_used(strategy)
+        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.4-2.6, as the line after
+        or bool(getattr(strategy, "_save_distributed_checkpoint", False))
+    )
+
+
+def sharded_state(trainer: Any) -> dict[str, Any]:
+    """Return what is sharded over the ranks, by the name of the component; of DeepSpeed's shards, nothing.
+
+    DeepSpeed's shards are verified as they are loaded.
+    """
     if not is_sharded(trainer) or engine.is_used(trainer.strategy):
         return {}
     optimizers = {f"optimizer {index}": each.state_dict() for index, each in enumerate(trainer.optimizers)}
@@ -30,7 +40,12 @@ def sharded_state(trainer: Any) -> Tree:
 
 
 def invariants(trainer: Any, ranks: int) -> dict[str, int]:
-    """Return what no launch may change, where ranks share batches or the accumulation goes by a plan."""
+    """Return settings that a resume must find unchanged: ranks share batches, or the accumulation has a schedule.
+
+    Args:
+        trainer: the trainer.
+        ranks: number of ranks.
+    """
     if any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks):
         return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
     if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
@@ -42,8 +57,13 @@ def invariants(trainer: Any, ranks: int) -> dict[str, int]:
     return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
 
 
-def verify(trainer: Any, saved: Tree, checkpoint: Path) -> None:
-    """Compare what every rank holds whole with what the trainer has read.
+def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:
+    """Verify what every rank holds whole.
+
+    Args:
+        trainer: the trainer.
+        saved: what the trainer has read.
+        checkpoint: the checkpoint, for the error.
 
     Raises:
         NotRestored: naming what differs.
@@ -61,23 +81,27 @@ def verify(trainer: Any, saved: Tree, checkpoint: Path) -> None:
 
 
 def fingerprint(trainer: Any, parts: Mapping[str, Stateful]) -> str | None:
-    """Return a digest of what is saved of the trainer and of parts, and which a validation may have changed.
+    """Return a digest of the state that a validation may change.
+
+    Args:
+        trainer: the trainer.
+        parts: parts of the checkpoint beside Lightning's file.
 
     Returns:
-        ``None`` where that cannot be compared: the weights are spread over the ranks, or something adds to a checkpoint
-        when it is saved, as averages of the weights do.
+        ``None`` where that cannot be compared: the weights are sharded, or something adds to a checkpoint when it is
+        saved, as averages of the weights do.
     """
     module, data = trainer.lightning_module, trainer.datamodule
     adding_nothing = pl.LightningModule.on_save_checkpoint, pl.Callback.on_save_checkpoint
-    asked = [module, *trainer.callbacks]
-    if is_sharded(trainer) or any(type(each).on_save_checkpoint not in adding_nothing for each in asked):
+    hooked = [module, *trainer.callbacks]
+    if is_sharded(trainer) or any(type(each).on_save_checkpoint not in adding_nothing for each in hooked):
         return None
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
     return sharded_digest.fingerprint(
         {
             "model": module.state_dict(),
             "groups": [{name: value for name, value in group.items() if name != "params"} for group in groups],
-            # What a timer says is another at any moment.
+            # A timer has a different state at any time.
             "callbacks": [each.state_dict() for each in trainer.callbacks if not isinstance(each, pl.callbacks.Timer)],
             "data": None if data is None else data.state_dict(),
             "parts": {name: part.state_dict() for name, part in parts.items()},
@@ -86,7 +110,7 @@ def fingerprint(trainer: Any, parts: Mapping[str, Stateful]) -> str | None:
 
 
 def buffers(trainer: Any) -> ModuleBuffers:
-    """Return the buffers of the module and of the averages of it that callbacks keep: each rank has its own."""
+    """Return the buffers of the module, and of averages of it that callbacks hold: each rank has its own."""
     kept = {name: value for each in trainer.callbacks for name, value in vars(each).items()}
     averages = {name: value for name, value in kept.items() if _is_module(value)}
     return ModuleBuffers({"": trainer.lightning_module, **averages})

@@ -1,4 +1,4 @@
-"""Where the adapter stands in Lightning's trainer: before the few methods through which a fit loads, saves, removes."""
+"""The methods of Lightning's trainer that are wrapped while a ``fit`` resumes: loading, running, saving, removing."""
 
 from __future__ import annotations
 
@@ -9,67 +9,97 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import enable_logging, logger
 from resume_adapters.core.patching import wrapped
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, require_data, without_code
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.compat import pl
-from resume_adapters.lightning.session import FitSession, is_sharded
+from resume_adapters.lightning.loops import Loops
+from resume_adapters.lightning.module_state import saves_directories
+from resume_adapters.lightning.session import FitSession
 
 
 class ResumingTrainer:
-    """What a trainer does differently in one ``fit()`` with a :class:`~resume_adapters.lightning.ResumeCallback`.
+    """Owns all that is wrapped, appended and taken in one ``fit()``; :meth:`end` undoes it.
 
     Args:
         trainer: the trainer.
-        callback: the callback, which gets the session.
+        options: the options of the run.
+
+    Attributes:
+        session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(self, trainer: Any, callback: Any) -> None:
+    def __init__(self, trainer: Any, options: ResumeOptions) -> None:
+        self.session: FitSession | None = None
         self._trainer = trainer
-        self._callback = callback
-        self._replaced = contextlib.ExitStack()
+        self._options = options
+        self._undo = contextlib.ExitStack()
 
     def begin(self, module: Any) -> None:
-        """Stand before what the trainer calls. Called once the strategy and the callbacks are set up."""
+        """Wrap what the trainer calls. Called once the strategy and the callbacks are set up."""
         trainer = self._trainer
-        if not any(isinstance(each, AfterSaves) for each in trainer.callbacks):
-            trainer.callbacks.append(AfterSaves(self._callback))
+        after_saves = AfterSaves(self)
+        trainer.callbacks.append(after_saves)
+        self._undo.callback(trainer.callbacks.remove, after_saves)
         self._save_after_module(module)
+        self._undo.enter_context(Loops(trainer).passing_loaders_to(self._track))
         plugin = trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
-            plugin.is_managed = True
-        elif not is_sharded(trainer.strategy):
+            self._undo.enter_context(plugin.managed())
+        elif not saves_directories(trainer.strategy):
             enable_logging()
             logger.info(
                 "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
                 "rank whose disk is full may leave the others waiting."
             )
-        self._precede(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
+        self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
 
     def end(self) -> None:
-        """Take everything back."""
-        self._replaced.close()
+        """Undo everything, and close the session."""
+        self.session = None
+        self._undo.close()
 
-    def _precede(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        self._replaced.enter_context(wrapped(owner, name, method))
+    def _wrap(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._undo.enter_context(wrapped(owner, name, function))
 
     def _start(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
-        """Choose, and let Lightning load what was chosen."""
+        """Open a session in place of Lightning's load, which gets what is resumed from."""
         trainer = self._trainer
-        session = self._callback.session = FitSession(trainer, self._callback, path)
-        self._precede(trainer, "save_checkpoint", functools.partial(_save, session))
-        self._precede(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session))
-        self._precede(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
-        self._precede(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
-        self._replaced.enter_context(session.loops.giving_loaders(session.watch_loaders))
-        chosen = session.open()
-        if chosen is None:
-            native(None)
+        session = self.session = FitSession(trainer, self._options, path)
+        self._undo.callback(session.close)
+        self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
+        self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session))
+        self._wrap(trainer.fit_loop, "run", session.run_fit_loop)  # seam: lightning 2.4-2.6
+        self._wrap(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
+        self._wrap(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
+        self._take_signals(session)
+        session.load(native)
+
+    def _track(self, loaders: list[Any]) -> None:
+        """Track the training loaders; without a session yet, from their first pass on."""
+        if self.session is not None:
+            self.session.data.track(loaders)
             return
-        require_data(trainer.strategy, chosen)
-        with without_code(), session.loading():
-            native(chosen)
-        session.adopt(trainer._checkpoint_connector._loaded_checkpoint)  # seam: lightning 2.4-2.6
+        for each in loaders:
+            track(each, self._options.generators)
+
+    def _take_signals(self, session: FitSession) -> None:
+        """Replace Lightning's signal handlers, which act in the middle of a step, and let it undo only its own."""
+        flag, connector = session.run.flag, self._trainer._signal_connector
+
+        def register(native: Callable[[], None]) -> None:
+            flag.uninstall()  # else Lightning restores this package's handlers when all is over
+            native()
+            flag.install()
+
+        def teardown(native: Callable[[], None]) -> None:
+            flag.uninstall()
+            native()
+
+        self._wrap(connector, "register_signal_handlers", register)  # seam: lightning 2.4-2.6
+        self._wrap(connector, "teardown", teardown)  # seam: lightning 2.4-2.6
 
     def _save_after_module(self, module: Any) -> None:
         """Let checkpoints be saved after the module's own ``on_train_batch_end``, where it has one.
@@ -88,14 +118,14 @@ class ResumingTrainer:
                 save(trainer, module, *args)
 
         for each in behind:
-            self._precede(each, "on_train_batch_end", lambda native, *args: None)
-        self._precede(module, "on_train_batch_end", on_train_batch_end)
+            self._wrap(each, "on_train_batch_end", lambda native, *args: None)
+        self._wrap(module, "on_train_batch_end", on_train_batch_end)
 
 
 def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
     write = functools.partial(native, filepath, weights_only, *rest)
     path = Path(os.path.abspath(filepath))
-    if session.takes(path, weights_only):
+    if session.is_resumable(path, weights_only):
         session.save(path, write)
     else:
         write()
@@ -106,26 +136,26 @@ def _remove(session: FitSession, native: Any, filepath: Any) -> None:
 
 
 class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
-    """Stands behind every ModelCheckpoint: a stop comes after what is due is saved.
+    """Comes after every ModelCheckpoint, so that a stop follows the saves that are due.
 
     Args:
-        callback: the callback that has the session.
+        resuming: owns the session.
     """
 
-    def __init__(self, callback: Any) -> None:
-        self.callback = callback
+    def __init__(self, resuming: ResumingTrainer) -> None:
+        self._resuming = resuming
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Ask whether to save, and whether to stop."""
-        if self.callback.session is not None:
-            self.callback.session.end_batch()
+        if self._resuming.session is not None:
+            self._resuming.session.end_batch()
 
     def on_validation_batch_end(self, *args: Any) -> None:
         """Ask whether to stop, in the middle of a validation."""
-        if self.callback.session is not None:
-            self.callback.session.end_validation_batch()
+        if self._resuming.session is not None:
+            self._resuming.session.end_validation_batch()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Ask whether to stop."""
-        if self.callback.session is not None and not trainer.sanity_checking:
-            self.callback.session.end_validation()
+        if self._resuming.session is not None and not trainer.sanity_checking:
+            self._resuming.session.end_validation()

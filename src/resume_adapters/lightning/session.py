@@ -1,237 +1,391 @@
-"""One call of ``Trainer.fit``, translated into the core's verbs."""
+"""One call of ``Trainer.fit``, from the checkpoint that it resumes from to the end of its run."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import math
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint.layout import is_committed, is_pending
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
+from resume_adapters.core.checkpoint.retention import KeepUnless
+from resume_adapters.core.log import logger
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.messages import log_finished
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.lightning import engine, files, gradients, logged_values, model_checkpoints, module_state
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, without_code
-from resume_adapters.lightning.loops import DUE, END, EPOCH, IN_EPOCH, VALIDATION
-from resume_adapters.lightning.restore import Restoration
+from resume_adapters.lightning.data import FitData
+from resume_adapters.lightning.framework import LightningFramework
+from resume_adapters.lightning.loops import Loops, SavePoint
+from resume_adapters.lightning.records import FitRankState
+from resume_adapters.lightning.supported import no_horizon
 
 
-class FitSession(Restoration):
-    """One call of ``fit()`` on a trainer that has a :class:`~resume_adapters.lightning.ResumeCallback`."""
+class FitSession:
+    """One call of ``fit()`` on a trainer that has a :class:`~resume_adapters.lightning.ResumeCallback`.
 
-    _askings: float = 0
-    _before: dict[str, Any] | None = None
-    _fingerprint: str | None = None
+    It is the session's :class:`TrainingLoop`.
+
+    Args:
+        trainer: the trainer.
+        options: the options of the run.
+        named: the ``ckpt_path`` of the ``fit``.
+
+    Attributes:
+        run: the run.
+        loops: the trainer's loops.
+        data: the training loaders.
+    """
+
+    def __init__(self, trainer: Any, options: ResumeOptions, named: str | os.PathLike[str] | None) -> None:
+        directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
+        self._trainer = trainer
+        self._unwanted: set[str] = set()
+        self._framework = LightningFramework(trainer, directory)
+        inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
+        unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
+        self.run = ResumableRun(
+            directory,
+            framework=self._framework.label,
+            resume=options.resume if named is None or inside else named,
+            keep=unless_unwanted if options.keep is None else options.keep,
+            stop=options.stop,
+            cadence=options.cadence(),
+            foreign=self._framework.foreign_step,
+        )
+        rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
+        self._options = options
+        self._session = Session(self.run, self._framework, options, FitRankState, rescale)
+        self.loops = Loops(trainer)
+        self.data = FitData(self.loops, self._session)
+        self._save_point: SavePoint | None = None
+        self._before_validation: FitRankState | None = None
+        self._fingerprint: str | None = None
+        self._votes_left: float = 0
+        self._expected_steps: int | None = None
+
+    # ---- Resuming
+
+    def load(self, native: Callable[[Path | None], object]) -> None:
+        """Choose what to resume from, and let Lightning load it.
+
+        Args:
+            native: Lightning's own load of a path, or of nothing.
+
+        Raises:
+            ResumeError: as the documentation's table of errors says.
+        """
+        self._session.open()
+        self._prefer_newer_hpc()
+        context = self._session.context
+        if self.loops.have_loaders:  # a strategy that is set up before it loads may have asked for them
+            self._register_loaders()
+        if context is None:
+            native(None)
+            return
+        if module_state.is_sharded(self._trainer) and self._framework.engine is None:
+            self.remember_schedules()  # the strategy is set up before it loads, so on_fit_start is over
+        self._framework.load(context, native)
+        if context.rank_state is None:
+            self._framework.mark_saved(context.step)
+
+    def _register_loaders(self) -> None:
+        """Register loaders that were made before the session; to resume, let them be made once more."""
+        context = self._session.context
+        if context is None or context.rank_state is None:
+            self.data.track(self.loops.loaders)
+        else:
+            self.loops.forget_loaders()
+
+    def _prefer_newer_hpc(self) -> None:
+        """Resume from what Slurm's handler saved, if it is newer than everything in the run directory."""
+        if self.run.resume == "scratch!":
+            return
+        found, context = self._framework.hpc_checkpoint(), self._session.context
+        if found is not None and found.step > (context.step if context else 0):
+            logger.warning("%s is of step %d, newer than the run directory: it is taken.", found.path, found.step)
+            self._session.restorer.replace_context(self._session.restorer.read(found))
+
+    def remember_schedules(self) -> None:
+        """Remember the schedules, which are made, and not loaded."""
+        self._framework.remember_schedules(self._session.rescale.schedules)
+
+    def run_fit_loop(self, native: Callable[[], object]) -> None:
+        """Run the fit loop, from the save point on if a checkpoint holds one."""
+        context = self._session.context
+        if context is None or context.rank_state is None:
+            native()
+            return
+        if self._session.is_finished(context.step, self._horizon()):
+            log_finished(self._trainer.global_step)
+        # A finished run too: what followed its last checkpoint may have changed weights, as averaging does.
+        self.loops.run_from(
+            context.rank_state.save_point,
+            lambda: self._restore(context),
+            lambda: self._restore_start(context),
+        )
+
+    def _restore(self, context: RestoreContext) -> None:
+        """Restore what the start of the loop resets, and verify what the trainer loaded."""
+        state: FitRankState = context.rank_state
+        module = self._trainer.lightning_module
+        self._framework.forget_loaded_path()
+        context.verify_shards(self._framework.sharded_state)
+        self._framework.verify_loaded(context)
+        self._framework.load_engine_state(state.engine)
+        self._align_buckets()
+        values, held = state.metrics, state.gradients
+        if context.has_other_ranks:
+            values, held = self._redistribute(context)
+        logged_values.restore(self.loops, values, state.save_point)
+        self.loops.restore_progress(self.data.progress_here(context), state.save_point, state.row)
+        self.data.restore_cycles(context)
+        gradients.restore(module, held)
+        self.loops.start_evaluation_workers(state.evaluation_workers)
+        self._framework.restore_checkpoints(state.checkpoints)
+        self._session.restorer.restore_parts(self._framework.parts())
+
+    def _redistribute(self, context: RestoreContext) -> tuple[logged_values.LoggedValues, dict[str, Any]]:
+        """Return the logged values and the gradients of this rank, from those of a different number of ranks.
+
+        Raises:
+            StateMismatch: each rank had saved its shards of the gradients.
+        """
+        saved: list[FitRankState] = context.all_rank_states()
+        place = (context.ranks.rank, context.ranks.world_size)
+        values = logged_values.redistribute(self.loops, [each.metrics for each in saved], *place)
+        if any(each.gradients for each in saved) and module_state.is_sharded(self._trainer):
+            raise context.mismatch(
+                self._session.loaders.topology_changes,
+                "it is in the middle of an accumulation, and its gradients are sharded for the ranks as they were",
+            )
+        return values, gradients.mean([each.gradients for each in saved])
+
+    def _restore_start(self, context: RestoreContext) -> None:
+        self._trainer.should_stop = context.rank_state.should_stop
+        self.data.restore_random_state(context)
+        self._session.rescale.move_schedules()
+
+    def _align_buckets(self) -> None:
+        for module in self._framework.modules():
+            self._session.restorer.align_buckets(module)
 
     # ---- Training
 
-    def take_signals(self) -> None:
-        """Take the signals from Lightning, whose handlers act in the middle of a step."""
-        self.run.flag.uninstall()
-        self.run.flag.install()
-
     def begin_training(self) -> None:
-        """Take the signals, and note the order of DDP's gradients."""
-        self.take_signals()
-        if self.engine is not None:
-            engine.require_whole_windows(self.trainer)
-        if self.own is None:
-            self.align_buckets(self.trainer.model)
-        expected = self.trainer.estimated_stepping_batches
-        self._steps = int(expected) if math.isfinite(expected) and expected > 0 else None
+        """Prepare the first step: DDP's buckets, and the number of steps that the run will have."""
+        context = self._session.context
+        if self._framework.engine is not None:
+            engine.require_whole_accumulations(self._trainer)
+        if context is None or context.rank_state is None:
+            self._align_buckets()
+        expected = self._trainer.estimated_stepping_batches
+        self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
+
+    def begin_batch(self) -> None:
+        """Leave before the first step if a stop was asked for; from here on a save would fall into a step.
+
+        Raises:
+            Stopped: it was.
+        """
+        self._session.begin_step()
+        self._save_point = None
+
+    def set_save_point(self, point: SavePoint) -> None:
+        """Set where in the training a checkpoint is saved from now on."""
+        self._save_point = point
 
     def end_batch(self) -> None:
         """At an optimizer step, ask whether to save, and whether to stop."""
         if self.loops.is_accumulating:
             return
-        if self.engine is not None:
-            self.engine.has_stepped()
-        horizon = None if self._steps is None else self._steps + self.batch_change.shift
-        decision = self.end_step(self.trainer.global_step, self._epoch(), horizon)
+        if self._framework.engine is not None:
+            self._framework.engine.has_stepped()
+        expected = self._expected_steps
+        horizon = None if expected is None else expected + self._session.rescale.shift
+        decision = self._session.end_step(self._trainer.global_step, self._epoch(), horizon)
         if decision.save:
             self._save_if_needed()
-        self.leave_if_asked()
+        self._leave_if_asked()
 
     def validate(self, native: Callable[[], Any]) -> Any:
-        """Validate, and keep what this changes: a stop in the middle saves the moment before, and it is done again."""
+        """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
         batches = self.loops.validation_batches()
-        alone = self.run.ranks.world_size == 1
-        # Ranks ask together, so no more often than the one of the fewest batches can.
-        self._askings = math.inf if alone else min(self.run.ranks.gather(batches))
-        if not self.trainer.sanity_checking:
-            self.moment = DUE
-            self._before = self._state()
-            if self._askings and not self._is_saved:
+        ranks = self.run.ranks
+        # Ranks vote together, so no more often than the one with the fewest batches can.
+        self._votes_left = math.inf if ranks.world_size == 1 else min(ranks.gather(batches))
+        if not self._trainer.sanity_checking:
+            self._save_point = SavePoint.DUE
+            self._before_validation = self._capture(SavePoint.DUE)
+            if self._votes_left and not self._is_saved:
                 self._fingerprint = self._take_fingerprint()
         result = native()
-        self._before = self._fingerprint = None
+        self._before_validation = self._fingerprint = None
         return result
 
     def end_validation_batch(self) -> None:
-        """Between the batches of a validation, ask whether to stop, and leave where nothing is lost by it.
+        """Between the batches of a validation, ask whether to stop, and leave if nothing is lost by it.
 
-        Where something has changed what would be saved, as averages that take the place of the weights do, the
-        validation comes to its end first.
+        Where something has changed what would be saved, as averages that replace the weights do, the validation is
+        finished first.
 
         Raises:
             Stopped: the ranks stop.
         """
-        if self._askings <= 0:
+        if self._votes_left <= 0:
             return
-        self._askings -= 1
-        if not self.ask_to_stop():
+        self._votes_left -= 1
+        if not self._session.ask_to_stop():
             return
-        self._askings = 0
-        if self.trainer.sanity_checking:
-            self.run.leave(self.trainer.global_step, self._epoch())
-        if self._is_saved or all(self.run.ranks.gather(self._is_as_before())):
-            self.leave_if_asked()
+        self._votes_left = 0
+        if self._trainer.sanity_checking:
+            self.run.leave(self._trainer.global_step, self._epoch())
+        if self._is_saved or all(self.run.ranks.gather(self._is_unchanged())):
+            self._leave_if_asked()
 
-    def _is_as_before(self) -> bool:
+    def _is_unchanged(self) -> bool:
         return self._fingerprint is not None and self._fingerprint == self._take_fingerprint()
 
     def _take_fingerprint(self) -> str | None:
-        # Of a generator, what counts is what the loaders' positions hold.
-        parts = {name: part for name, part in self.parts.items() if not isinstance(part, GeneratorState)}
-        return module_state.fingerprint(self.trainer, {**parts, **self.further_parts()})
+        # What counts of a generator is in the positions of the loaders.
+        parts = {name: part for name, part in self._options.parts.items() if not isinstance(part, GeneratorState)}
+        return module_state.fingerprint(self._trainer, {**parts, **self._framework.parts()})
 
     def end_validation(self) -> None:
         """After a validation, which may be long, ask once more whether to stop."""
-        self.ask_to_stop()
-        self.leave_if_asked()
+        self._session.ask_to_stop()
+        self._leave_if_asked()
 
-    def leave_if_asked(self) -> None:
+    def _leave_if_asked(self) -> None:
         """Save and leave, if all ranks have agreed to.
 
         Raises:
             Stopped: they have.
         """
-        if self.stopping:
+        if self._session.stopping:
             self._save_if_needed()
-            self.run.leave(self.trainer.global_step, self._epoch())
+            self.run.leave(self._trainer.global_step, self._epoch())
 
     @property
     def _is_saved(self) -> bool:
-        return bool(self.run.last_commit == self.trainer.global_step)
+        return self.run.last_commit == int(self._trainer.global_step)
 
     def _save_if_needed(self) -> None:
         if not self._is_saved:
-            self.trainer.save_checkpoint(self.run.directory / files.OWN_NAME.format(step=self.trainer.global_step))
+            self._trainer.save_checkpoint(self.run.directory / files.OWN_NAME.format(step=self._trainer.global_step))
+
+    def _epoch(self) -> float:
+        """Return the epochs done, with the fraction of the running one."""
+        if self._save_point is None or not self._save_point.in_epoch:
+            return float(self.loops.epochs_done)
+        return self.loops.epochs_done + self.loops.batches_ready / float(self._trainer.num_training_batches)
 
     # ---- Saving
 
-    def takes(self, path: Path, weights_only: bool | None) -> bool:
-        """Return whether a save is one that this run can be resumed from."""
-        return not weights_only and self.moment is not None and files.same(path.parent, self.run.directory)
+    def is_resumable(self, path: Path, weights_only: bool | None) -> bool:
+        """Return whether a save is one that this run can resume from."""
+        return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
 
-    def save(self, path: Path, native: Callable[[], None]) -> None:
-        """Save a checkpoint of the current step around the trainer's own save."""
-        if self.engine is not None and self.moment != END:
-            engine.require_no_window(self.engine)
-        self.unwanted.discard(path.name)
-        self.save_checkpoint(
-            path.name,
-            self.trainer.global_step,
-            model=self.model,
-            native=functools.partial(self._write, path, native),
-            own=functools.partial(self._own, path),
-            parts=self.further_parts(),
-            owner=files.owner,
-            entries=self._entries,
-            facts=self._facts,
-            best=model_checkpoints.best(self.trainer),
-            is_file=not is_sharded(self.trainer.strategy),
+    def save(self, path: Path, native: Callable[[], object]) -> None:
+        """Save a checkpoint of the current step.
+
+        Args:
+            path: the checkpoint.
+            native: the trainer's own save of it.
+        """
+        if self._framework.engine is not None and self._save_point is not SavePoint.END:
+            engine.require_no_accumulation(self._framework.engine)
+        self._unwanted.discard(path.name)
+        with self._framework.saving(path, native):
+            self._session.save(
+                path.name, self._trainer.global_step, self, is_file=not self._framework.saves_directories
+            )
+
+    def rank_state(self) -> FitRankState:
+        """Return what this rank saves for itself; while a validation runs, as it was before that."""
+        assert self._save_point is not None, "a checkpoint is saved at a save point"
+        before = self._before_validation if self._save_point is SavePoint.DUE else None
+        state = self._capture(self._save_point) if before is None else before
+        return replace(state, checkpoints=self._framework.capture_checkpoints())
+
+    def _capture(self, point: SavePoint) -> FitRankState:
+        loops = self.loops
+        return FitRankState(
+            point=point.value,
+            epoch=loops.epochs_done,
+            loaders=self.data.states(point),
+            progress=loops.progress(),
+            metrics=logged_values.capture(loops),
+            row=logged_values.pending_row(loops, point),
+            gradients=gradients.capture(loops),
+            evaluation_workers=loops.evaluation_workers(),
+            engine=self._framework.engine_state(),
+            should_stop=self._trainer.should_stop,
+            checkpoints={},
         )
 
-    def _write(self, path: Path, native: Callable[[], None]) -> None:
-        with without_code(), contextlib.nullcontext() if self.engine is None else self.engine.data_only():
-            native()
-        plugin = self.trainer.strategy.checkpoint_io
-        if isinstance(plugin, ResumeCheckpointIO) and plugin.error is not None:
-            error, plugin.error = plugin.error, None
-            raise error
-        if not self._reported and path.is_file():
-            files.require_loadable(path)
+    def parts(self) -> dict[str, Stateful]:
+        """Return nothing: what a fit adds differs between ranks."""
+        return {}
 
-    def _own(self, path: Path) -> dict[str, Any]:
-        state = self._before if self.moment == DUE and self._before is not None else self._state()
-        step, callbacks = self.trainer.global_step, model_checkpoints.saving(self.trainer)
-        return {
-            **state,
-            "checkpoints": {each.state_key: model_checkpoints.memory(each, path, step) for each in callbacks},
-        }
-
-    def _state(self) -> dict[str, Any]:
-        trainer, loops = self.trainer, self.loops
-        return {
-            "moment": self.moment,
-            "epoch": trainer.fit_loop.epoch_progress.current.processed,
-            "loaders": self.loader_states(between=self.moment not in IN_EPOCH),
-            "progress": loops.progress(),
-            "metrics": logged_values.capture(loops),
-            "row": logged_values.row_due(loops, self.moment),
-            "gradients": gradients.capture(loops),
-            "evaluation_workers": loops.evaluation_workers(),
-            "engine": None if self.engine is None else self.engine.own(),
-            "should_stop": trainer.should_stop,
-        }
-
-    def _facts(self) -> dict[str, Any]:
-        fresh = self.moment in (VALIDATION, EPOCH)
-        numbers = {name: float(value) for name, value in self.trainer.callback_metrics.items()} if fresh else {}
-        return {
-            "epoch": self._epoch(),
-            # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
-            "metrics": finite_metrics(numbers),
-        }
-
-    def _entries(self) -> list[PartEntry]:
+    def describe(self) -> list[PartEntry]:
+        """Return an entry for each part that this package captures, and for generators that nobody does."""
         counted = {
             "counters": "progress of the loops, gradients of an unfinished accumulation",
-            "metrics": "logged values that callbacks and schedulers read; ModelCheckpoint's memory",
+            "metrics": "logged values that callbacks and schedulers read; what ModelCheckpoint does not save",
         }
-        found = [*files.entries(self.trainer), *self.entries(self.further_parts(), **counted)]
-        for loader in self.loops.loaders:
-            places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-            found += self.missing_generators(places, "ResumeCallback")
-        return found
+        return [*self._session.part_entries(self._framework.parts(), **counted), *self.data.missing()]
 
-    def _epoch(self) -> float:
-        whole = self.trainer.fit_loop.epoch_progress.current.processed
-        if self.moment not in IN_EPOCH:
-            return float(whole)
-        batches = self.trainer.num_training_batches
-        return float(whole + self.trainer.fit_loop.epoch_loop.batch_progress.current.ready / batches)
+    def facts(self) -> CheckpointFacts:
+        """Return what the manifest says of this checkpoint."""
+        is_fresh = self._save_point in (SavePoint.VALIDATION, SavePoint.EPOCH)
+        # Metrics of an earlier step say nothing of these weights, and retention would rank them by it.
+        numbers = {name: float(value) for name, value in self._trainer.callback_metrics.items()} if is_fresh else {}
+        return CheckpointFacts(self._epoch(), finite_metrics(numbers), model_checkpoints.best(self._trainer))
 
-    def remove(self, path: Path, native: Callable[[], None]) -> None:
-        """Remove a checkpoint that Lightning does not want any more, once what follows it is committed.
+    def remove(self, path: Path, native: Callable[[], object]) -> None:
+        """Remove a checkpoint that Lightning no longer wants, once a newer one is committed.
 
-        What a restart would take now stays, and so does the best.
+        What a restart would resume from stays, and so does the best.
         """
-        if files.same(path.parent, self.run.directory) and (is_committed(path) or is_pending(path)):
-            self.unwanted.add(path.name)
-            self.run.prune_later(best=model_checkpoints.best(self.trainer))
+        ours = state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING)
+        if ours and files.is_same(path.parent, self.run.directory):
+            self._unwanted.add(path.name)
+            self.run.prune_later(best=model_checkpoints.best(self._trainer))
         else:
             native()
 
     # ---- Ending
 
-    def end_training(self, native: Callable[[], None]) -> None:
-        """Save the last step where it is not saved, end as the trainer does, and remember that the run is finished."""
-        self.moment = END
-        self.reason = "finished"
+    def end_training(self, native: Callable[[], object]) -> None:
+        """Save the last step if it is not saved, end as the trainer does, and mark the run as finished."""
+        self._save_point = SavePoint.END
+        self._session.set_reason("finished")
         self._save_if_needed()
         native()
         self.run.flush()
-        self.run.record("finished", step=self.trainer.global_step, epoch=self._epoch(), horizon=self.horizon())
+        self.run.set_state(
+            RunState.FINISHED, step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
+        )
 
+    def _horizon(self) -> int:
+        """Return the steps, or the epochs, after which the run is finished."""
+        return int(self._trainer.max_steps if self._trainer.max_steps > 0 else self._trainer.max_epochs or 0)
 
-def is_sharded(strategy: Any) -> bool:
-    """Return whether a strategy saves a directory, into which every rank writes its share."""
-    return (
-        engine.is_used(strategy)
-        or getattr(strategy, "_state_dict_type", "full") == "sharded"  # seam: lightning 2.4-2.6, as the line after
-        or bool(getattr(strategy, "_save_distributed_checkpoint", False))
-    )
+    def fail(self, error: Exception) -> None:
+        """Write why the run failed into its status."""
+        self._session.fail(error, self._trainer.global_step)
+
+    def close(self) -> None:
+        """Undo what the session started and registered."""
+        self._session.close()

@@ -1,4 +1,4 @@
-"""Settings of Lightning under which no resume is exact, or under which the run's length is not known."""
+"""Settings of Lightning with which no resume is exact, or with which the run's length is not known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resume_adapters.lightning.model_checkpoints import saving
 
 
 def require_supported(trainer: Any) -> None:
-    """Refuse settings under which a resume cannot be exact.
+    """Refuse settings with which no resume is exact.
 
     Raises:
         UnsupportedSetting: naming the setting and what to do.
@@ -28,12 +28,12 @@ def require_supported(trainer: Any) -> None:
     plugin = strategy.checkpoint_io
     refused = {
         "no ModelCheckpoint saves the whole state (with save_weights_only=False)": not saving(trainer),
-        "reload_dataloaders_every_n_epochs makes loaders anew at moments that a resume cannot repeat": (
+        "reload_dataloaders_every_n_epochs makes new loaders, whose positions cannot be restored": (
             trainer.reload_dataloaders_every_n_epochs
         ),
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
-        **engine.refused(strategy),
+        **engine.unsupported(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),
@@ -42,7 +42,7 @@ def require_supported(trainer: Any) -> None:
 
 
 def no_horizon(trainer: Any) -> str:
-    """Return why the run's length cannot be computed anew; an empty string where it can."""
+    """Return why the run's length cannot be computed for a different batch size; empty where it can."""
     reasons = {
         GIVEN_IN_STEPS: trainer.max_steps > 0,
         "limit_train_batches ends a pass before its end. Leave it out": trainer.limit_train_batches != 1.0,

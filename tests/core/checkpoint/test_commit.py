@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast
+from resume_adapters.core.checkpoint.commit import TRANSITIONS
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.remove import supersede
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.local import LocalStorage
@@ -118,7 +121,7 @@ def test_a_kill_before_any_operation_resumes_from_a_whole_checkpoint(tmp_path: P
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_start_that_is_killed_at_any_operation_can_be_repeated(tmp_path: Path, fault: str) -> None:
-    """A start sets aside what is damaged, removes what a crashed save left, and puts back what it had moved."""
+    """A start sets aside what is damaged, removes what a crashed save left, and restores superseded ones."""
     prepared = tmp_path / "prepared"
     prepare(prepared)
     at_commit = operations(prepared, tmp_path / "counted", save_again, "killed")
@@ -242,3 +245,65 @@ def test_the_best_outlives_a_failed_second_save_of_its_step(tmp_path: Path) -> N
     job.commit(40, best=30)
     assert miniature.committed(tmp_path) == {f"{name(30)}.superseded": 30, name(40): 40}
     assert Miniature(tmp_path).committed() == {name(30): 30, name(40): 40}
+
+
+class Watching(CrashingStorage):
+    """A disk that notes what becomes of the name of each checkpoint, operation by operation."""
+
+    def __init__(self, directory: Path, crash_at: int | None = None) -> None:
+        super().__init__(crash_at)
+        self.directory = directory
+        self.seen: set[tuple[CheckpointState, CheckpointState]] = set()
+        self._states = self._look()
+
+    def _look(self) -> dict[int, CheckpointState]:
+        return {step: state_of(LocalStorage(), self.directory / name(step)) for step in (10, 20, 30, 40)}
+
+    def watch(self) -> None:
+        states = self._look()
+        self.seen |= {(self._states[step], states[step]) for step in states}
+        self._states = states
+
+    def _count(self, operation: str, path: Path) -> None:
+        self.watch()  # what the operation before has made of it
+        super()._count(operation, path)
+
+
+def test_names_of_checkpoints_change_their_state_only_as_the_table_says(tmp_path: Path) -> None:
+    """In a save, and in the start after a kill before each of its operations."""
+    prepare(tmp_path / "prepared")
+    seen = set()
+    for work in (save_and_prune, save_again, save_after_damage):
+        count = operations(tmp_path / "prepared", tmp_path / "counted", work, "killed")
+        for at in range(count + 1):
+            directory = tmp_path / "run"
+            shutil.copytree(tmp_path / "prepared", directory, symlinks=True)
+            storage = Watching(directory, at)
+            with contextlib.suppress(Crash):
+                work(directory, storage)
+            storage.watch()
+            then = Watching(directory)
+            Miniature(directory, storage=then).run.close()
+            then.watch()
+            seen |= storage.seen | then.seen
+            shutil.rmtree(directory)
+        shutil.rmtree(tmp_path / "counted")
+    changes = {(before, after) for before, after in seen if before is not after}
+    table = {(before, after) for before, states in TRANSITIONS.items() for after in states}
+    assert changes <= table
+    never_here = {CheckpointState.DAMAGED, CheckpointState.FOREIGN}  # a disk or a person makes these
+    unseen = {(before, after) for before, after in table - changes if not {before, after} & never_here}
+    assert unseen <= {(CheckpointState.COMMITTED, CheckpointState.PENDING)} if not miniature.FILES else not unseen
+
+
+@pytest.mark.parametrize("state", [CheckpointState.DAMAGED, CheckpointState.FOREIGN])
+def test_what_has_the_name_of_a_save_and_is_no_checkpoint_is_set_aside(tmp_path: Path, state: CheckpointState) -> None:
+    prepare(tmp_path)
+    job = Miniature(tmp_path)
+    (own(tmp_path / name(20)) / "manifest.json").unlink()
+    if state is CheckpointState.FOREIGN:
+        shutil.rmtree(own(tmp_path / name(20)))
+    assert state_of(LocalStorage(), tmp_path / name(20)) is state
+    job.commit(20, "again")
+    assert miniature.set_aside(tmp_path) == [f"{name(20)}.1"]
+    assert state_of(LocalStorage(), tmp_path / name(20)) is CheckpointState.COMMITTED

@@ -22,9 +22,9 @@ from miniature import Miniature
 
 def test_a_file_is_not_a_directory_of_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert candidates(tmp_path / "missing") == []
+    assert candidates(LocalStorage(), tmp_path / "missing") == []
     with pytest.raises(RunDirectoryUnusable, match="is a file; expected the directory"):
-        candidates(tmp_path / "file")
+        candidates(LocalStorage(), tmp_path / "file")
 
 
 def test_a_directory_that_cannot_be_listed_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_a_directory_that_cannot_be_listed_is_said_to_be_so(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(RunDirectoryUnusable, match="cannot be listed: Permission denied"):
-        candidates(tmp_path)
+        candidates(LocalStorage(), tmp_path)
 
 
 @pytest.mark.parametrize("reason", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
@@ -63,7 +63,7 @@ def test_links_and_pipes_are_none_of_a_directory_s_files(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(tmp_path / "within" / "file")
     (tmp_path / "linked").symlink_to(tmp_path / "within")
     os.mkfifo(tmp_path / "pipe")
-    assert list(files_under(tmp_path)) == [tmp_path / "within" / "file"]
+    assert list(files_under(LocalStorage(), tmp_path)) == [tmp_path / "within" / "file"]
 
 
 @pytest.mark.usefixtures("shape")
@@ -72,7 +72,7 @@ def test_a_file_of_a_checkpoint_is_found_through_a_link(tmp_path: Path) -> None:
     run.commit(10)
     link = tmp_path / "elsewhere.ckpt" if miniature.FILES else tmp_path / "elsewhere"
     link.symlink_to(run.run.directory / miniature.name(10))
-    assert layout.locate(link, "resume/manifest.json").is_file()
+    assert layout.locate(LocalStorage(), link, "resume/manifest.json").is_file()
 
 
 def test_what_is_no_checkpoint_is_not_started_from(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ def test_a_part_that_does_not_come_back_is_an_error_unless_nothing_is_to_be_prov
     job.commit(10)
     resumed = Miniature(tmp_path)
     assert resumed.choice.checkpoint is not None
-    with pytest.raises(NotRestored, match=r"ema was loaded but did not come back.*shadow: not restored"):
-        resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
-    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
+    with pytest.raises(NotRestored, match=r"ema was loaded, but its state is not the saved one.*shadow: not restored"):
+        resumed.run.reader(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=True)
+    resumed.run.reader(resumed.choice.checkpoint).restore({"ema": Dropping()}, verify=False)
     foreign = Checkpoint(tmp_path / "elsewhere", 10, None)
-    resumed.run.saved(foreign).restore({"ema": Dropping()}, verify=True)
+    resumed.run.reader(foreign).restore({"ema": Dropping()}, verify=True)
     value = StaticState({"shadow": 1})
-    resumed.run.saved(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
+    resumed.run.reader(resumed.choice.checkpoint).restore({"ema": value}, verify=True)
     assert value.value["step"] == 10
 
 
@@ -41,4 +41,4 @@ def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> No
     (tmp_path / "checkpoint-10" / "resume" / "ema.safetensors").unlink()
     assert job.run.resumed is None
     with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
-        job.run.saved(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")
+        job.run.reader(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")

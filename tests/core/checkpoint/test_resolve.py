@@ -166,7 +166,7 @@ def test_candidates_come_newest_first_however_many_there_are(tmp_path: Path) -> 
         (tmp_path / f"checkpoint-{step}").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "file-5000").touch()
-    found = [path.name for path in candidates(tmp_path)]
+    found = [path.name for path in candidates(LocalStorage(), tmp_path)]
     job = Miniature(tmp_path)
     assert found == [f"checkpoint-{step}" for step in range(999, -1, -1)] + ["logs"]
     assert job.step == 0
@@ -175,7 +175,7 @@ def test_candidates_come_newest_first_however_many_there_are(tmp_path: Path) -> 
 def test_a_missing_run_directory_is_a_fresh_start(tmp_path: Path) -> None:
     job = Miniature(tmp_path / "a" / "b")
     assert (job.step, job.choice.rejected) == (0, ())
-    assert candidates(tmp_path / "nowhere") == []
+    assert candidates(LocalStorage(), tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize(("step", "expected"), [(15, 20), (25, 25)])
@@ -187,7 +187,7 @@ def test_a_foreign_checkpoint_is_taken_where_no_committed_one_is_newer(
     job = Miniature(run, foreign=foreign)
     assert job.step == expected
     assert (job.choice.checkpoint is not None) and (job.choice.checkpoint.manifest is None) == (expected == step)
-    job.run.committer.keep = KeepLast(1)
+    job.run.pruner.keep = KeepLast(1)
     job.commit(40)
     assert (run / f"checkpoint-{step}").is_dir(), "retention neither counts nor removes it"
 
@@ -399,6 +399,6 @@ def test_what_counts_as_a_checkpoint_is_what_a_start_would_have_to_do_with(tmp_p
     run = saved(tmp_path, 10)
     for name in ("torn", "bare", "logs"):
         (run / name).mkdir()
-    assert [is_checkpoint(run / name, foreign) for name in ("checkpoint-10", "torn", "bare", "logs")] == [
-        True, True, True, False,
-    ]  # fmt: skip
+    names = ("checkpoint-10", "torn", "bare", "logs")
+    found = [is_checkpoint(LocalStorage(), run / name, foreign) for name in names]
+    assert found == [True, True, True, False]

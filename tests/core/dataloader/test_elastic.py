@@ -198,20 +198,20 @@ def test_each_reader_goes_on_with_its_own_shards_where_there_are_as_many() -> No
     assert list(resumed) == whole, "the pass after the resumed one is a whole one"
 
 
-def test_how_far_a_reader_was_outlasts_what_is_remembered_of_each_batch() -> None:
-    """One whose shards are at an end is not heard of again."""
+def test_the_progress_of_a_reader_outlasts_the_batches_that_are_kept() -> None:
+    """A reader that has no shards left fetches no more."""
 
     def readers(count: int) -> list[ElasticShards]:
         return [ElasticShards(range(11), records, seed=2, rank=rank, world_size=count) for rank in range(count)]
 
     reading = readers(2)
-    far, iterators = ElasticStreamPosition(reading[0], kept=3), [iter(each) for each in reading]
+    position_of, iterators = ElasticStreamPosition(reading[0], kept=3), [iter(each) for each in reading]
     seen = []
-    for index, reader in enumerate([0, 0, 1, 1, 1, 1, 1, 1]):
+    for number, reader in enumerate([0, 0, 1, 1, 1, 1, 1, 1]):
         seen.append(next(iterators[reader]))
-        far.note(index, reading[reader].reached())
-    position = far.position(8, 8)
-    for start, count in ((position, 2), (far.moved([position]), 3)):
+        position_of.add(number, reading[reader].reached())
+    position = position_of.position(8, 8)
+    for start, count in ((position, 2), (position_of.reshard([position]), 3)):
         rest = []
         for stream in readers(count):
             ElasticStreamPosition(stream, kept=3).seek(start)

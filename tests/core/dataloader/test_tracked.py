@@ -1,4 +1,4 @@
-"""A watched loader, put back where another one was, gives what that one would have given: this pass and the next."""
+"""A tracked loader, restored to the position of another, yields the same batches, in this pass and the next."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import random
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
 from resume_adapters.core.dataloader.instrument import WorkerInit, are_kept
+from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
-from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch, UnsupportedSetting
 
 SAMPLES, BATCH = 22, 4
 
@@ -110,7 +113,7 @@ def _end_workers() -> Iterator[None]:
 
 
 def started(case: str, seed: int) -> tuple[Any, TrackedLoader]:
-    """Make a loader in a process whose random state comes of the seed, and watch it."""
+    """Make a loader in a process whose random state comes from the seed, and track it."""
     random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
     made = {**CASES, **WORKERS}[case](seed)
     _MADE.append(made)
@@ -122,33 +125,36 @@ def rows(batches: Any) -> list[Any]:
     return [torch.stack([torch.as_tensor(column) for column in batch]).tolist() for batch in batches]
 
 
-def stored(position: Any) -> Any:
-    """Return a position as a checkpoint gives it back."""
-    document, tensors = encoding.encode(position)
-    return encoding.decode(document, copy.deepcopy(tensors))
+SOURCE = Source(Path("checkpoint-3"), "rank-0.json", 3, "0.1.0")
 
 
-def taken_up(case: str, position: Any) -> tuple[Any, TrackedLoader]:
-    """Put a loader of another process where one was."""
-    made, watch = started(case, 99)
-    watch.restore(stored(position))
-    if watch.at_end:
-        watch.restore_now()
-    return made, watch
+def stored(position: LoaderPosition) -> LoaderPosition:
+    """Return a position as it is read from a checkpoint."""
+    document, tensors = encoding.encode(position.to_tree())
+    return LoaderPosition.from_tree(encoding.decode(document, copy.deepcopy(tensors)), SOURCE)
+
+
+def resumed_at(case: str, position: LoaderPosition) -> tuple[Any, TrackedLoader]:
+    """Make a loader in another process, and resume at a position."""
+    made, tracked = started(case, 99)
+    tracked.restore(stored(position))
+    if tracked.at_end:
+        tracked.restore_now()
+    return made, tracked
 
 
 def require_same_rest(case: str, consumed: int, ahead: int) -> None:
-    made, watch = started(case, 1)
+    made, tracked = started(case, 1)
     passing = iter(made)
     fetched = rows(itertools.islice(passing, consumed + ahead))
-    position = stored(watch.position(consumed))
-    assert (watch.passes, watch.fetched, position["ahead"]) == (1, consumed + ahead, ahead)
+    position = stored(tracked.position(consumed))
+    assert (tracked.passes, tracked.fetched, position.prefetched) == (1, consumed + ahead, ahead)
     expected = [*fetched[consumed:], *rows(passing), *rows(made), drawn()]
 
-    resumed, watch = taken_up(case, position)
+    resumed, tracked = resumed_at(case, position)
     found = [*rows(resumed), *rows(resumed), drawn()]
     assert found == expected
-    assert watch.restored
+    assert tracked.restored
 
 
 @pytest.mark.parametrize(("consumed", "ahead"), [(0, 1), (2, 0), (3, 2), (4, 1)])
@@ -164,72 +170,148 @@ def test_the_rest_of_a_pass_is_the_same_with_workers(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["shuffled", "a stream", "an elastic sampler", "elastic shards", "kept workers"])
 def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
-    made, watch = started(case, 1)
+    made, tracked = started(case, 1)
     count = len(rows(made))
-    ends = [stored(watch.position(count)), stored(watch.position_between())]
-    assert [(position["ended"], position["ahead"]) for position in ends] == [(True, 0)] * 2
+    ends = [stored(tracked.position(count)), stored(tracked.position_between())]
+    assert [(position.ended, position.prefetched) for position in ends] == [(True, 0)] * 2
     expected = [*rows(made), drawn()]
     for position in ends:
-        resumed, _ = taken_up(case, position)
+        resumed, _ = resumed_at(case, position)
         assert [*rows(resumed), drawn()] == expected
 
 
+POSITION_ON_DISK = [
+    "ended", "consumed", "start", "ahead", "spawn", "sampler", "before", "pool", "proof", "generators", "step",
+    "elastic", "workers", "length", "batch_size",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("consumed", [2, 6])
+@pytest.mark.parametrize("case", [*CASES, *WORKERS])
+def test_a_loader_resumes_in_the_process_in_which_it_has_gone_on(case: str, consumed: int) -> None:
+    """In the middle of a pass or at its end; where a run is opened again in one process, its loader may be the same."""
+    made, tracked = started(case, 1)
+    generators = tracked._log.generators
+    passing = iter(made)
+    fetched = rows(itertools.islice(passing, consumed + 1))
+    consumed = min(consumed, len(fetched))
+    position = stored(tracked.position(consumed))
+    expected = [*fetched[consumed:], *rows(passing), *rows(made), *rows(made), drawn()]
+    for used in (True, False, True):
+        tracked.release()
+        track(made, generators)
+        tracked.restore(position)
+        if tracked.at_end:
+            tracked.restore_now()
+        if used:
+            assert [*([] if position.ended else rows(made)), *rows(made), *rows(made), drawn()] == expected
+
+
+def test_a_position_has_its_names_on_disk_and_one_that_lacks_a_name_is_of_another_format() -> None:
+    made, tracked = started("shuffled", 1)
+    rows(itertools.islice(made, 2))
+    tree = tracked.position(1).to_tree()
+    assert list(tree) == list(tracked.position_between().to_tree()) == POSITION_ON_DISK
+    for name in POSITION_ON_DISK:
+        lacking = {key: value for key, value in tree.items() if key != name}
+        with pytest.raises(FormatMismatch, match=rf"checkpoint-3 has no loaders\.0\.{name} in rank-0\.json"):
+            LoaderPosition.from_tree(lacking, SOURCE, "loaders.0.")
+
+
 def test_a_pass_that_is_left_early_leaves_the_workers_known() -> None:
-    """Batches that were fetched ahead are thrown away with what they carried, and the next pass goes on."""
-    made, watch = started("kept workers", 1)
+    """The prefetched batches are dropped with the states that they carried; the next pass has states of its own."""
+    made, tracked = started("kept workers", 1)
     assert not are_kept(made)
     rows(itertools.islice(made, 1))
     assert are_kept(made)
     assert len(rows(made)) == 6
-    assert set(watch.position(6)["pool"]) == {0, 1}
+    assert set(tracked.position(6).pool) == {0, 1}
 
 
 @pytest.mark.parametrize("case", ["shuffled", "an elastic sampler", "elastic shards"])
 def test_what_is_left_of_a_pass_is_empty_where_every_batch_was_used(case: str) -> None:
     """The frameworks ask for the rest of a pass that has ended, and for one before its time."""
-    made, watch = started(case, 1)
+    made, tracked = started(case, 1)
     count = len(rows(made))
-    position = stored(watch.position(count))
+    position = stored(tracked.position(count))
     expected = rows(made)
-    resumed, watch = taken_up(case, position)
-    watch.restore(stored(position))
-    watch.end_pass()
+    resumed, tracked = resumed_at(case, position)
+    tracked.restore(stored(position))
+    tracked.resume_at_end()
     assert rows(resumed) == []
-    watch.hold()
-    assert rows(resumed) == [] and watch.passes == 0
+    tracked.hold()
+    assert rows(resumed) == [] and tracked.passes == 0
     assert rows(resumed) == expected
 
 
-def test_a_pass_begins_after_batches_that_only_their_number_is_known_of() -> None:
-    """Of a checkpoint of the bare framework: no random state, no proof."""
+def test_a_held_pass_stays_held_when_the_loader_is_restored() -> None:
+    """Lightning asks for a pass too early, in one order or the other."""
+    made, tracked = started("shuffled", 1)
+    passing = iter(made)
+    rows(itertools.islice(passing, 2))
+    position = stored(tracked.position(2))
+    expected = rows(passing)
+    resumed, tracked = started("shuffled", 2)
+    tracked.hold()
+    tracked.hold()  # one pass is held, however often it was asked for
+    tracked.restore(position)
+    assert not tracked.restored and not tracked.at_end
+    assert rows(resumed) == [] and not tracked.restored and not tracked.exhausted
+    assert rows(resumed) == expected and tracked.restored and tracked.passes == 1 and tracked.exhausted
+
+
+def test_a_pass_resumes_after_a_count_of_batches() -> None:
+    """Of a checkpoint of the bare framework: no random state, nothing to verify."""
     made, _ = started("in order", 1)
     expected = [[index for index, *_ in zip(*batch, strict=True)] for batch in rows(made)][3:]
     for case in ("in order", "a stream", "workers"):
-        resumed, watch = started(case, 2)
-        watch.skip(3)
-        assert not watch.restored
+        resumed, tracked = started(case, 2)
+        tracked.skip(3)
+        assert not tracked.restored
         found = [[index for index, *_ in zip(*batch, strict=True)] for batch in rows(resumed)]
-        assert watch.restored and len(found) == 3
+        assert tracked.restored and len(found) == 3
         assert case == "workers" or found == expected
 
 
-def test_batches_of_a_stream_are_counted_while_they_are_passed_over() -> None:
-    made, watch = started("a stream", 1)
+ELASTIC = ["an elastic sampler", "elastic batches", "elastic shards"]
+
+
+@pytest.mark.parametrize("case", [*ELASTIC, "workers of an elastic sampler", "workers of shards"])
+def test_an_elastic_pass_resumes_after_a_count_of_batches(case: str) -> None:
+    """A checkpoint of the bare framework says how many were consumed, and not in which order."""
+    made, _ = started(case, 1)
+    expected = [batch[0] for batch in rows(made)]
+    resumed, tracked = started(case, 2)
+    tracked.skip(3)
+    passing = iter(resumed)
+    found = [batch[0] for batch in rows(itertools.islice(passing, 1))]
+    position = stored(tracked.position(4))
+    assert found + [batch[0] for batch in rows(passing)] == expected[3:]
+    again, _ = resumed_at(case, position)
+    assert [batch[0] for batch in rows(again)] == expected[4:], "and from there by samples"
+
+
+def test_batches_of_a_stream_are_counted_while_they_are_skipped() -> None:
+    made, tracked = started("a stream", 1)
     rows(itertools.islice(made, 3))
-    resumed, again = started("a stream", 2)
-    again.restore(stored(watch.position(3)))
-    told: list[str] = []
-    again.on_skip = lambda: told.append("asked")
-    again.show_skipping = lambda batches: (told.append("shown") or batch for batch in batches)
+    resumed, _ = started("a stream", 2)
+    calls: list[str] = []
+    again = track(
+        resumed,
+        on_skip=lambda: calls.append("on_skip"),
+        show_skipping=lambda batches: (calls.append("shown") or batch for batch in batches),
+    )
+    assert track(resumed) is again, "without callables, those given before stay"
+    again.restore(stored(tracked.position(3)))
     assert len(rows(resumed)) == 3
-    assert told == ["shown", "asked"] * 3
+    assert calls == ["shown", "on_skip"] * 3
 
 
 def test_random_state_comes_back_without_the_position() -> None:
-    """Where the run goes on in the middle of something else than a pass."""
-    made, watch = started("a generator of the loader", 1)
+    """Where the run resumes in the middle of something else than a pass."""
+    made, tracked = started("a generator of the loader", 1)
     rows(itertools.islice(made, 2))
-    position = stored(watch.position(2))
+    position = stored(tracked.position(2))
     expected = (drawn(), made.generator.initial_seed(), made.generator.get_state().tolist())
     resumed, again = started("a generator of the loader", 1)
     again.restore_random_state(position)
@@ -238,14 +320,14 @@ def test_random_state_comes_back_without_the_position() -> None:
 
 def test_a_generator_that_was_not_there_when_a_position_was_saved_is_left_as_it_is() -> None:
     """The loader's own, and one that was registered since."""
-    made, watch = started("shuffled", 1)
+    made, tracked = started("shuffled", 1)
     rows(itertools.islice(made, 2))
-    position = stored(watch.position(2))
+    position = stored(tracked.position(2))
     resumed = DataLoader(Drawing(seeded(8)), BATCH, shuffle=True, generator=seeded(9))
     again = track(resumed, {"augmenting": GeneratorState(resumed.dataset.augmenting)})  # type: ignore[attr-defined]
     again.restore_random_state(position)
     found = drawn()
-    watch.restore_random_state(position)
+    tracked.restore_random_state(position)
     assert found == drawn()
     for generator, seed in ((resumed.dataset.augmenting, 8), (resumed.generator, 9)):  # type: ignore[attr-defined]
         assert torch.equal(generator.get_state(), seeded(seed).get_state())
@@ -260,32 +342,32 @@ OTHER_BATCHES: dict[str, tuple[Any, int | None]] = {
 
 
 @pytest.mark.parametrize("case", OTHER_BATCHES)
-def test_an_elastic_position_is_taken_up_with_other_batches(case: str) -> None:
+def test_an_elastic_position_is_restored_with_other_batches(case: str) -> None:
     """Each sample that is left comes once."""
     make, left = OTHER_BATCHES[case]
-    made, watch = started(case, 1)
+    made, tracked = started(case, 1)
     seen = rows(itertools.islice(made, 2))
-    position = stored(watch.position(2))
+    position = stored(tracked.position(2))
     other = make()
     again = track(other)
     assert again.is_elastic and len(again.differences(position)) == 1
     assert again.left(position, again.batch_size or 0) == left
-    again.adopt(position, [position], 0)
+    again.restore_resharded(position, [position], 0)
     seen += rows(other)
     samples = [tuple(row[: 2 if left is None else 1]) for batch in seen for row in zip(*batch, strict=True)]
     assert len(samples) == len(set(samples)) == (sum(map(len, map(records, range(7)))) if left is None else SAMPLES)
 
 
 @pytest.mark.parametrize("case", OTHER_BATCHES)
-def test_the_end_of_an_elastic_pass_is_taken_up_with_other_batches(case: str) -> None:
-    made, watch = started(case, 1)
+def test_the_end_of_an_elastic_pass_is_restored_with_other_batches(case: str) -> None:
+    made, tracked = started(case, 1)
     rows(made)
-    position = stored(watch.position_between())
+    position = stored(tracked.position_between())
     expected = [sorted(row[0] for row in zip(*batch, strict=True)) for batch in rows(made)]
     other = OTHER_BATCHES[case][0]()
     again = track(other)
     assert again.left(position, 5) == 0 or OTHER_BATCHES[case][1] is None
-    again.adopt(position, [position], 0)
+    again.restore_resharded(position, [position], 0)
     assert again.at_end
     again.restore_now()
     found = [row[0] for batch in rows(other) for row in zip(*batch, strict=True)]
@@ -300,14 +382,14 @@ def test_a_loader_that_is_no_dataloader_or_keeps_no_order_is_refused() -> None:
         track(DataLoader(Drawing(), num_workers=1, in_order=False))
 
 
-def test_watching_twice_is_watching_once_and_the_class_keeps_its_name() -> None:
-    made, watch = started("in order", 1)
-    assert track(made) is watch
+def test_tracking_twice_is_tracking_once_and_the_class_keeps_its_name() -> None:
+    made, tracked = started("in order", 1)
+    assert track(made) is tracked
     assert type(made).__qualname__ == "DataLoader" and isinstance(made, DataLoader)
     assert len(iter(made)) == 6
     assert made.batch_sampler.sampler is made.sampler and len(made._index_sampler) == 6
     assert made._index_sampler.drop_last is False
-    assert iter(made)._num_yielded == 0, "what torch's own iterator knows can be asked of the watched one"
+    assert iter(made)._num_yielded == 0, "what torch's own iterator knows can be asked of the tracked one"
 
 
 class Batches(BatchSampler):
@@ -330,8 +412,8 @@ class Counted(Iterator[Any]):
         return {"taken": self.taken}
 
 
-def test_what_the_iterator_of_a_sampler_can_do_it_can_do_in_a_watched_loader() -> None:
-    """A StatefulDataLoader asks it for its state, and passes over what was used."""
+def test_what_the_iterator_of_a_sampler_can_do_it_can_do_in_a_tracked_loader() -> None:
+    """A StatefulDataLoader asks it for its state, and skips what was used."""
     made = DataLoader(Drawing(), batch_sampler=Batches(range(SAMPLES), BATCH, drop_last=False))
     track(made)
     indices = iter(made._index_sampler)
@@ -346,18 +428,19 @@ def test_a_worker_is_initialized_as_the_script_says_and_draws_on_from_where_its_
         initialized.append(worker)
         random.seed(worker)
 
-    state = rng.to_bytes(rng.capture_cpu())
+    state = rng.pack_cpu(rng.capture_cpu())
     expected = drawn()
     init = WorkerInit(initialize)
-    init.states = {1: state}
-    init(0)
-    init(1)
+    with init.restoring({1: state}):
+        init(0)
+        init(1)
     assert (initialized, drawn()) == ([0, 1], expected)
+    assert init.states == {}, "the next pass starts workers that have no predecessor"
 
 
-def test_kept_workers_of_a_stream_are_made_anew_without_a_trace() -> None:
-    """The run that was left only resets them for its next pass: the moment of their making is long gone."""
-    state = rng.to_bytes(rng.capture_cpu())
+def test_kept_workers_of_a_stream_are_started_again_without_a_trace() -> None:
+    """The uninterrupted run only resets them for its next pass; it started them long before."""
+    state = rng.pack_cpu(rng.capture_cpu())
     made_at: list[float] = []
     given: list[Any] = []
 
@@ -396,19 +479,40 @@ def test_kept_workers_of_a_stream_are_made_anew_without_a_trace() -> None:
     ],
 )
 def test_another_loader_is_refused_with_what_differs(other: Any, words: str) -> None:
-    made, watch = started("in order", 1)
+    made, tracked = started("in order", 1)
     rows(itertools.islice(made, 2))
     with pytest.raises(StateMismatch, match=words):
-        track(DataLoader(**{"dataset": Drawing(), "batch_size": BATCH, **other})).restore(watch.position(2))
+        track(DataLoader(**{"dataset": Drawing(), "batch_size": BATCH, **other})).restore(tracked.position(2))
 
 
-def test_other_data_are_noticed_at_the_batch_that_was_fetched_ahead() -> None:
-    made, watch = started("in order", 1)
+def test_other_data_are_noticed_at_the_prefetched_batch() -> None:
+    made, tracked = started("in order", 1)
     rows(itertools.islice(made, 3))
     other = DataLoader([[-1.0]] * SAMPLES, BATCH)
-    track(other).restore(watch.position(2))
+    track(other).restore(tracked.position(2))
     with pytest.raises(NotRestored, match="batch 2 of this pass is not the batch that followed"):
         rows(other)
+
+
+class Batch:
+    """A batch that is not made of data: it has no digest."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+
+def test_a_prefetched_batch_without_a_digest_comes_back_unverified() -> None:
+    torch.manual_seed(3)
+    made = DataLoader(Drawing(), BATCH, shuffle=True, collate_fn=Batch)
+    tracked = track(made)
+    passing = iter(made)
+    batches = [next(passing) for _ in range(3)]
+    position = tracked.position(2)
+    expected = [batches[2].samples, *(batch.samples for batch in passing)]
+    again = DataLoader(Drawing(), BATCH, shuffle=True, collate_fn=Batch)
+    track(again).restore(position)
+    assert position.prefetched == 1 and position.proof is None
+    assert [batch.samples for batch in again] == expected
 
 
 def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> None:
@@ -418,34 +522,34 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
     def make() -> Any:
         torch.manual_seed(4)
         made = stateful.StatefulDataLoader(range(SAMPLES), BATCH, shuffle=True)
-        moment = LoaderRandomState(made).capture()
+        random_state = LoaderRandomState(made).capture()
         made.state_dict()
-        return made, moment
+        return made, random_state
 
     bare, _ = make()
     expected = [batch.tolist() for batch in bare]
-    for noted in (True, False):
-        made, moment = make()
-        if noted:
-            made.resume_made = moment
+    for kept in (True, False):
+        made, random_state = make()
+        if kept:
+            made.resume_made = random_state
         track(made)
         torch.manual_seed(5)
         before = torch.get_rng_state()
         passing = iter(made)
-        assert torch.equal(torch.get_rng_state(), before) == noted
-        assert ([batch.tolist() for batch in passing] == expected) == noted
+        assert torch.equal(torch.get_rng_state(), before) == kept
+        assert ([batch.tolist() for batch in passing] == expected) == kept
 
 
 def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
     """A loader that fetches for all cuts it from its first batch: once in each pass, whatever it cuts after that."""
-    made, watch = started("in order", 1)
-    first = FirstSlice(lambda batch, at: batch[at], watch)
+    made, tracked = started("in order", 1)
+    first = FirstSlice(lambda batch, at: batch[at], tracked)
     rows(itertools.islice(made, 1))
     assert [first([1, 2], 0), first([3, 4], 1)] == [1, 4] and first.kept == 1
     rows(made)
     assert first([5, 6], 1) == 6 and first.kept == 6
-    made, watch = started("in order", 1)
-    resumed = FirstSlice(lambda batch, at: batch[at], watch)
+    made, tracked = started("in order", 1)
+    resumed = FirstSlice(lambda batch, at: batch[at], tracked)
     resumed.restore(1)
     rows(itertools.islice(made, 1))
     assert [resumed([3, 4], 0), resumed([3, 4], 1)] == [1, 4]

@@ -196,7 +196,7 @@ def test_what_is_left_of_a_pass_may_be_dropped_after_its_epoch(tmp_path: Path) -
 
 def test_a_pass_that_goes_on_in_the_next_epoch_is_refused_before_it_is_trained_on(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
-    with pytest.raises(UnsupportedSetting, match=r"ask for run\.batches\(loader\) anew in each epoch"), launch.loop:
+    with pytest.raises(UnsupportedSetting, match=r"call run\.batches\(loader\) in each epoch"), launch.loop:
         batches = launch.loop.batches(launch.loader())
         for _ in launch.loop.epochs(3):
             for batch in itertools.islice(batches, 2):

@@ -1,4 +1,4 @@
-"""What a script tells of its losses and metrics, in the manifests and in the choice of the best checkpoint."""
+"""The losses and metrics of a script, in the manifests and in the choice of the best checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_best_may_be_the_greatest_and_nothing_else(tmp_path: Path) -> None:
     found = []
     Launch(tmp_path, lambda launch: found.append(launch.loop.best(-abs(4 - len(launch.trace)), mode="max")))()
     assert found == [True] * 4 + [False] * 14
-    with pytest.raises(UnsupportedSetting, match="mode='least' says neither"):
+    with pytest.raises(UnsupportedSetting, match='mode must be "min" or "max", got \'least\''):
         Launch(tmp_path).loop.best(1.0, mode="least")
 
 

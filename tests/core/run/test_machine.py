@@ -45,7 +45,7 @@ class Kept:
 
 
 class RunDirectory(RuleBasedStateMachine):
-    """A run directory and its model: what was committed, by step, and what of it was damaged since."""
+    """A run directory and its model: the committed checkpoints by step, and those damaged since."""
 
     files = False
 
@@ -67,7 +67,7 @@ class RunDirectory(RuleBasedStateMachine):
         self._resume()
 
     def _resume(self) -> None:
-        """Start anew; whatever is there, the newest whole checkpoint comes back, exactly."""
+        """Start again; the newest whole checkpoint is restored exactly, whatever else is there."""
         whole = [step for step, kept in self.model.items() if not kept.damaged]
         expected = max(whole, default=0)
         damaged = {step for step, kept in self.model.items() if kept.damaged and step > expected}
@@ -120,7 +120,7 @@ class RunDirectory(RuleBasedStateMachine):
     def _save(self, step: int, becomes_best: bool) -> None:
         text = self._text()
         best = step if becomes_best else self.best
-        self.job.run.committer.keep = KeepAll()
+        self.job.run.pruner.keep = KeepAll()
         self.job.commit(step, text, best=best)
         self.model[step] = Kept(text)
         self.best = best
@@ -132,14 +132,14 @@ class RunDirectory(RuleBasedStateMachine):
         if newest == 0 or self.model[newest].damaged:
             ahead = max(ahead, 1)
         step, text = newest + ahead, self._text()
-        self.job.run.committer.keep = policy
+        self.job.run.pruner.keep = policy
         self.storage.torn = torn
         self.storage.crash_at = len(self.storage.operations) + at
         with contextlib.suppress(Crash):
             self.job.commit(step, text, best=self.best)
         self._look(step, text)
         self._resume()
-        self.job.run.committer.keep = KeepAll()
+        self.job.run.pruner.keep = KeepAll()
         self.job.run.prune()  # what was saved again may still be there: a second copy, which the model does not know
 
     def _look(self, step: int, text: str) -> None:
@@ -184,7 +184,7 @@ class RunDirectory(RuleBasedStateMachine):
     @rule(policy=policies, later=st.integers(0, 9))
     def prune(self, policy: KeepAll, later: int) -> None:
         self.now += later
-        self.job.run.committer.keep = policy
+        self.job.run.pruner.keep = policy
         plan = self.job.run.prune(best=None if self.best is None else name(self.best))
         gone = {step for step in self.model if not self._is_there(step)}
         assert gone == {step_of(each) for each in plan.remove if not each.endswith(".superseded")}

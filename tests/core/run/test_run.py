@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from resume_adapters import KeepLast
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointDamaged,
@@ -30,7 +31,7 @@ from resume_adapters.errors import (
 
 import faults
 import miniature
-from miniature import Miniature
+from miniature import Miniature, MiniatureContent
 
 
 def test_a_run_directory_that_is_a_file_or_below_one_is_refused(tmp_path: Path) -> None:
@@ -183,10 +184,15 @@ job.commit(30)
     assert resource.getrlimit(resource.RLIMIT_FSIZE) != (20000, 20000)
 
 
+class Unserialisable(MiniatureContent):
+    def rank_state(self) -> Any:
+        return object()
+
+
 def test_a_part_that_cannot_be_saved_fails_the_save_with_its_name(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     with pytest.raises(NotSerialisable, match=r"the state is a builtins\.object"):
-        job.run.save("checkpoint-10", 10, native=lambda: None, own=object, parts={}, owner=lambda file: 0, facts=dict)
+        job.run.save("checkpoint-10", 10, Unserialisable(job.run, "text", 10, None, None))
     assert [path.name for path in tmp_path.iterdir()] == [".resume"]
     job.commit(20)
 
@@ -244,10 +250,10 @@ def test_the_earlier_start_neither_prunes_nor_reports(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     later = Miniature(tmp_path)
     later.commit(20)
-    later.run.record("running", step=20)
+    later.run.set_state(RunState.RUNNING, step=20)
     with pytest.raises(FencedOff):
         earlier.run.prune()
-    earlier.run.record("failed", step=10, reason="fenced off")
+    earlier.run.set_state(RunState.FAILED, step=10, reason="fenced off")
     status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
     assert (status["state"], status["generation"]) == ("running", 2)
     assert set(later.committed().values()) == {10, 20}
@@ -299,9 +305,9 @@ def test_a_commit_that_ends_later_does_not_hide_that_the_run_failed(tmp_path: Pa
             super().sync(path)
 
     job = Miniature(tmp_path, storage=Slow())
-    job.run.record("running")
+    job.run.set_state(RunState.RUNNING)
     job.save(10)
-    job.run.record("failed", step=10, reason="the training raised")
+    job.run.set_state(RunState.FAILED, step=10, reason="the training raised")
     released.set()
     job.run.flush()
     status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
@@ -312,7 +318,7 @@ def test_a_commit_that_ends_later_does_not_hide_that_the_run_failed(tmp_path: Pa
 def test_a_status_or_generation_that_is_torn_does_not_stop_a_start(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     job.commit(10)
-    job.run.record("running", step=10)
+    job.run.set_state(RunState.RUNNING, step=10)
     for name in ("status.json", "generation"):
         for damage in faults.DAMAGES.values():
             content = (tmp_path / ".resume" / name).read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.run import step_control
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.processes import start_time
 from resume_adapters.core.stop.walltime import VARIABLE
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
 
 from launch import Server
@@ -108,7 +111,7 @@ def test_what_earlier_starts_measured_counts(tmp_path: Path, make: Callable[...,
     line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 400.0}
     (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + '\n{"torn')
     job = make(stop=StopOn(walltime=time.time()), clock=lambda: 0.0)
-    assert job.run._lifecycle._reserve.seconds == 610.0
+    assert job.run._step_control._margin.seconds == 610.0
 
 
 def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniature], tmp_path: Path) -> None:
@@ -203,13 +206,13 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     assert 10 < found["rate"] < 100
     assert found["eta"] == pytest.approx(found["updated"] + (1000 - found["step"]) / found["rate"], abs=1)
     assert found["ends"] == pytest.approx(began + 7200, abs=2)
-    job.run.record("finished", step=step, epoch=1.0, result={"loss": 0.5})
+    job.run.set_state(RunState.FINISHED, step=step, epoch=1.0, result={"loss": 0.5})
     time.sleep(1.2)
     found = status(tmp_path)
-    assert (found["state"], found["result"]) == ("finished", {"loss": 0.5}), "the heartbeat knows that it is over"
+    assert (found["state"], found["result"]) == ("finished", {"loss": 0.5}), "the monitor does not write over it"
 
 
-def test_a_disk_that_fails_does_not_end_the_heartbeat(make: Callable[..., Miniature], tmp_path: Path) -> None:
+def test_a_disk_that_fails_does_not_end_the_monitor(make: Callable[..., Miniature], tmp_path: Path) -> None:
     job = make()
     (tmp_path / ".resume" / ".status.json.live").mkdir()
     time.sleep(1.3)
@@ -219,7 +222,54 @@ def test_a_disk_that_fails_does_not_end_the_heartbeat(make: Callable[..., Miniat
     assert status(tmp_path)["step"] == 7
 
 
+class Stale(LocalStorage):
+    """A network disk on which one file cannot be read for a while."""
+
+    name = ""
+
+    def read(self, path: Path) -> bytes:
+        if path.name == self.name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return super().read(path)
+
+
+@pytest.mark.parametrize("asks", ["walltime", "stop file"])
+@pytest.mark.parametrize("name", ["stop", "generation"])
+def test_a_disk_that_recovers_still_asks_for_a_stop(
+    make: Callable[..., Miniature], tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, asks: str
+) -> None:
+    storage, clock = Stale(), [time.time()]
+    job = make(storage=storage, stop=StopOn(walltime=timedelta(days=1)), clock=lambda: clock[0])
+    storage.name = name
+    time.sleep(2.2)
+    assert not job.run.end_step(1, 0.1).stop
+    storage.name = ""
+    time.sleep(1.2)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1, "once, not every second"
+    assert os.strerror(errno.ESTALE) in warnings[0]
+    if asks == "walltime":
+        clock[0] += 24 * 3600
+    else:
+        job.run.control.stop_file.request("enough")
+    until_asked(job, 2)
+    assert job.run.flag.reason == ("enough" if asks == "stop file" else "the walltime is nearly over")
+
+
 # ---- While skipping through data
+
+
+def test_a_disk_that_fails_while_skipping_does_not_end_the_run(make: Callable[..., Miniature], tmp_path: Path) -> None:
+    storage = Stale()
+    job = make(storage=storage)
+    storage.name = "stop"
+    job.run.skip_batch()
+    storage.name = ""
+    job.run.control.stop_file.request("enough")
+    time.sleep(1.1)
+    with pytest.raises(Stopped) as left:
+        job.run.skip_batch()
+    assert left.value.reason == "enough"
 
 
 def test_a_stop_while_skipping_leaves_without_a_save(make: Callable[..., Miniature], tmp_path: Path) -> None:
@@ -268,7 +318,7 @@ def test_a_process_that_ends_without_a_word_is_not_held_up(tmp_path: Path) -> No
 
 
 def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniature], tmp_path: Path) -> None:
-    """A stop file that cannot be read asks for a stop all the same; an entry without an event is passed over."""
+    """A stop file that cannot be read asks for a stop all the same; an entry without an event is ignored."""
     job = make()
     control = tmp_path / ".resume"
     (control / "stop").mkdir()
@@ -284,7 +334,7 @@ def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniat
 def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:
     job = make()
     for step in (1, 2):
-        job.run.record("running", step=step)
+        job.run.set_state(RunState.RUNNING, step=step)
     assert [entry["event"] for entry in job.run.control.journal.history()].count("running") == 1
 
 

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -22,7 +21,7 @@ from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.fencing import Fencing
-from resume_adapters.core.session.session import Session
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointsExist,
@@ -38,6 +37,7 @@ import faults
 import miniature
 from faults import Crash, CrashingStorage
 from miniature import Miniature
+from plain_torch import Still
 
 T = TypeVar("T")
 NODES = 2
@@ -90,11 +90,14 @@ class Threads:
     def barrier(self) -> None:
         self.gather(None)
 
-    def twin(self) -> Threads:
+    def new_channel(self) -> Threads:
         return Threads(self._world, self._of_all, self._members, self._made)
 
-    def among(self, ranks: Sequence[int]) -> Threads:
+    def subset(self, ranks: Sequence[int]) -> Threads:
         return Threads(self._world, self._of_all, ranks, self._made)
+
+    def close(self) -> None:
+        return None
 
 
 class Mortal(CrashingStorage):
@@ -190,7 +193,7 @@ def test_each_start_has_one_generation_on_all_nodes(three: Path) -> None:
     def begin(rank: int, options: dict[str, Any]) -> tuple[int, int, str]:
         job = Miniature(disk(three, rank), **options)
         former = job.run.previous.state if job.run.previous else ""
-        job.run.record("finished", step=job.step)
+        job.run.set_state(RunState.FINISHED, step=job.step)
         return (
             job.run.generation,
             Fencing(LocalStorage(), disk(three, rank) / ".resume", lambda: 0.0).generation(),
@@ -205,27 +208,17 @@ def test_each_start_has_one_generation_on_all_nodes(three: Path) -> None:
 
 def test_what_each_rank_saved_is_known_to_all_though_no_rank_sees_it_all(tmp_path: Path) -> None:
     """The proof of spread state, and another topology of the same ranks, ask for it."""
-    nothing: dict[str, Any] = {"parts": {}, "owner": lambda file: 0, "entries": list, "best": None}
 
     def work(rank: int, options: dict[str, Any]) -> Any:
-        run = ResumableRun(disk(tmp_path, rank), **options)
-        trackers: Any = SimpleNamespace(capture=dict, restore=lambda saved: None)
-        spread = {"model": {"weight": torch.tensor([float(rank)])}}
-        session = Session(run, {}, trackers=trackers, verify=True, topology={}, spread=lambda: spread)
-        resumed = session.choose()
-        if resumed is None:
-            session.save_checkpoint(
-                "checkpoint-1",
-                1,
-                model=torch.nn.Linear(1, 1),
-                native=lambda: None,
-                own=lambda: {"of": rank},
-                facts=lambda: {"epoch": 0.0, "metrics": {}},
-                **nothing,
-            )
-        session.prove_shares()
-        run.close()
-        return [own["of"] for own in session.everyone()] if resumed else None
+        still = Still(rank, lambda: {"model": {"weight": torch.tensor([float(rank)])}})
+        session = still.session(ResumableRun(disk(tmp_path, rank), **options))
+        context = session.context
+        if context is None:
+            session.save("checkpoint-1", 1, still)
+        else:
+            context.verify_shards(still.sharded_state)
+        session.close()
+        return [state.rank for state in context.all_rank_states()] if context else None
 
     assert on_nodes(work) == [None] * NODES
     assert on_nodes(work) == [[0, 1]] * NODES
@@ -371,7 +364,7 @@ def test_what_is_not_whole_on_every_node_takes_no_place_in_a_policy(three: Path)
 
 
 def test_a_part_of_a_checkpoint_is_taken_by_the_ranks_whose_it_is(three: Path) -> None:
-    """Not where the nodes have changed places, nor by more ranks or fewer. The run under way is not disturbed."""
+    """Not where the nodes have changed places, nor by more ranks or fewer. The running run is not disturbed."""
     swapped = on_nodes(lambda rank, options: Miniature(disk(three, 1 - rank), **options))
     more = on_nodes(committing(three), ranks=2 * NODES)
     for refused in (swapped, more):
@@ -395,14 +388,14 @@ def test_a_directory_that_is_not_one_nodes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["no group", "a group"])
 def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
-    """So that it can be taken up where all nodes share one."""
+    """So that it can be resumed where all nodes share one."""
     if of == "a group":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         job = Miniature(tmp_path, ranks=DistributedRanks() if of == "a group" else SINGLE_PROCESS, local_rank=0)
         job.commit(10, "ten")
-        assert (job.run.sharing.leads, job.run.sharing.is_partial) == (True, False)
-        assert job.run.sharing.leaders.gather("led here") == ["led here"]
+        assert (job.run.storage_group.is_leader, job.run.storage_group.is_partial) == (True, False)
+        assert job.run.storage_group.leaders.gather("led here") == ["led here"]
         job.run.close()
     finally:
         if of == "a group":

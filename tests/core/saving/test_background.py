@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 
@@ -38,7 +39,7 @@ def failing(tmp_path: Path) -> Iterator[Miniature]:
     job.commit(10)
     storage.name = "model.bin"
     job.save(20)
-    wait(job.run.committer.under_way)
+    wait(job.run.engine.in_flight)
     storage.name = "no file"
     yield job
 
@@ -66,7 +67,7 @@ def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature
     with pytest.raises(SaveFailed):
         failing.run.flush()
     assert failing.run.last_commit == 10
-    failing.run.record("failed", step=20)
+    failing.run.set_state(RunState.FAILED, step=20)
     assert json.loads((failing.run.directory / ".resume" / "status.json").read_bytes())["last_commit"] == 10
 
 
@@ -75,7 +76,7 @@ def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(
     job = Miniature(tmp_path, storage=storage, keep=KeepAll())
     for step in (10, 20):
         job.commit(step)
-    job.run.committer.keep = KeepLast(1)
+    job.run.pruner.keep = KeepLast(1)
     storage.fail_at = len(storage.operations)
     job.run.prune_later()
     with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):

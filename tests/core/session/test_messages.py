@@ -1,4 +1,4 @@
-"""What a run tells its user, and the settings that it refuses."""
+"""What a run logs for its user, and the settings that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer steps of another number of samples than when the run was saved: refused, or gone on by samples."""
+"""Resuming with a different global batch: refused, or continued by samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.session.rescale import BatchChange
+from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after
@@ -19,7 +19,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "elastic batch": ({"batch": 8, "data": "elastic"}, "an optimizer step had 4 samples and would now have 8"),
     "by steps": (
         {"batch": 8, "data": "elastic", "on_batch_change": "keep-samples", "max_steps": 50},
-        "max_steps= counts steps, which have another number of samples now",
+        "max_steps= counts steps, which have a different number of samples now",
     ),
 }
 
@@ -91,16 +91,21 @@ def test_the_same_global_batch_goes_on_exactly(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_an_option_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedSetting, match="on_batch_change='keep' is neither"):
+    with pytest.raises(UnsupportedSetting, match="got 'keep'"):
         Launch(tmp_path, on_batch_change="keep")
 
 
 @pytest.mark.parametrize(("carried", "steps"), [(False, 3), (True, 2)])
 def test_a_run_is_where_steps_of_this_size_would_have_brought_it(carried: bool, steps: int) -> None:
     """After one epoch of six batches and five batches more, with four in a step."""
-    change = BatchChange("keep-samples", 4)
-    change.carries_windows = carried
-    assert change.go_on(step=20, epoch=1, consumed=5, length=6) == steps
-    assert (change.steps, change.shift, change.begun) == (steps, 20 - steps, 1)
-    change.stay(step=21)
-    assert change.steps == steps + 1
+    rescale = Rescale("keep-samples", 4, accumulates_across_epochs=carried)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    rescale.schedules.remember(schedule)
+    assert rescale.resume_by_samples(step=20, epoch=1, consumed=5, length=6) == steps
+    assert (rescale.shift, rescale.take_begun(), rescale.take_begun()) == (20 - steps, 1, 0)
+    rescale.move_schedules()
+    assert schedule.last_epoch == steps
+    rescale.resume_by_steps(step=21)
+    rescale.move_schedules()
+    assert schedule.last_epoch == steps + 1

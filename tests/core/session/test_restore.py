@@ -62,10 +62,10 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
 
 
 def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 2})
+    monkeypatch.setattr(PlainTorch, "invariants", {"number of stages": 2})
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5))()
-    monkeypatch.setattr(PlainTorch, "fixed", {"number of stages": 4})
+    monkeypatch.setattr(PlainTorch, "invariants", {"number of stages": 4})
     launch = Launch(tmp_path)
     words = "checkpoint-4 was saved with number of stages 2, this launch has 4: it cannot be resumed from"
     with pytest.raises(StateMismatch, match=words):
@@ -107,7 +107,7 @@ def test_state_that_is_spread_is_proved(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), spread=lambda framework: {"weights": framework.state_dict()})()
     other: dict[str, Any] = {"spread": lambda framework: {"weights": {"one": torch.ones(1)}}}
-    with pytest.raises(NotRestored, match=r"^weights: what the ranks hold of it together"):
+    with pytest.raises(NotRestored, match=r"^weights: the state of all ranks together"):
         Launch(tmp_path, **other)()
     assert Launch(tmp_path, verify=False, **other)().loop.global_step == 18
 

@@ -37,7 +37,7 @@ def made(kind: str, length: int, steps: int) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_goes_on_as_if_it_had_been_made_with_its_new_length(kind: str) -> None:
     known, live, expected = Schedules(), made(kind, 20, 0), made(kind, 20, 6)
-    known.note(live)
+    known.remember(live)
     live.load_state_dict(made(kind, 40, 12).state_dict())
     known.move(6)
     for _ in range(13):
@@ -51,7 +51,7 @@ def test_it_goes_on_as_if_it_had_been_made_with_its_new_length(kind: str) -> Non
 def test_one_that_goes_by_a_metric_is_left_alone_and_another_kind_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     known = Schedules()
-    known.note(schedules.ReduceLROnPlateau(optimizer))
+    known.remember(schedules.ReduceLROnPlateau(optimizer))
     known.move(3)
 
     class Odd:
@@ -63,8 +63,8 @@ def test_one_that_goes_by_a_metric_is_left_alone_and_another_kind_is_refused() -
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    known.note(Odd())
-    with pytest.raises(StateMismatch, match="the Odd does not go by counting steps"):
+    known.remember(Odd())
+    with pytest.raises(StateMismatch, match="the Odd does not count steps"):
         known.move(3)
 
 
@@ -96,11 +96,11 @@ class Wrapped:
 def test_one_that_is_wrapped_and_can_be_at_any_step_is_brought_there_once(each: int) -> None:
     schedule, expected = (AtAnyStep(made("lambda", 20, 0).optimizer) for _ in range(2))
     known = Schedules()
-    known.note(Wrapped(Wrapped(schedule)), each)
-    known.note(Wrapped(None))
+    known.remember(Wrapped(Wrapped(schedule)), each)
+    known.remember(Wrapped(None))
     for _ in range(17):
         schedule.step()
-    known.note(schedule, each)  # where it begins is known
+    known.remember(schedule, each)  # where it begins is known
     known.move(6)
     for _ in range(6 * each):
         expected.step()

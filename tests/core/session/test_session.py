@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import signal
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.loop.checkpointing import LoopRankState
 from resume_adapters.core.ranks import SingleProcess
-from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.session.options import OptionsCallback
+from resume_adapters.core.run.run import ResumableRun, no_foreign
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
+from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import StatefulGroup
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import UnsupportedSetting
 
-from plain_torch import NoTrackers
+from plain_torch import PlainTorch, Still
 
 
-def begun(directory: Path, parts: dict[str, Any] | None = None, **options: Any) -> Session:
+def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: int = 1) -> Session:
     """Return a session that has chosen what it resumes from."""
     run = ResumableRun(directory, ranks=SingleProcess())
-    session = Session(run, parts or {}, trackers=NoTrackers(), verify=True, topology={}, **options)
-    session.choose()
+    framework = PlainTorch(accumulation, ranks=1)
+    session = Session(
+        run, framework, ResumeOptions(parts=parts or {}), LoopRankState, Rescale("refuse", framework.accumulation)
+    )
+    session.open()
     return session
 
 
@@ -32,7 +43,7 @@ def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) ->
     session.run.flag.request("SIGTERM")
     assert session.ask_to_stop()
     assert (session.stopping, session.reason) == (True, "stop: SIGTERM")
-    session.reason = "the validation's end"
+    session.set_reason("the validation's end")
     assert session.ask_to_stop() and session.end_step(1, 0.1).stop
     assert session.reason == "the validation's end"
     session.run.close()
@@ -41,12 +52,12 @@ def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) ->
 def test_a_run_is_finished_at_the_step_and_with_the_horizon_that_it_was_left_at(tmp_path: Path) -> None:
     first = begun(tmp_path)
     assert not first.is_finished(5, 5)
-    first.run.record("finished", step=5, horizon=5)
+    first.run.set_state(RunState.FINISHED, step=5, horizon=5)
     first.run.close()
     second = begun(tmp_path)
     asked = [(5, 5), (4, 5), (5, 6)]
     assert [second.is_finished(step, horizon) for step, horizon in asked] == [True, False, False]
-    second.run.record("stopped", step=5, horizon=5)
+    second.run.set_state(RunState.STOPPED, step=5, horizon=5)
     second.run.close()
     third = begun(tmp_path)
     assert not third.is_finished(5, 5)
@@ -68,10 +79,11 @@ def test_steps_are_others_where_they_have_another_number_of_samples(
     tmp_path: Path, accumulation: int, together: int, other: bool
 ) -> None:
     saving = begun(tmp_path)
-    saved = saving.loader_state({}, consumed=3, together=4)
+    tracked = saving.loaders.track(torch.utils.data.DataLoader(range(4)))
+    saved = saving.loaders.state(tracked.position_between(), consumed=3, global_batch=4)
     saving.run.close()
     session = begun(tmp_path, accumulation=accumulation)
-    assert session.is_rebatched(saved, together) == other
+    assert session.loaders.is_rebatched(saved, together) == other
     session.run.close()
 
 
@@ -85,10 +97,67 @@ def test_several_statefuls_are_one_part_in_whatever_order() -> None:
 
 
 def test_a_callback_halts_the_run_of_the_call_that_is_under_way(tmp_path: Path) -> None:
-    callback = OptionsCallback(ema=torch.nn.Linear(1, 1))
+    class Callback(OptionsCallback):
+        session: Session | None = None
+
+        @property
+        def active_run(self) -> ResumableRun | None:
+            return self.session.run if self.session else None
+
+    OptionsCallback().halt("nothing is ever under way")
+    callback = Callback(ema=torch.nn.Linear(1, 1))
     callback.halt("nothing is under way")
-    session = callback.session = begun(tmp_path, dict(callback.parts))
-    assert set(session.parts) == {"ema"} and not session.ask_to_stop()
+    session = callback.session = begun(tmp_path, dict(callback.options.parts))
+    assert set(session.options.parts) == {"ema"} and not session.ask_to_stop()
     callback.halt("the loss is not a number")
     assert session.ask_to_stop() and session.run.flag.halted
     session.run.close()
+
+
+def test_what_an_adapter_undoes_comes_before_the_run_is_closed(tmp_path: Path) -> None:
+    """The handlers of signals are the run's; they go even where an adapter fails to undo something."""
+    before = signal.getsignal(signal.SIGTERM)
+    found: list[bool] = []
+
+    def undo() -> None:
+        found.append(signal.getsignal(signal.SIGTERM) == before)
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    session = begun(tmp_path)
+    session.close(undo)
+    undo()
+    assert found == [False, True]
+    session = begun(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        session.close(undo, fail)
+    undo()
+    assert found == [False, True, False, True]
+
+
+def test_a_newer_checkpoint_outside_the_run_directory_is_resumed_from_instead(tmp_path: Path) -> None:
+    """As Lightning's adapter does with what Slurm's handler saved."""
+
+    def run(name: str) -> ResumableRun:
+        return ResumableRun(tmp_path / name, ranks=SingleProcess())
+
+    for name, step in (("run", 4), ("elsewhere", 8)):
+        still = Still(rank=step)
+        saving = still.session(run(name))
+        saving.save(f"checkpoint-{step}", step, still)
+        saving.close()
+    session = Still().session(run("run"))
+    assert session.context is not None and (session.context.step, session.context.rank_state.rank) == (4, 4)
+    newer = open_checkpoint(LocalStorage(), tmp_path / "elsewhere" / "checkpoint-8", no_foreign)
+    session.restorer.replace_context(session.restorer.read(newer))
+    assert (session.context.step, session.context.rank_state.rank) == (8, 8)
+    session.close()
+
+
+def test_the_options_say_when_to_save_or_leave_it_to_the_framework() -> None:
+    assert ResumeOptions().cadence() is None
+    cadence = ResumeOptions(save_every=5).cadence()
+    assert cadence is not None and [step for step in range(11) if cadence.is_due(step, 0.0)] == [5, 10]
+    with pytest.raises(UnsupportedSetting, match="mtbf"):
+        ResumeOptions(mtbf=timedelta(hours=1)).cadence()

@@ -18,8 +18,8 @@ def test_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     with caplog.at_level(logging.INFO, "resume_adapters"):
         assert list(log_skipping(range(2000))) == list(range(2000))
     first, second = caplog.messages[:2]
-    assert "passing over 2,000 batches" in first and "ElasticShards" in first and "StatefulDataLoader" in first
-    assert second.startswith("Passed over ") and second.endswith(" of 2,000 batches.")
+    assert "skipping 2,000 batches" in first and "ElasticShards" in first and "StatefulDataLoader" in first
+    assert second.startswith("Skipped ") and second.endswith(" of 2,000 batches.")
     assert len(caplog.messages) < 1000
 
 

@@ -35,7 +35,7 @@ def test_a_replayed_order_is_the_recorded_one_and_leaves_no_trace() -> None:
     assert BucketOrder.applies(first) and not BucketOrder.applies(model())
     assert not BucketOrder.applies(DistributedDataParallel(model(), find_unused_parameters=True))
     recorded = BucketOrder(first)
-    recorded.record()
+    recorded.observe()
     for _ in range(2):
         first(torch.ones(1, 3)).sum().backward()
     assert sorted(recorded.order) == ["0.weight", "2.bias", "2.weight"], "what is frozen has no gradient"
@@ -60,7 +60,7 @@ def test_of_a_gradient_that_comes_several_times_the_first_counts() -> None:
     """A backward of a part of the model, within an accumulation, comes before that of the whole."""
     accumulating = DistributedDataParallel(model())
     recorded = BucketOrder(accumulating)
-    recorded.record()
+    recorded.observe()
     with accumulating.no_sync():
         for _ in range(2):
             accumulating.module[2].bias.sum().backward()
@@ -71,5 +71,14 @@ def test_of_a_gradient_that_comes_several_times_the_first_counts() -> None:
 
 @pytest.mark.usefixtures("_group")
 def test_the_order_of_another_model_is_refused() -> None:
-    with pytest.raises(StateMismatch, match=r"the recorded gradient order and the model differ in 0\.weight, 5\.bias"):
+    with pytest.raises(StateMismatch, match=r"the saved gradient order and the model differ in 0\.weight, 5\.bias"):
         BucketOrder(DistributedDataParallel(model())).replay(["2.weight", "2.bias", "5.bias"])
+
+
+@pytest.mark.usefixtures("_group")
+def test_hooks_that_wait_for_a_backward_are_removed_at_close() -> None:
+    ddp = DistributedDataParallel(model())
+    order = BucketOrder(ddp)
+    order.record()
+    order.close()
+    assert not any(each._post_accumulate_grad_hooks for each in ddp.parameters())

@@ -1,4 +1,4 @@
-"""The digest of what is spread over ranks: the same however it is cut, another for any other content."""
+"""The digest of sharded state: the same for any sharding, different for any other content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.core.state.sharded_digest import combine, fingerprint, shard_digest
 from resume_adapters.errors import NotRestored
 
-from plain_torch import NoTrackers
+from plain_torch import Still
 
 LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[Any, ...]]] = {
     "rows over two": ((2,), (Shard(0),)),
@@ -71,7 +71,7 @@ def test_the_shares_of_all_ranks_give_the_digest_of_the_whole(layout: str) -> No
 
 
 def test_a_rank_that_holds_nothing_adds_nothing() -> None:
-    """Its process is none of those that a tensor is spread over."""
+    """Its process is not among those that a tensor is sharded over."""
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         mesh = DeviceMesh("cpu", [0], _init_backend=False)
@@ -103,6 +103,14 @@ def test_whatever_differs_gives_another_digest(other: str) -> None:
     assert whole(OTHERS[other]) != whole(STATE)
 
 
+def test_a_fingerprint_changes_with_the_content_and_there_is_none_of_what_is_no_data() -> None:
+    before = fingerprint(STATE)
+    assert before is not None and fingerprint(copy.deepcopy(STATE)) == before
+    for other in ("one bit", "two elements exchanged", "two rows exchanged", "a number", "tensors exchanged"):
+        assert fingerprint(OTHERS[other]) not in (before, None), other
+    assert fingerprint({**STATE, "hook": object()}) is None
+
+
 def test_views_and_lazy_conjugates_count_as_what_they_show() -> None:
     state = {
         **STATE,
@@ -115,49 +123,30 @@ def test_views_and_lazy_conjugates_count_as_what_they_show() -> None:
 def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
 
+    def sharded() -> dict[str, Any]:
+        return {"model": dict(model.named_parameters()), "optimizer": {"rate": 0.1}}
+
+    still = Still(sharded=sharded)
+
     def session(*, verify: bool = True) -> Session:
-        made = Session(
-            ResumableRun(tmp_path, ranks=SingleProcess()),
-            {},
-            trackers=NoTrackers(),
-            verify=verify,
-            topology={},
-            spread=lambda: {"model": dict(model.named_parameters()), "optimizer": {"rate": 0.1}},
-        )
-        made.choose()
-        return made
+        return still.session(ResumableRun(tmp_path, ranks=SingleProcess()), verify=verify)
 
     def save(saving: Session, step: int) -> None:
-        nothing: dict[str, Any] = {"parts": {}, "owner": lambda file: 0, "entries": list, "best": None}
-        facts = {"epoch": 0.0, "metrics": {}, "cursor": {}}
-        native, own = (lambda: (tmp_path / f"checkpoint-{step}" / "file").write_text("x")), dict
-        saving.save_checkpoint(
-            f"checkpoint-{step}", step, model=model, native=native, own=own, facts=lambda: facts, **nothing
-        )
-        saving.run.close()
+        saving.save(f"checkpoint-{step}", step, still)
+        saving.close()
 
     save(session(), 1)
     resumed = session()
-    resumed.prove_shares()
+    assert resumed.context is not None
+    resumed.context.verify_shards(sharded)
     with torch.no_grad():
         model.bias[1] += 1e-6
     with pytest.raises(NotRestored, match=r"^model: .*checkpoint-1"):
-        resumed.prove_shares()
-    resumed.run.close()
+        resumed.context.verify_shards(sharded)
+    resumed.close()
     save(session(verify=False), 2)
     with torch.no_grad():
         model.bias[1] += 1e-6
-    session().prove_shares()  # nothing was saved to be compared with
-
-
-def test_a_fingerprint_tells_whether_a_state_changed() -> None:
-    """It notices what leaves no trace in a tensor's version: one bit, written through ``.data``."""
-    state = {"weight": torch.zeros(4), "tied": torch.zeros(4), "groups": [{"lr": 0.1}]}
-    before = fingerprint(state)
-    assert before == fingerprint(copy.deepcopy(state))
-    state["weight"].data.view(torch.int32)[3] = 1
-    assert fingerprint(state) != before
-    state["weight"].zero_()
-    state["groups"][0]["lr"] = 0.2
-    assert fingerprint(state) != before
-    assert fingerprint({**state, "callback": object()}) is None
+    last = session()
+    assert last.context is not None
+    last.context.verify_shards(sharded)  # nothing was saved to be compared with

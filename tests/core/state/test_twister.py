@@ -1,4 +1,4 @@
-"""Reading the twisters cheaply gives what asking them gives, after any draw."""
+"""Reading the twisters returns what asking them returns, after any draw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DRAWS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_the_state_is_the_generators_state(draw: str) -> None:
-    """Each draw twice: the second normal deviate comes from the first draw, and moves no word."""
+    """Each draw is done twice: the second normal deviate comes from the first draw, and changes no word."""
     python, numpy = PythonTwister(), NumpyTwister()
     for _ in range(3):
         assert python.state() == random.getstate()
@@ -34,11 +34,11 @@ def test_the_state_is_the_generators_state(draw: str) -> None:
 
 
 def test_the_layout_is_the_expected_one() -> None:
-    """A clear failure where an interpreter lays its generator out otherwise: the package then works, slower."""
+    """Fails where an interpreter has a different layout; the package then works, slower."""
     assert PythonTwister().fast
 
 
-def test_another_layout_falls_back() -> None:
+def test_a_different_layout_falls_back() -> None:
     python = PythonTwister()
     python.fast = False
     random.random()

@@ -111,27 +111,27 @@ def test_off_the_main_thread_no_signal_is_taken_over() -> None:
 
 def test_a_halt_of_another_rank_is_one_here_and_counts_for_more_than_a_stop() -> None:
     elsewhere, flag, halted = (StopFlag(StopOn()) for _ in range(3))
-    flag.heed(elsewhere.level)
+    flag.apply(elsewhere.level)
     assert flag.reason is None
     elsewhere.request("SIGTERM")
-    flag.heed(elsewhere.level)
+    flag.apply(elsewhere.level)
     assert (flag.reason, flag.halted) == ("another rank was asked to stop", False)
     elsewhere.halt("look at the loss")
     flag.reason = "SIGUSR1"
-    flag.heed(elsewhere.level)
+    flag.apply(elsewhere.level)
     assert (flag.reason, flag.halted, flag.level) == ("another rank was asked to stop", True, elsewhere.level)
     halted.halt("look at the data")
     halted.halt("look at the loss too")
-    halted.heed(elsewhere.level)
+    halted.apply(elsewhere.level)
     assert halted.reason == "look at the data", "a rank that was asked itself knows why"
 
 
 def test_alone_the_flag_is_the_agreement_and_stays() -> None:
     flag = StopFlag(StopOn())
     agreement = StopVote(SingleProcess(), flag)
-    assert not agreement.reached()
+    assert not agreement.poll()
     flag.request("walltime")
-    assert [agreement.reached() for _ in range(3)] == [True, True, True]
+    assert [agreement.poll() for _ in range(3)] == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from resume_adapters.core.run_directory.status import RunStatus, is_alive
-from resume_adapters.core.stop import processes
-from resume_adapters.core.stop.processes import _is_launcher, _stat, find_launchers, start_time
+from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive
+from resume_adapters.core.stop.processes import _is_alive, _is_launcher, find_launchers, start_time
 
 WORKER = """
 import sys, time
@@ -26,12 +26,9 @@ out.write_text(f"{present()}")
 while present():
     time.sleep(0.02)
 out.write_text("gone")
-time.sleep(600)
 """
 
 LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
-
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
 
 
 def test_a_process_knows_when_it_began() -> None:
@@ -59,6 +56,7 @@ def test_a_worker_notices_that_its_launcher_is_gone(tmp_path: Path, name: str, n
         started.wait()
         if noticed:
             wait_for(out, "gone")
+            wait_for_end(started.pid)
         else:
             time.sleep(0.3)
             assert out.read_text() == "True", "a shell that goes is no launcher"
@@ -73,20 +71,27 @@ def wait_for(file: Path, content: str) -> None:
         time.sleep(0.01)
 
 
+def wait_for_end(session: int) -> None:
+    """Wait until no process of a session is left: the worker ends by itself, so that its coverage is measured."""
+    deadline = time.monotonic() + 30
+    while subprocess.run(["pgrep", "-s", str(session)], stdout=subprocess.DEVNULL, check=False).returncode == 0:
+        assert time.monotonic() < deadline, "expected the worker to end"
+        time.sleep(0.05)
+
+
 def status(pid: int, host: str, updated: float) -> RunStatus:
-    return RunStatus(state="running", pid=pid, host=host, updated=updated)
+    return RunStatus(state=RunState.RUNNING, pid=pid, host=host, updated=updated)
 
 
-@pytest.mark.parametrize("state", ["S", "Z", "X"])
+@pytest.mark.parametrize("state", [psutil.STATUS_SLEEPING, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD])
 def test_a_process_that_only_waits_to_be_reaped_is_dead(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
-    fields = _stat(own.pid)
-    monkeypatch.setattr(processes, "_stat", lambda pid: [state, *fields[1:]])
-    assert is_alive(own) is (state == "S")
+    monkeypatch.setattr(psutil.Process, "status", lambda process: state)
+    assert is_alive(own) is (state == psutil.STATUS_SLEEPING)
 
 
 def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where /proc is hidden, no launcher is found, and a process counts as alive that can be signalled."""
+    """Where processes are hidden, no launcher is found, and a process counts as alive that can be signalled."""
     own = status(pid=os.getpid(), host=socket.gethostname(), updated=time.time())
     assert is_alive(own) is True
     assert is_alive(status(pid=own.pid, host="elsewhere", updated=own.updated)) is None
@@ -97,9 +102,21 @@ def test_what_cannot_be_looked_at_is_not_there(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*arguments: Any) -> Any:
         raise PermissionError
 
-    monkeypatch.setattr(Path, "read_text", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    def hide(*arguments: Any) -> Any:
+        raise psutil.AccessDenied
+
+    this = psutil.Process()
+    for hidden in ("cmdline", "create_time", "status", "parents"):
+        monkeypatch.setattr(psutil.Process, hidden, hide)
     assert is_alive(own) is True
-    assert find_launchers()() and not _is_launcher(own.pid)
+    assert find_launchers()() and not _is_launcher(this)
     monkeypatch.setattr(os, "kill", refuse)
     assert is_alive(own) is True, "it is there, and somebody else's"
+
+
+def test_a_launcher_that_the_system_hides_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(process: psutil.Process) -> str:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "status", status)
+    assert _is_alive(psutil.Process())

@@ -48,7 +48,7 @@ def test_what_is_no_time_is_refused(written: Any) -> None:
 
 
 def test_another_scheduler_is_refused() -> None:
-    with pytest.raises(UnsupportedSetting, match="requeue='pbs' names no scheduler"):
+    with pytest.raises(UnsupportedSetting, match="invalid requeue='pbs'"):
         StopOn(requeue="pbs")  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_a_reserve_is_a_minute_until_a_save_is_measured() -> None:
     reserve = ShutdownMargin("auto")
     assert reserve.seconds == UNMEASURED
     for moment in (0.0, 2.0, 40.0, 41.0):
-        reserve.asked(moment)
+        reserve.polled(moment)
     assert reserve.seconds == 2 * 38 + 10, "steps of 38 s need more than a minute"
     reserve.saved(4.0)
     reserve.saved(20.0)
@@ -96,19 +96,19 @@ def test_a_reserve_is_a_minute_until_a_save_is_measured() -> None:
 
 def test_a_quick_run_needs_little() -> None:
     reserve = ShutdownMargin("auto")
-    reserve.asked(0.0)
-    reserve.asked(0.1)
+    reserve.polled(0.0)
+    reserve.polled(0.1)
     reserve.saved(0.2)
     assert reserve.seconds == pytest.approx(0.3 + 0.2 + 10)
 
 
 def test_the_time_of_a_save_is_no_step() -> None:
     reserve = ShutdownMargin("auto")
-    reserve.asked(0.0)
-    reserve.asked(1.0)
+    reserve.polled(0.0)
+    reserve.polled(1.0)
     reserve.saved(300.0)
     reserve.paused()
-    reserve.asked(302.0)
+    reserve.polled(302.0)
     assert reserve.seconds == 1.5 * 300 + 2 * 1 + 10
 
 

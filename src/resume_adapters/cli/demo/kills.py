@@ -1,4 +1,4 @@
-"""A training process that is watched through its trace, and killed at a chosen moment."""
+"""Start a training process, follow it through its trace, and kill it at a chosen moment."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.checkpoint.catalog import candidates
-from resume_adapters.core.checkpoint.layout import is_pending
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.errors import ResumeError
 
 _POLL = 0.002
-"""Seconds between two looks at a process; a save of the demo's model takes some twenty times as long."""
+"""Seconds between two polls of a process; a save of the demo's model takes about twenty times as long."""
 
 
 class DemoFailed(ResumeError, RuntimeError):
-    """A training process of the demo ended otherwise than it should."""
+    """A training process of the demo failed, or ended before it could be killed."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill: as soon as ``step`` is done or, with ``inside_save``, in the first save from then on."""
+    """When to kill: as soon as ``step`` is done or, with ``inside_save``, in the first save after it."""
 
     step: int
     inside_save: bool
@@ -42,7 +43,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Launch:
-    """What one process did: the steps it traced, and the last of them where it was then killed."""
+    """What one process did: the steps it traced and, if it was killed, the last step before."""
 
     points: tuple[Point, ...]
     killed_at: int | None = None
@@ -51,10 +52,7 @@ class Launch:
 
 
 def choose(seed: int, steps: int, save_steps: int) -> list[Kill]:
-    """Choose three moments, one inside each third of the run, so that there is a save before each.
-
-    One of them is inside a save.
-    """
+    """Choose three moments, one in each third of the run, with a save before each. One of them is inside a save."""
     rng = random.Random(seed)
     inside = rng.randrange(3)
     kills = []
@@ -71,10 +69,10 @@ class Process:
     Args:
         command: what to launch.
         env: its environment.
-        log: file that takes what it prints.
+        log: file for its output.
         trace: file to which it appends a line of JSON for each step.
         run_dir: its run directory.
-        advance: is told each step it has done.
+        advance: called with each completed step.
     """
 
     def __init__(
@@ -92,10 +90,10 @@ class Process:
         self.points: list[Point] = []
 
     def run(self, kill: Kill | None = None) -> Launch:
-        """Launch it, and wait for its end or bring it about.
+        """Launch it, and wait until it ends, or kill it.
 
         Raises:
-            DemoFailed: it ended before its time, or with an error.
+            DemoFailed: it failed, or ended before it could be killed.
         """
         offset = self.trace.stat().st_size if self.trace.exists() else 0
         with self.log.open("ab") as log:
@@ -124,19 +122,24 @@ class Process:
             time.sleep(_POLL)
 
     def _freeze_inside_save(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Stop the process if a save is under way, and return the pending checkpoint; else let it go on."""
-        if not any(is_pending(path) for path in candidates(self.run_dir)):
+        """Freeze the process if it is saving, and return the pending checkpoint; otherwise let it continue."""
+        if self._pending() is None:
             return None
-        # Frozen first and looked at again: the save may have been committed between the look and the kill.
+        # Freeze it first, then check again: the save may have been committed in between.
         process.send_signal(signal.SIGSTOP)
         time.sleep(5 * _POLL)
-        pending = next((path.name for path in candidates(self.run_dir) if is_pending(path)), None)
+        pending = self._pending()
         if pending is None:
             process.send_signal(signal.SIGCONT)
         return pending
 
+    def _pending(self) -> str | None:
+        """Return the name of the pending checkpoint."""
+        found = candidates(STORAGE, self.run_dir)
+        return next((path.name for path in found if state_of(STORAGE, path) is CheckpointState.PENDING), None)
+
     def _read_trace(self, offset: int) -> int:
-        """Take in the whole lines from ``offset`` on, and return where they end."""
+        """Read the complete lines from ``offset`` on, and return where they end."""
         if not self.trace.exists():
             return offset
         with self.trace.open("rb") as file:
@@ -154,7 +157,7 @@ class Process:
             lines = self.log.read_text(errors="replace").strip().splitlines()
             raise DemoFailed(
                 f"the training process ended with exit code {code} after step {last}: {lines[-1] if lines else ''} "
-                f"(all it said is in {self.log})",
+                f"(its output is in {self.log})",
                 path=self.log,
             )
         if kill is not None:

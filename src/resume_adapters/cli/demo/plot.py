@@ -1,4 +1,4 @@
-"""The loss curves of the demo's two runs, one over the other."""
+"""Plot the loss curves of the demo's two runs in one picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draw(file: Path, reference: Run, interrupted: Run) -> None:
     Args:
         file: the PNG.
         reference: the run that was never killed.
-        interrupted: the run that was.
+        interrupted: the run that was killed three times.
     """
     with plt.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False}):
         figure, (curves, differences) = plt.subplots(

@@ -1,4 +1,4 @@
-"""What the demo found, for people and as a JSON document."""
+"""The result of the demo, as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resume_adapters.cli.documents import Document
 
 
 def document(result: Result) -> Document:
-    """Describe a demo; losses are numbers with all their digits."""
+    """Describe the result of a demo; losses have all their digits."""
     killed = [launch for launch in result.interrupted.launches if launch.killed_at is not None]
     return {
         "identical": result.difference is None,
@@ -36,7 +36,7 @@ def document(result: Result) -> Document:
 
 
 def report(console: Console, result: Result) -> None:
-    """Print the losses around each kill, the digests, and the verdict."""
+    """Print the losses around each kill, the digests of the weights, and whether the runs are identical."""
     console.print()
     console.print(_around_kills(result))
     twice = len(result.interrupted.points) - STEPS

@@ -1,4 +1,4 @@
-"""What the demo's two runs did, and what their comparison found."""
+"""What the demo's two runs did, and whether they differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Run:
 
     Attributes:
         launches: what each process did.
-        resumed_from: the step that each launch began after; 0 for a fresh start.
+        resumed_from: for each launch, the step that it resumed from; 0 for a fresh start.
         digest: SHA-256 of the final weights.
     """
 
@@ -24,13 +24,13 @@ class Run:
 
     @property
     def points(self) -> list[Point]:
-        """Every step of every launch, those that were done twice included."""
+        """Every step of every launch, including those that were done twice."""
         return [point for launch in self.launches for point in launch.points]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the demo found; ``difference`` is the first between the runs, ``None`` where they are identical."""
+    """The result of the demo; ``difference`` is the first one between the runs, ``None`` if they are identical."""
 
     directory: Path
     seed: int

@@ -1,7 +1,7 @@
-"""The promise, shown: a run killed three times against a run that was never killed, step by step.
+"""Train a run that is killed three times and one that is never killed, and compare them step by step.
 
-Both runs train the package's example in processes of their own. What each step's loss was, the example writes to a file
-that a SIGKILL cannot take back; what each launch resumed from, the run's own journal says.
+Both runs train the package's example in processes of their own. The example writes the loss of each step to a file,
+which a SIGKILL does not undo. The step that a launch resumed from is read from the run's journal.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _DIGEST = re.compile(r"weights sha256 ([0-9a-f]{64})")
 
 
 def run(directory: Path, seed: int, framework: str) -> Result:
-    """Train undisturbed, train with kills, compare, and draw.
+    """Train without kills, train with kills, compare, and plot.
 
     Args:
-        directory: where the runs go.
-        seed: chooses the kills, the weights and the order of the data.
+        directory: where the runs are saved.
+        seed: decides the kills, the weights and the order of the data.
         framework: whose example to train.
 
     Raises:
         MissingFramework: an extra is not installed.
         UnsupportedSetting: the directory is not empty.
-        DemoFailed: a training process did not do as it should.
+        DemoFailed: a training process failed.
     """
     _require_installed(framework)
     directory = Path(os.path.abspath(directory))
@@ -76,7 +76,7 @@ def _require_installed(framework: str) -> None:
 
 
 def example(framework: str) -> Path:
-    """Return the framework's example: shipped inside the package, or beside it in a checkout of the sources."""
+    """Return the framework's example: inside an installed package, or beside it in a source checkout."""
     name = f"examples/{framework}_train.py"
     package = Path(__file__).parents[2]
     shipped = package / name
@@ -84,7 +84,7 @@ def example(framework: str) -> Path:
 
 
 class _Trainer:
-    """Launches the example as often as a run takes."""
+    """Launches the example until a run is finished."""
 
     def __init__(self, script: Path, directory: Path, seed: int, progress: Progress) -> None:
         self.script = script
@@ -93,16 +93,16 @@ class _Trainer:
         self.progress = progress
 
     def train(self, name: str, kills: list[Kill]) -> Run:
-        """Train one run to its end, killing it on the way and launching the same command each time."""
+        """Train one run to its end: kill it as planned, and launch the same command again each time."""
         task = self.progress.add_task(name, total=STEPS, note="")
         launches = []
         for number, kill in enumerate([*kills, None], start=1):
             self.progress.update(task, note="starting python" if number == 1 else f"launch {number}: starting python")
             launches.append(self._process(name, task, number).run(kill))
-            self._say_kill(launches[-1])
+            self._print_kill(launches[-1])
         starts = _starts(self.directory / name)
         if len(starts) != len(launches):
-            raise DemoFailed(f"{len(launches)} launches of {name}, but its journal knows of {len(starts)}")
+            raise DemoFailed(f"{len(launches)} launches of {name}, but its journal has {len(starts)} starts")
         self.progress.update(task, note="finished")
         return Run(tuple(launches), tuple(starts), _digest(self.directory / f"{name}.log"))
 
@@ -118,7 +118,7 @@ class _Trainer:
         }
         command = [sys.executable, str(self.script), "--cpu"]
         command += [str(word) for option in options.items() for word in option]
-        # One thread: how many there are decides the order of additions, and so the last bits.
+        # One thread: the number of threads changes the order of additions, and so the last bits.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         return Process(
             command,
@@ -136,14 +136,14 @@ class _Trainer:
             self.progress.console.print(f"  launch {number} of the same command resumes from step {begun}")
         self.progress.update(task, completed=step, note=note)
 
-    def _say_kill(self, launch: Launch) -> None:
+    def _print_kill(self, launch: Launch) -> None:
         if launch.killed_at is not None:
             where = f"while {launch.pending} was being saved" if launch.inside_save else "between two saves"
             self.progress.console.print(f"  SIGKILL after step {launch.killed_at}, {where}", style="red")
 
 
 def _starts(run_dir: Path) -> list[int]:
-    """Return the step from which each start of a run directory went on, as its journal says."""
+    """Return the step that each start of a run resumed from, according to its journal."""
     lines = (run_dir / CONTROL / "journal.jsonl").read_text().splitlines()
     return [int(entry["step"]) for entry in map(json.loads, lines) if entry["event"] == "start"]
 
@@ -156,7 +156,7 @@ def _digest(log: Path) -> str:
 
 
 def first_difference(reference: Run, interrupted: Run) -> str | None:
-    """Compare two runs bit for bit: losses and learning rates of every step, each time it was done, and the weights."""
+    """Compare two runs bit for bit: losses and learning rates of every step, also of repeated ones, and the weights."""
     expected = {point.step: point for point in reference.points}
     for number, launch in enumerate(interrupted.launches, start=1):
         for point in launch.points:

@@ -1,10 +1,11 @@
-"""What is known of a checkpoint: chosen, rejected, or listed."""
+"""Checkpoints as they were read: chosen, rejected, or listed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from resume_adapters.core.checkpoint.layout import CheckpointState
 from resume_adapters.core.checkpoint.manifest import Manifest
 
 
@@ -19,7 +20,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RejectedCheckpoint:
-    """A checkpoint that was passed over, and why."""
+    """A checkpoint that cannot be resumed from, and why."""
 
     path: Path
     reason: str
@@ -27,7 +28,7 @@ class RejectedCheckpoint:
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """What to resume from (``None``: start fresh), and what newer candidates were passed over."""
+    """The checkpoint to resume from (``None``: start fresh), and the newer ones that were rejected."""
 
     checkpoint: Checkpoint | None
     rejected: tuple[RejectedCheckpoint, ...]
@@ -35,10 +36,10 @@ class ResumeChoice:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One row of a run directory's listing. ``state`` is committed, pending, damaged or foreign."""
+    """One row of the listing of a run directory."""
 
     path: Path
-    state: str
+    state: CheckpointState
     step: int | None
     manifest: Manifest | None
     reason: str = ""

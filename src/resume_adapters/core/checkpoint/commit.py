@@ -1,21 +1,29 @@
-"""The life of a checkpoint from pending to committed. This module is the only writer of the commit marker.
+"""A checkpoint from pending to committed. No other module writes the commit marker.
 
-A pending checkpoint has the marker ``pending`` but no ``manifest.json``
-(:mod:`resume_adapters.core.checkpoint.layout` says where). The manifest, written last and renamed into place, is the
-commit: before it the checkpoint does not exist, after it the checkpoint is whole, because all its files were forced
-onto the disk first.
+A pending checkpoint has the marker ``pending`` but no ``manifest.json`` (paths are in
+:mod:`resume_adapters.core.checkpoint.layout`). The manifest, written last and renamed into place, is the commit: before
+it the checkpoint does not exist, after it the checkpoint is complete, because all its files were forced onto the disk
+first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, PENDING, is_committed, is_pending, superseded_path
+from resume_adapters.core.checkpoint.layout import (
+    CONTROL,
+    LATEST,
+    PENDING,
+    CheckpointState,
+    must_be_restored,
+    state_of,
+    superseded_path,
+)
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, encode_manifest
 from resume_adapters.core.checkpoint.remove import delete, restore_superseded, supersede
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
@@ -25,18 +33,43 @@ from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
 T = TypeVar("T")
 
+_PENDING, _COMMITTED, _SUPERSEDED, _DAMAGED, _FOREIGN, _REMOVED = (
+    CheckpointState.PENDING,
+    CheckpointState.COMMITTED,
+    CheckpointState.SUPERSEDED,
+    CheckpointState.DAMAGED,
+    CheckpointState.FOREIGN,
+    CheckpointState.REMOVED,
+)
+
+TRANSITIONS: Mapping[CheckpointState, frozenset[CheckpointState]] = {
+    # A save reserves the name.
+    _REMOVED: frozenset({_PENDING}),
+    # The save is committed; or it failed, and the name is free again or goes back to the superseded checkpoint.
+    _PENDING: frozenset({_COMMITTED, _REMOVED, _SUPERSEDED}),
+    # The name is saved again; or retention removes the checkpoint: one that is a file becomes pending first, since two
+    # renames move it. Only a defect of the disk, or a person, damages it.
+    _COMMITTED: frozenset({_SUPERSEDED, _REMOVED, _PENDING, _DAMAGED}),
+    # The second save takes the name; or it failed, and the checkpoint is restored.
+    _SUPERSEDED: frozenset({_PENDING, _COMMITTED}),
+    # Both are only ever set aside.
+    _DAMAGED: frozenset({_REMOVED}),
+    _FOREIGN: frozenset({_REMOVED}),
+}
+"""What may become of the name of a checkpoint, in one operation of the storage."""
+
 
 class PendingCheckpoint:
     """A checkpoint that is being written.
 
     Args:
         storage: where to write.
-        ranks: the ranks that write it together; with a background commit, a channel of its own.
+        ranks: the ranks that write it together.
         path: the checkpoint; its parent is the run directory.
         step: optimizer steps completed.
-        fence: raises where another start owns the run directory.
+        fence: raises if another start owns the run directory.
         is_file: the framework writes one file of that name, not a directory.
-        sharing: which ranks share the run directory; by default, all.
+        storage_group: the ranks that share the run directory; all by default.
     """
 
     def __init__(
@@ -48,7 +81,7 @@ class PendingCheckpoint:
         fence: Callable[[], None],
         *,
         is_file: bool = False,
-        sharing: StorageGroup | None = None,
+        storage_group: StorageGroup | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -56,73 +89,73 @@ class PendingCheckpoint:
         self.step = step
         self.fence = fence
         self.is_file = is_file
-        self.sharing = shared_by_all(ranks) if sharing is None else sharing
+        self.storage_group = shared_by_all(ranks) if storage_group is None else storage_group
 
     @property
     def directory(self) -> Path:
-        """Where this package puts what it adds."""
+        """This package's directory of the checkpoint."""
         return layout.sidecar_dir(self.path) if self.is_file else layout.inner_dir(self.path)
 
     def open(self, set_aside: Callable[[Path], object]) -> None:
-        """Make the pending directory appear, marked as such from its first instant. Every rank calls it.
+        """Create the pending checkpoint, which has its marker from the first instant. Every rank calls it.
 
         Args:
             set_aside: moves a checkpoint out of the way.
         """
         self._or_abandon(
-            lambda: self._together(lambda: self._make_directory(set_aside) if self.sharing.leads else None, "begin")
+            lambda: self._on_all(
+                self.ranks, lambda: self._reserve(set_aside) if self.storage_group.is_leader else None, "begin"
+            )
         )
 
-    def _make_directory(self, set_aside: Callable[[Path], object]) -> None:
-        """Put an empty pending directory in place.
-
-        A committed checkpoint of the same name steps aside but stays valid; a foreign one is set aside; a pending one
-        is what a crash left and goes.
-        """
+    def _reserve(self, set_aside: Callable[[Path], object]) -> None:
+        """Free the name, and rename an empty pending directory to it."""
         self.fence()
-        if self.path.is_symlink():
-            set_aside(self.path)
-        elif is_committed(self.path):
-            older = superseded_path(self.path)
-            if layout.root_paths(older):
-                set_aside(older)
-            supersede(self.storage, self.path)
-        elif is_pending(self.path):
-            delete(self.storage, self.path)
-        elif layout.root_paths(self.path):
-            set_aside(self.path)
+        self._free_name(set_aside)
         new = self.path.parent / CONTROL / f"begin-{self.path.name}"
-        own = new if self.is_file else layout.inner_dir(new)
-        self.storage.make_directory(own)
-        self.storage.write(own / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
-        self.storage.sync(own / PENDING)
+        extras = new if self.is_file else layout.inner_dir(new)
+        self.storage.make_directory(extras)
+        self.storage.write(extras / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
+        self.storage.sync(extras / PENDING)
         self.storage.replace(new, layout.sidecar_dir(self.path) if self.is_file else self.path)
 
+    def _free_name(self, set_aside: Callable[[Path], object]) -> None:
+        state = state_of(self.storage, self.path)
+        if self.storage.is_link(self.path) or state in (_DAMAGED, _FOREIGN):
+            set_aside(self.path)
+        elif state is _COMMITTED:
+            older = superseded_path(self.path)
+            if layout.root_paths(self.storage, older):
+                set_aside(older)
+            supersede(self.storage, self.path)
+        elif state is _PENDING:  # left by a crash
+            delete(self.storage, self.path)
+
     def write(self, work: Callable[[], T]) -> list[T]:
-        """Let every rank write files and return what ``work`` returned on each; where one fails, all raise.
+        """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
 
         Raises:
             SaveFailed: this rank could not write.
             PeerFailed: another rank could not.
         """
-        return self._or_abandon(lambda: self._together(work, "write"))
+        return self._or_abandon(lambda: self._on_all(self.ranks, work, "write"))
 
     def require_visible(self) -> None:
-        """Check that this rank sees the directory that its leader made. Each rank calls it as part of :meth:`write`.
+        """Check that this rank sees the directory that its leader created. Every rank calls it in :meth:`write`.
 
         Raises:
-            SaveFailed: it does not: the ranks have run directories of their own.
+            SaveFailed: it does not: the ranks do not share the run directory.
         """
-        if not is_pending(self.path):
+        if state_of(self.storage, self.path) is not _PENDING:
             raise SaveFailed(
-                f"rank {self.ranks.rank} does not see {self.path.name}, which rank {self.sharing.leader} has begun: "
-                "all ranks need the same run directory, on storage that they share. Nothing is committed",
+                f"rank {self.ranks.rank} does not see {self.path.name}, which rank {self.storage_group.leader} has "
+                "begun: all ranks need the same run directory, on storage that they share. Nothing is committed",
                 path=self.path,
                 step=self.step,
             )
 
-    def seal(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
-        """Force this rank's files onto the disk and return their entries.
+    def flush_files(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
+        """Force this rank's files onto the disk, and return their entries for the manifest.
 
         Args:
             files: each after its path for the manifest.
@@ -140,33 +173,35 @@ class PendingCheckpoint:
 
     def commit(
         self,
+        ranks: Ranks,
         files: Iterable[tuple[Path, Path]],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> Manifest:
-        """Commit on all ranks or on none.
+        """Commit on all ranks or on none. Every rank calls it.
 
         Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
             files: this rank's files, each after its path for the manifest.
-            describe: makes the manifest from the entries of the ranks that share the run directory; called on the one
-                that leads it.
+            describe: makes the manifest from the entries of the ranks that share the run directory; called on their
+                leader.
 
         Raises:
-            SaveFailed: this rank could not write, or the one that leads the run directory could not commit.
+            SaveFailed: this rank could not write, or the leader could not commit.
             PeerFailed: another rank could not.
         """
-        entries = self._or_abandon(lambda: self._together(lambda: self.seal(files), "force onto the disk"))
-        here = tuple(entry for rank in self.sharing.members for entry in entries[rank])
-        marked = self._or_abandon(lambda: self._together(lambda: self._mark(here, describe), "commit"))
-        manifest = marked[self.sharing.leader]
+        entries = self._or_abandon(lambda: self._on_all(ranks, lambda: self.flush_files(files), "force onto the disk"))
+        here = tuple(entry for rank in self.storage_group.members for entry in entries[rank])
+        written = self._or_abandon(lambda: self._on_all(ranks, lambda: self._write_marker(here, describe), "commit"))
+        manifest = written[self.storage_group.leader]
         assert manifest is not None, "the leader commits"
         return manifest
 
-    def _mark(
+    def _write_marker(
         self,
         entries: tuple[FileEntry, ...],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> Manifest | None:
-        if not self.sharing.leads:
+        if not self.storage_group.is_leader:
             return None
         manifest = describe(entries)
         self.fence()
@@ -174,20 +209,18 @@ class PendingCheckpoint:
         write_atomically(self.storage, self.directory / layout.MANIFEST, encode_manifest(manifest))
         return manifest
 
-    def announce(self, form: Pointer) -> None:
-        """After the commit, point ``latest`` at the checkpoint. The leader calls it."""
+    def publish(self, form: Pointer) -> None:
+        """Point ``latest`` at the committed checkpoint. The leader calls it."""
         self.storage.remove_file(self.directory / PENDING)
         point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
 
-    def _together(self, work: Callable[[], T], doing: str) -> list[T]:
-        return run_on_all_ranks(
-            self.ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing)
-        )
+    def _on_all(self, ranks: Ranks, work: Callable[[], T], doing: str) -> list[T]:
+        return run_on_all_ranks(ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))
 
     def _failed(self, cause: Exception, doing: str) -> SaveFailed:
         return SaveFailed(
             f"rank {self.ranks.rank} could not {doing} {self.path.name}: {cause}. It is not committed; the checkpoints "
-            "committed before it are intact. Free space or mend permissions, then launch the same command again",
+            "committed before it are intact. Free space or fix permissions, then launch the same command again",
             path=self.path,
             step=self.step,
         )
@@ -196,18 +229,18 @@ class PendingCheckpoint:
         try:
             return work()
         except ResumeError:
-            if self.sharing.leads:
+            if self.storage_group.is_leader:
                 self._abandon()
             raise
 
     def _abandon(self) -> None:
-        """Remove what a failed save wrote, where that is possible, and put back the checkpoint that it was to replace.
+        """Remove the files of a failed save, if possible, and restore the checkpoint that it was to replace.
 
-        What is committed after all stays, and so does what a later start may be writing under the same name.
+        A checkpoint that is committed nevertheless stays, and so does what a later start writes under the same name.
         """
         with contextlib.suppress(OSError, FencedOff):
             self.fence()
-            if is_pending(self.path):
+            if state_of(self.storage, self.path) is _PENDING:
                 delete(self.storage, self.path)
-            if layout.is_superseded(self.path):
+            if must_be_restored(self.storage, self.path):
                 restore_superseded(self.storage, self.path)

@@ -1,19 +1,21 @@
-"""Every path of a checkpoint, and what its markers say. Looks only.
+"""Every path and marker of a checkpoint. Reads only.
 
-A framework writes a checkpoint under one name: a directory, or a single file. What this package adds to it lies in one
-directory: ``NAME/resume`` in a checkpoint that is a directory, ``NAME.resume`` beside one that is a file. Everything
-else follows from that: the marker of the commit, that of a checkpoint that is being written, and the parts. In a
-manifest both look alike: paths that begin with ``resume/`` are what this package added, all others the framework's.
+A framework writes a checkpoint under one name: a directory, or a single file. What this package adds lies in one
+directory: ``NAME/resume`` in a checkpoint that is a directory, ``NAME.resume`` beside one that is a file. All other
+paths follow from that: the commit marker, the marker of a pending checkpoint, and the parts. In a manifest both kinds
+look alike: this package's files are below ``resume/``, all others are the framework's.
+
+Functions that take a storage look at the disk; the others only compute paths.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 
-from resume_adapters.core.storage.base import files_under
+from resume_adapters.core.storage.base import Storage, files_under, is_present
 
 EXTRAS = "resume"
 """Where a checkpoint keeps what this package adds to it."""
@@ -22,140 +24,183 @@ _RANK = re.compile(r"(?:^|\.)rank-(\d+)\.")
 
 
 def rank_file(name: str, rank: int) -> str:
-    """Return the file name stem of a rank's own copy of a part; with an empty name, of what is the rank's alone."""
+    """Return the file name stem of a rank's copy of a part; with an empty name, of the rank's own state."""
     return f"{name}.rank-{rank:05d}" if name else f"rank-{rank:05d}"
 
 
 def rank_of(file: Path) -> int:
-    """Return the rank whose copy of a part a file is; zero where the name says nothing."""
+    """Return the rank that wrote a file of this package; zero if its name has no rank."""
     found = _RANK.search(file.name)
     return int(found[1]) if found else 0
 
 
+_OWN_STATE = f"{rank_file('', 0)}.json"
+"""The file of rank zero's own state, which every checkpoint of this package has."""
+
 CONTROL = ".resume"
-"""Where a run directory keeps what belongs to the run rather than to one checkpoint."""
+"""Where a run directory keeps what belongs to the run, not to one checkpoint."""
 
 LATEST = "latest"
 
 MANIFEST = "manifest.json"
 
 PENDING = "pending"
-"""Name of the file that says that a checkpoint was begun by this package and is not committed. What has neither it nor
-a manifest is never removed as unfinished: ``resume/`` alone may be anybody's."""
+"""Name of the file that marks a checkpoint as begun by this package and not committed. A checkpoint without this file
+and without a manifest is never removed as unfinished: a directory ``resume/`` may be the user's."""
 
 SUPERSEDED = ".superseded"
-"""Suffix of a committed checkpoint whose name is being saved again: it stays valid until the new one is committed."""
+"""Suffix of a committed checkpoint while its name is saved again; it stays valid until the new one is committed."""
 
 SIDECAR_SUFFIX = f".{EXTRAS}"
 """Suffix of the directory beside a checkpoint that is a file."""
 
 
+class CheckpointState(str, Enum):
+    """What a name in a run directory stands for; the transitions are in :mod:`~resume_adapters.core.checkpoint.commit`.
+
+    Whether the files of a committed checkpoint agree with its manifest, and whether something foreign is a checkpoint,
+    is decided in :mod:`~resume_adapters.core.checkpoint.validity`.
+    """
+
+    PENDING = "pending"
+    """Begun by this package and not committed, or half removed by it."""
+    COMMITTED = "committed"
+    """It has a manifest."""
+    SUPERSEDED = "superseded"
+    """It was committed, and was renamed so that its name can be saved again."""
+    DAMAGED = "damaged"
+    """It has files of this package and neither marker: it was committed once."""
+    FOREIGN = "foreign"
+    """It has no file of this package."""
+    REMOVED = "removed"
+    """Nothing has this name."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 def sidecar_dir(checkpoint: Path) -> Path:
-    """Return the directory that holds what this package adds to a checkpoint that is a file."""
+    """Return the directory of this package beside a checkpoint that is a file."""
     return checkpoint.with_name(checkpoint.name + SIDECAR_SUFFIX)
 
 
 def inner_dir(checkpoint: Path) -> Path:
-    """Return the directory that holds what this package adds to a checkpoint that is a directory."""
+    """Return the directory of this package in a checkpoint that is a directory."""
     return checkpoint / EXTRAS
 
 
-def is_sidecar(directory: Path) -> bool:
-    """Return whether a directory is what this package added to a checkpoint that is a file."""
-    if not directory.name.endswith(SIDECAR_SUFFIX) or not directory.is_dir():
-        return False
-    return any((directory / name).is_file() for name in (MANIFEST, PENDING, f"{rank_file('', 0)}.json"))
-
-
-def has_sidecar(checkpoint: Path) -> bool:
-    """Return whether what this package added lies beside the checkpoint; a link has nothing of its own."""
-    return not checkpoint.is_symlink() and is_sidecar(sidecar_dir(checkpoint))
-
-
-def extras_dir(checkpoint: Path) -> Path:
-    """Return the directory that holds what this package added to a checkpoint; of a link, to what it points to."""
-    if checkpoint.is_symlink():
-        checkpoint = Path(os.path.realpath(checkpoint))
-    return sidecar_dir(checkpoint) if has_sidecar(checkpoint) else inner_dir(checkpoint)
-
-
-def payload(checkpoint: Path) -> Path:
-    """Return what the framework wrote.
-
-    That is the checkpoint itself, but where one that is a file was cut short in stepping aside: its content goes first.
-    """
-    moved = superseded_path(checkpoint)
-    if has_sidecar(checkpoint) and not checkpoint.exists() and moved.is_file() and not has_sidecar(moved):
-        return moved
-    return checkpoint
-
-
-def locate(checkpoint: Path, path: str) -> Path:
-    """Return a file of a checkpoint by its path in the manifest."""
-    if checkpoint.is_symlink():
-        checkpoint = Path(os.path.realpath(checkpoint))
-    if not has_sidecar(checkpoint):
-        return checkpoint / path
-    own = f"{EXTRAS}/"
-    return sidecar_dir(checkpoint) / path.removeprefix(own) if path.startswith(own) else payload(checkpoint)
-
-
-def files(checkpoint: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files of a checkpoint, each after its path for the manifest; without the markers of its state."""
-    if has_sidecar(checkpoint):
-        found = [(Path(checkpoint.name), payload(checkpoint))] if payload(checkpoint).is_file() else []
-        own = sidecar_dir(checkpoint)
-        found += [(EXTRAS / file.relative_to(own), file) for file in files_under(own)]
-    else:
-        found = [(file.relative_to(checkpoint), file) for file in files_under(checkpoint)]
-    markers = (manifest_path(checkpoint), pending_path(checkpoint))
-    return (each for each in found if each[1] not in markers)
-
-
-def root_paths(checkpoint: Path) -> list[Path]:
-    """Return what of a checkpoint has a name of its own in the run directory, content first, as far as it is there."""
-    own = [sidecar_dir(checkpoint)] if has_sidecar(checkpoint) else []
-    return [path for path in (checkpoint, *own) if os.path.lexists(path)]
-
-
-def manifest_path(checkpoint: Path) -> Path:
-    """Return the file whose presence makes ``checkpoint`` committed."""
-    return extras_dir(checkpoint) / MANIFEST
-
-
-def pending_path(checkpoint: Path) -> Path:
-    """Return the file whose presence, without a manifest, says that ``checkpoint`` is not committed."""
-    return extras_dir(checkpoint) / PENDING
-
-
-def is_committed(checkpoint: Path) -> bool:
-    """Return whether the checkpoint has its commit marker. Whether its files agree with it is another question."""
-    return manifest_path(checkpoint).is_file()
-
-
-def is_pending(checkpoint: Path) -> bool:
-    """Return whether the checkpoint was begun by this package and never committed, or was half removed by it."""
-    return pending_path(checkpoint).is_file() and not is_committed(checkpoint)
-
-
-def has_lost_manifest(checkpoint: Path) -> bool:
-    """Return whether the checkpoint holds what this package saves, and neither marker: it was committed once."""
-    own = (extras_dir(checkpoint) / f"{rank_file('', 0)}.json").is_file()
-    return own and not is_committed(checkpoint) and not is_pending(checkpoint)
-
-
 def superseded_path(checkpoint: Path) -> Path:
-    """Return where a committed checkpoint waits while its name is saved again."""
+    """Return the path of a committed checkpoint while its name is saved again."""
     return checkpoint.with_name(checkpoint.name + SUPERSEDED)
 
 
-def is_superseded(checkpoint: Path) -> bool:
-    """Return whether a committed checkpoint gave its name free, wholly or half, and nothing has taken it."""
-    if payload(checkpoint) != checkpoint:
-        return True
-    return is_committed(superseded_path(checkpoint)) and not root_paths(checkpoint)
-
-
 def original_path(checkpoint: Path) -> Path:
-    """Return where a checkpoint was before it stepped aside; itself, where it did not."""
+    """Return the path of a checkpoint before it was superseded; the same path if it was not."""
     return checkpoint.with_name(checkpoint.name.removesuffix(SUPERSEDED))
+
+
+# ---- Where the parts of a checkpoint are
+
+
+def is_sidecar(storage: Storage, directory: Path) -> bool:
+    """Return whether a directory is this package's, beside a checkpoint that is a file."""
+    if not directory.name.endswith(SIDECAR_SUFFIX) or not storage.is_directory(directory):
+        return False
+    return any(storage.is_file(directory / name) for name in (MANIFEST, PENDING, _OWN_STATE))
+
+
+def has_sidecar(storage: Storage, checkpoint: Path) -> bool:
+    """Return whether a checkpoint has this package's directory beside it; a symbolic link never has."""
+    return not storage.is_link(checkpoint) and is_sidecar(storage, sidecar_dir(checkpoint))
+
+
+def extras_dir(storage: Storage, checkpoint: Path) -> Path:
+    """Return this package's directory of a checkpoint; for a symbolic link, that of its target."""
+    if storage.is_link(checkpoint):
+        checkpoint = storage.real_path(checkpoint)
+    return sidecar_dir(checkpoint) if has_sidecar(storage, checkpoint) else inner_dir(checkpoint)
+
+
+def manifest_path(storage: Storage, checkpoint: Path) -> Path:
+    """Return the file whose presence makes a checkpoint committed."""
+    return extras_dir(storage, checkpoint) / MANIFEST
+
+
+def pending_path(storage: Storage, checkpoint: Path) -> Path:
+    """Return the file whose presence, without a manifest, makes a checkpoint pending."""
+    return extras_dir(storage, checkpoint) / PENDING
+
+
+def payload(storage: Storage, checkpoint: Path) -> Path:
+    """Return the path of what the framework wrote.
+
+    That is the checkpoint itself, except for a file whose superseding was interrupted: the file is renamed first.
+    """
+    aside = superseded_path(checkpoint)
+    if (
+        has_sidecar(storage, checkpoint)
+        and not storage.exists(checkpoint)
+        and storage.is_file(aside)
+        and not has_sidecar(storage, aside)
+    ):
+        return aside
+    return checkpoint
+
+
+def locate(storage: Storage, checkpoint: Path, path: str) -> Path:
+    """Return a file of a checkpoint by its path in the manifest."""
+    if storage.is_link(checkpoint):
+        checkpoint = storage.real_path(checkpoint)
+    if not has_sidecar(storage, checkpoint):
+        return checkpoint / path
+    prefix = f"{EXTRAS}/"
+    if path.startswith(prefix):
+        return sidecar_dir(checkpoint) / path.removeprefix(prefix)
+    return payload(storage, checkpoint)
+
+
+def files(storage: Storage, checkpoint: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files of a checkpoint, each after its path for the manifest; without the markers."""
+    if has_sidecar(storage, checkpoint):
+        content, sidecar = payload(storage, checkpoint), sidecar_dir(checkpoint)
+        found = [(Path(checkpoint.name), content)] if storage.is_file(content) else []
+        found += [(EXTRAS / file.relative_to(sidecar), file) for file in files_under(storage, sidecar)]
+    else:
+        found = [(file.relative_to(checkpoint), file) for file in files_under(storage, checkpoint)]
+    markers = (manifest_path(storage, checkpoint), pending_path(storage, checkpoint))
+    return (each for each in found if each[1] not in markers)
+
+
+def root_paths(storage: Storage, checkpoint: Path) -> list[Path]:
+    """Return the existing top-level paths of a checkpoint, payload first."""
+    sidecar = [sidecar_dir(checkpoint)] if has_sidecar(storage, checkpoint) else []
+    return [path for path in (checkpoint, *sidecar) if is_present(storage, path)]
+
+
+# ---- What the markers say
+
+
+def state_of(storage: Storage, checkpoint: Path) -> CheckpointState:
+    """Return the state of a checkpoint; for a symbolic link, that of its target."""
+    extras = extras_dir(storage, checkpoint)
+    if storage.is_file(extras / MANIFEST):
+        return CheckpointState.COMMITTED
+    if storage.is_file(extras / PENDING):
+        return CheckpointState.PENDING
+    if storage.is_file(extras / _OWN_STATE):
+        return CheckpointState.DAMAGED
+    if root_paths(storage, checkpoint):
+        return CheckpointState.FOREIGN
+    is_superseded = is_committed(storage, superseded_path(checkpoint))
+    return CheckpointState.SUPERSEDED if is_superseded else CheckpointState.REMOVED
+
+
+def is_committed(storage: Storage, checkpoint: Path) -> bool:
+    """Return whether a checkpoint has its commit marker."""
+    return storage.is_file(manifest_path(storage, checkpoint))
+
+
+def must_be_restored(storage: Storage, checkpoint: Path) -> bool:
+    """Return whether a committed checkpoint was superseded, wholly or half, and nothing has taken its name."""
+    is_half = payload(storage, checkpoint) != checkpoint
+    return is_half or state_of(storage, checkpoint) is CheckpointState.SUPERSEDED

@@ -149,7 +149,7 @@ def require_inside(path: str) -> None:
     """Refuse a file path that leaves the checkpoint.
 
     Raises:
-        CheckpointDamaged: the path is absolute, climbs out with ``..``, or is none.
+        CheckpointDamaged: the path is absolute, contains ``..``, or is empty.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or path == "" or "\0" in path:

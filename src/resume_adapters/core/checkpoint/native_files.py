@@ -1,4 +1,4 @@
-"""A framework's weight files, read as data and checked."""
+"""Read and check the weight files of a framework. The libraries of their formats open them by path."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def read_weight_files(files: Iterable[Path]) -> dict[str, torch.Tensor]:
 
 
 def require_intact(file: Path) -> None:
-    """Check that a file of torch's or of safetensors' format is not torn; whether it is the right one is not asked.
+    """Check that a file in the format of torch or of safetensors is complete, not that it is the right one.
 
     Raises:
-        CheckpointDamaged: it is.
+        CheckpointDamaged: the file is truncated or changed.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.layout import rank_file
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
-from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
+
+R = TypeVar("R", bound=Record)
 
 
 def write_part(storage: Storage, directory: Path, name: str, state: Any) -> None:
@@ -34,7 +36,7 @@ class PartsWriter:
         self._encoded: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def encode(self, states: dict[str, Any]) -> dict[str, str]:
-        """Take in each part's tree, by name, and return the digests.
+        """Encode each part's tree, by name, and return the digests.
 
         Raises:
             NotSerialisable: a part holds something that is not data.
@@ -65,15 +67,15 @@ def read_part(storage: Storage, directory: Path, name: str, rank: int | None = N
     Raises:
         CheckpointDamaged: the part's files do not fit together.
     """
-    if rank is not None and (directory / f"{rank_file(name, rank)}.json").exists():
+    if rank is not None and storage.exists(directory / f"{rank_file(name, rank)}.json"):
         name = rank_file(name, rank)
     document = directory / f"{name}.json"
-    if not document.exists():
+    if not storage.exists(document):
         return None
     tensors_file = directory / f"{name}.safetensors"
     tensors: dict[str, Any] = {}
-    if tensors_file.exists():
-        from safetensors.torch import load_file
+    if storage.exists(tensors_file):
+        from safetensors.torch import load_file  # it maps the file into memory itself
 
         tensors = load_file(tensors_file)
     try:
@@ -83,7 +85,7 @@ def read_part(storage: Storage, directory: Path, name: str, rank: int | None = N
 
 
 def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None:
-    """Load a saved tree into a part and, with ``verify``, prove that it came back.
+    """Load a saved tree into a part and, with ``verify``, compare the part's state with it.
 
     Raises:
         NotRestored: the part's state after loading differs from what was saved.
@@ -102,7 +104,7 @@ def _write_encoded(storage: Storage, directory: Path, name: str, document: bytes
 
 
 class CheckpointReader:
-    """The parts of the state that a checkpoint holds.
+    """Reads what a checkpoint holds beside the framework's own files, for one rank.
 
     Args:
         storage: where to read.
@@ -115,37 +117,44 @@ class CheckpointReader:
         self._checkpoint = checkpoint
         self._rank = rank
 
-    def own(self, rank: int | None = None) -> Any:
-        """Return what a rank saved as its own; ``None`` in a foreign checkpoint.
+    def rank_tree(self, rank: int) -> Mapping[str, Any] | None:
+        """Return what a rank saved for itself; ``None`` in a foreign checkpoint."""
+        tree: Mapping[str, Any] | None = self._read(rank_file("", rank))
+        return tree
 
-        Args:
-            rank: the rank; this one by default.
-        """
-        name = rank_file("", self._rank if rank is None else rank)
-        found = read_part(self._storage, layout.extras_dir(self._checkpoint.path), name)
-        return None if found is None else TreeRecord(found, self._source(name))
+    def rank_source(self, rank: int) -> Source:
+        """Return where :meth:`rank_tree` reads, for errors."""
+        return self._source(rank_file("", rank))
 
     def part(self, name: str) -> Any:
-        """Return a part as it was saved by this rank, or by the leader where the two were alike.
+        """Return a part as this rank saved it, or as the leader did where the two were alike.
 
         Raises:
             CheckpointDamaged: the part's files do not fit together.
         """
-        return read_part(self._storage, layout.extras_dir(self._checkpoint.path), name, self._rank)
+        return self._read(name, self._rank)
 
-    def record(self, name: str) -> TreeRecord:
+    def required_part(self, name: str) -> Any:
         """Return a part that this package saved for itself.
 
         Raises:
-            FormatMismatch: there is none, since another version wrote the checkpoint; so does what the record lacks.
+            FormatMismatch: the part is missing: a different version wrote the checkpoint.
         """
         found, source = self.part(name), self._source(name)
         if found is None:
             raise source.lacks(source.file)
-        return TreeRecord(found, source)
+        return found
+
+    def record(self, kind: type[R], name: str) -> R:
+        """Return a part that this package saved for itself, as a record.
+
+        Raises:
+            FormatMismatch: the part or a field is missing.
+        """
+        return kind.from_tree(self.required_part(name), self._source(name))
 
     def restore(self, parts: Mapping[str, Stateful], *, verify: bool) -> None:
-        """Load every part and, with ``verify``, prove that it came back.
+        """Restore every part and, with ``verify``, compare it with what was saved.
 
         Raises:
             StateMismatch: the checkpoint has no such part, though it was made by this package.
@@ -162,41 +171,10 @@ class CheckpointReader:
                     path=self._checkpoint.path,
                 )
 
+    def _read(self, name: str, rank: int | None = None) -> Any:
+        return read_part(self._storage, layout.extras_dir(self._storage, self._checkpoint.path), name, rank)
+
     def _source(self, name: str) -> Source:
         manifest = self._checkpoint.manifest
         package = manifest.package if manifest else ""
         return Source(self._checkpoint.path, f"{name}.json", self._checkpoint.step, package)
-
-
-_OURS = {"topology", "fixed", "loaders", "position", "losses", "counters", "framework", "strategy", "engine"}
-"""Names under which this package keeps records of its own. Whatever else a record holds is handed out as it was saved:
-frameworks and users keep it, and may save it in files of theirs."""
-
-
-class TreeRecord(dict[str, Any]):
-    """A record, and those within it; ``|`` makes another one.
-
-    Args:
-        content: the record as data.
-        source: where it was read.
-        where: its place in the file, for the error.
-    """
-
-    def __init__(self, content: Mapping[str, Any], source: Source, where: str = "") -> None:
-        super().__init__(content)
-        self._source = source
-        self._where = where
-        for name in _OURS & content.keys():
-            self[name] = _within(content[name], source, f"{where}{name}.")
-
-    def __missing__(self, name: str) -> Any:
-        raise self._source.lacks(f"{self._where}{name} in {self._source.file}")
-
-    def __or__(self, other: Any) -> Any:
-        return TreeRecord({**self, **other}, self._source, self._where)
-
-
-def _within(value: Any, source: Source, where: str) -> Any:
-    if isinstance(value, list):
-        return [_within(each, source, f"{where}{index}.") for index, each in enumerate(value)]
-    return TreeRecord(value, source, where) if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Checkpoints deleted, superseded and restored. This module is the only one that deletes a checkpoint."""
+"""Delete, supersede and restore checkpoints. No other module deletes a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,41 +6,42 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.layout import CONTROL, is_committed, superseded_path
-from resume_adapters.core.storage.base import Storage, remove_tree
+from resume_adapters.core.storage.base import Storage, is_present, remove_tree
 
 
 def delete(storage: Storage, checkpoint: Path) -> None:
-    """Remove a checkpoint: out of the run directory at once, manifest and all, then file by file.
+    """Remove a checkpoint: first move it out of the run directory as a whole, then remove it file by file.
 
-    Where it is cut short, the next start removes the rest.
+    If this is interrupted, the next start removes the rest.
     """
-    if layout.has_sidecar(checkpoint) and is_committed(checkpoint):
-        storage.replace(layout.manifest_path(checkpoint), layout.pending_path(checkpoint))  # from here on it is none
+    if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
+        # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
+        storage.replace(layout.manifest_path(storage, checkpoint), layout.pending_path(storage, checkpoint))
         storage.sync(layout.sidecar_dir(checkpoint))
     control = checkpoint.parent / CONTROL
-    gone = [control / f"remove-{path.name}" for path in layout.root_paths(checkpoint)]
-    for path, away in zip(layout.root_paths(checkpoint), gone, strict=True):
-        if away.exists() or away.is_symlink():
-            remove_tree(storage, away)
-        storage.replace(path, away)
+    moves = {path: control / f"remove-{path.name}" for path in layout.root_paths(storage, checkpoint)}
+    for path, target in moves.items():
+        if is_present(storage, target):
+            remove_tree(storage, target)
+        storage.replace(path, target)
     storage.sync(control)
     storage.sync(checkpoint.parent)
-    for away in gone:
-        remove_tree(storage, away)
+    for target in moves.values():
+        remove_tree(storage, target)
 
 
 def supersede(storage: Storage, checkpoint: Path) -> None:
-    """Give a committed checkpoint's name free; it stays valid, under another name."""
-    own = layout.has_sidecar(checkpoint)
+    """Rename a committed checkpoint so that its name can be saved again; it stays valid."""
+    has_sidecar = layout.has_sidecar(storage, checkpoint)
     older = superseded_path(checkpoint)
     storage.replace(checkpoint, older)
-    if own:
+    if has_sidecar:
         storage.replace(layout.sidecar_dir(checkpoint), layout.sidecar_dir(older))
 
 
 def restore_superseded(storage: Storage, checkpoint: Path) -> None:
-    """Give a checkpoint that stepped aside its name again; also one that was cut short half-way."""
+    """Restore a superseded checkpoint, also after a crash between the two renames."""
     older = superseded_path(checkpoint)
-    if layout.has_sidecar(older):  # first, so that half-way looks as it does half-way aside
+    if layout.has_sidecar(storage, older):  # first, so that an interruption looks like one of supersede()
         storage.replace(layout.sidecar_dir(older), layout.sidecar_dir(checkpoint))
     storage.replace(older, checkpoint)

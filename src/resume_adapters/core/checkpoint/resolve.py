@@ -1,7 +1,7 @@
-"""Latest valid: which checkpoint a run resumes from, what was rejected, and why. Reads only.
+"""Choose the checkpoint to resume from: the newest that is valid on every rank. Reads only.
 
-Whatever ``latest`` says is a hint for people: every candidate in the run directory is considered, newest step first,
-and the first that is valid on every rank is taken.
+``latest`` is only a hint for people: every candidate in the run directory is tried, newest step first, and the first
+one that is valid on every rank is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import candidates, newest_first, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
-from resume_adapters.core.checkpoint.layout import is_committed, is_pending, original_path
+from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, original_path, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import (
     ForeignDetector,
@@ -24,51 +24,56 @@ from resume_adapters.core.checkpoint.validity import (
     require_in_run_directory,
 )
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
-from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.base import Storage, is_present
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, NoValidCheckpoint, UnsupportedSetting
 
 
 def latest_valid(
-    storage: Storage, ranks: Ranks, sharing: StorageGroup, run_directory: Path, foreign: ForeignDetector
+    storage: Storage, ranks: Ranks, storage_group: StorageGroup, run_directory: Path, foreign: ForeignDetector
 ) -> ResumeChoice:
-    """Choose the newest checkpoint that is valid on every rank, in whatever directory it has. Every rank must ask.
+    """Return the newest checkpoint that is valid on every rank. Every rank calls it.
 
     Raises:
         NoValidCheckpoint: there are checkpoints, and none is valid.
-        FormatTooNew: the newest committed one was written by a later version; an older one is not taken in its place.
-        PeerFailed: another rank could not look.
+        FormatTooNew: the newest committed one was written by a later version; an older one is not taken instead.
+        PeerFailed: another rank could not list the run directory or check a checkpoint.
     """
     seen = run_on_all_ranks(ranks, lambda: _sort_keys(storage, run_directory), "list the run directory")
-    claims = {name: claimed for of_rank in reversed(seen) for name, claimed in of_rank.items()}
+    keys = {name: key for of_rank in reversed(seen) for name, key in of_rank.items()}
     rejected: list[RejectedCheckpoint] = []
-    for name in sorted(claims, key=lambda name: newest_first(name, *claims[name])):
+    for name in sorted(keys, key=lambda name: newest_first(name, *keys[name])):
         path = run_directory / name
         answers = run_on_all_ranks(
-            ranks, functools.partial(_validate_here, storage, sharing, path, foreign), f"check {name}"
+            ranks, functools.partial(_validate_here, storage, storage_group, path, foreign), f"check {name}"
         )
         reason = _disagreement(answers)
         if reason is not None:
             rejected.append(RejectedCheckpoint(path, reason))
         elif (step := answers[0].step) is not None:
-            return ResumeChoice(Checkpoint(_local_name(path), step, answers[ranks.rank].manifest), tuple(rejected))
+            return ResumeChoice(
+                Checkpoint(_local_name(storage, path), step, answers[ranks.rank].manifest), tuple(rejected)
+            )
     if rejected:
         raise no_valid(run_directory, rejected)
     return ResumeChoice(None, ())
 
 
 def _sort_keys(storage: Storage, run_directory: Path) -> dict[str, tuple[int, float]]:
-    return {path.name: sort_key(storage, path) for path in candidates(run_directory) if not is_alias(path)}
+    return {
+        path.name: sort_key(storage, path) for path in candidates(storage, run_directory) if not is_alias(storage, path)
+    }
 
 
-def _local_name(path: Path) -> Path:
-    """Return where this directory has a candidate: what stepped aside in another node's may not have done so here."""
-    return original_path(path) if is_committed(original_path(path)) and not is_committed(path) else path
+def _local_name(storage: Storage, path: Path) -> Path:
+    """Return the path of a candidate in this node's directory: it may be superseded in another node's only."""
+    original = original_path(path)
+    return original if is_committed(storage, original) and not is_committed(storage, path) else path
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What one rank says of a candidate: its step where it is valid, what is wrong with it, or neither: it is none."""
+    """What one rank finds at a candidate: the step if it is valid, the damage, or neither: not a checkpoint."""
 
     step: int | None = None
     damage: str | None = None
@@ -77,12 +82,12 @@ class _Answer:
 
     @property
     def save(self) -> tuple[int, float] | None:
-        """Which save it is of: other nodes have their part of the same."""
+        """Identifies the save: all nodes must have their part of the same one."""
         return (self.manifest.generation, self.manifest.written) if self.manifest else None
 
 
 def _disagreement(answers: list[_Answer]) -> str | None:
-    """Return why the ranks cannot resume from a candidate together; ``None`` where they can, or it is none to any."""
+    """Return why the ranks cannot resume from a candidate; ``None`` if all ranks agree, or none sees a checkpoint."""
     for rank, answer in enumerate(answers):
         if answer.damage is not None:
             return answer.damage if len(answers) == 1 else f"rank {rank}: {answer.damage}"
@@ -97,16 +102,19 @@ def _disagreement(answers: list[_Answer]) -> str | None:
     return None
 
 
-def _validate_here(storage: Storage, sharing: StorageGroup, path: Path, foreign: ForeignDetector) -> _Answer:
-    path = _local_name(path)
+def _validate_here(storage: Storage, storage_group: StorageGroup, path: Path, foreign: ForeignDetector) -> _Answer:
+    path = _local_name(storage, path)
     try:
-        if is_pending(path):
+        state = state_of(storage, path)
+        if state is CheckpointState.PENDING:
             return _Answer(absence="was begun and never committed")
-        if not is_committed(path):
-            return _validate_foreign(path, foreign)
+        if state is not CheckpointState.COMMITTED:
+            return _validate_foreign(storage, path, foreign)
         manifest = read_manifest(storage, path)
-        check_sizes(path, manifest)
-        mine = tuple(entry for entry in manifest.files if sharing.answering(entry.rank) == sharing.rank)
+        check_sizes(storage, path, manifest)
+        mine = tuple(
+            entry for entry in manifest.files if storage_group.owner_in_group(entry.rank) == storage_group.rank
+        )
         for _ in check_digests(storage, path, mine):
             pass
         return _Answer(manifest.step, manifest=manifest)
@@ -116,18 +124,18 @@ def _validate_here(storage: Storage, sharing: StorageGroup, path: Path, foreign:
         raise FormatTooNew(f"{path}: {error}", path=path) from error
 
 
-def _validate_foreign(path: Path, foreign: ForeignDetector) -> _Answer:
-    """Judge what has no manifest. Most of it is no checkpoint: the user's own directories, and links to them."""
-    if not path.exists() and not path.is_symlink():
+def _validate_foreign(storage: Storage, path: Path, foreign: ForeignDetector) -> _Answer:
+    """Validate what has no manifest. Most of it is not a checkpoint: the user's directories, and links to them."""
+    if not is_present(storage, path):
         return _Answer(absence="is not there")
-    step = foreign_step(path, foreign)
+    step = foreign_step(storage, path, foreign)
     if step is not None:
-        require_in_run_directory(path)
+        require_in_run_directory(storage, path)
     return _Answer(step)
 
 
 def no_valid(run_directory: Path, rejected: list[RejectedCheckpoint]) -> NoValidCheckpoint:
-    """Return the error that lists what was found and why none of it can be resumed from."""
+    """Return the error that lists the checkpoints found, and why none of them is valid."""
     lines = "".join(f"\n  {each.path.name}: {each.reason}" for each in rejected)
     return NoValidCheckpoint(
         f"{run_directory} holds checkpoints, but none is valid:{lines}\n"
@@ -137,25 +145,25 @@ def no_valid(run_directory: Path, rejected: list[RejectedCheckpoint]) -> NoValid
 
 
 def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> Checkpoint:
-    """Check the checkpoint that a user names as the start of a run that has none of its own.
+    """Verify and return the checkpoint at a path that a user gave.
 
     Raises:
-        UnsupportedSetting: there is nothing of that name.
-        CheckpointDamaged: it is no checkpoint, or not a valid one.
+        UnsupportedSetting: there is nothing at that path.
+        CheckpointDamaged: it is not a checkpoint, or not a valid one.
     """
-    if not path.exists():
+    if not storage.exists(path):
         raise UnsupportedSetting(
             f'resume={str(path)!r} is not there; expected "auto", "scratch", "scratch!" or a checkpoint',
             path=path,
         )
     try:
-        if not is_committed(path):
-            step = foreign_step(path, foreign)
+        if not is_committed(storage, path):
+            step = foreign_step(storage, path, foreign)
             if step is None:
                 raise CheckpointDamaged("it is not a checkpoint")
             return Checkpoint(path, step, None)
         manifest = read_manifest(storage, path)
-        check_sizes(path, manifest)
+        check_sizes(storage, path, manifest)
         for _ in check_digests(storage, path, manifest.files):
             pass
         return Checkpoint(path, manifest.step, manifest)

@@ -17,7 +17,7 @@ from resume_adapters.errors import UnsupportedSetting
 
 @dataclass(frozen=True)
 class Candidate:
-    """What retention knows of a committed checkpoint.
+    """A committed checkpoint, as retention sees it.
 
     Attributes:
         name: the directory's name, unique in the run directory.
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Policy(abc.ABC):
-    """A retention policy. Join two with ``|``: a checkpoint that either keeps is kept."""
+    """A retention policy. Combine two with ``|``: a checkpoint is kept if either keeps it."""
 
     @abc.abstractmethod
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
@@ -149,7 +149,7 @@ class KeepWithin(Policy):
 
 @dataclass(frozen=True)
 class KeepUnless(Policy):
-    """Keeps everything but what the framework, or whoever saved it, wants removed.
+    """Keeps everything except what the framework or the user wants removed.
 
     Args:
         unwanted: names of checkpoints; it may grow.
@@ -169,7 +169,7 @@ class KeepUnless(Policy):
 
 @dataclass(frozen=True)
 class Plan:
-    """What retention would do: names kept and names removed (oldest first), each with the reason."""
+    """The names to keep and to remove (oldest first), each with the reason."""
 
     keep: dict[str, str]
     remove: dict[str, str]
@@ -183,7 +183,7 @@ def plan_retention(
     anchor: str | None,
     best: str | None = None,
 ) -> Plan:
-    """Decide what is kept and what goes. The anchor and the best are kept whatever the policy says.
+    """Plan what to keep and what to remove. The anchor and the best are kept under every policy.
 
     Args:
         candidates: the committed checkpoints.

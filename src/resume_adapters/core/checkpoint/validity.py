@@ -1,20 +1,19 @@
-"""Whether a checkpoint is what its manifest says. Reads only."""
+"""Check that a checkpoint agrees with its manifest. Reads only."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.layout import is_committed
+from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, state_of
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged
 
 ForeignDetector = Callable[[Path], int | None]
-"""Asks an adapter about something that this package did not write: the step of a whole checkpoint, ``None`` for what is
-none. Raises :class:`CheckpointDamaged` for a checkpoint that is not whole."""
+"""Returns the step of a complete checkpoint that this package did not write; ``None`` for what is not a checkpoint.
+Raises :class:`CheckpointDamaged` for an incomplete one. An adapter provides it."""
 
 
 def read_manifest(storage: Storage, path: Path) -> Manifest:
@@ -24,39 +23,42 @@ def read_manifest(storage: Storage, path: Path) -> Manifest:
         CheckpointDamaged: the manifest cannot be read, or the checkpoint is a link that leaves the run directory.
         FormatTooNew: a later version wrote it.
     """
-    require_in_run_directory(path)
+    require_in_run_directory(storage, path)
     try:
-        return decode_manifest(storage.read(layout.manifest_path(path)))
+        return decode_manifest(storage.read(layout.manifest_path(storage, path)))
     except OSError as error:
         raise CheckpointDamaged(f"manifest.json cannot be read: {error.strerror}", path=path) from error
 
 
-def require_in_run_directory(path: Path) -> None:
-    """Refuse a checkpoint that is a symbolic link to somewhere else.
+def require_in_run_directory(storage: Storage, path: Path) -> None:
+    """Refuse a checkpoint that is a symbolic link out of the run directory.
 
     Raises:
         CheckpointDamaged: it is one.
     """
-    if path.is_symlink() and os.path.dirname(os.path.realpath(path)) != os.path.realpath(path.parent):
-        raise CheckpointDamaged(f"is a symbolic link that leaves the run directory ({os.readlink(path)})", path=path)
+    if storage.is_link(path) and not _points_into_run_directory(storage, path):
+        found = storage.read_link(path)
+        raise CheckpointDamaged(f"is a symbolic link that leaves the run directory ({found})", path=path)
 
 
-def is_alias(path: Path) -> bool:
-    """Return whether a candidate is no further checkpoint: a link to a committed one of the same run directory."""
-    if not path.is_symlink() or not is_committed(path):
-        return False
-    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(path.parent)
+def is_alias(storage: Storage, path: Path) -> bool:
+    """Return whether a candidate is a symbolic link to a committed checkpoint of the same run directory."""
+    return storage.is_link(path) and is_committed(storage, path) and _points_into_run_directory(storage, path)
 
 
-def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Check that every file of a manifest is there with its size.
+def _points_into_run_directory(storage: Storage, link: Path) -> bool:
+    return storage.real_path(link).parent == storage.real_path(link.parent)
+
+
+def check_sizes(storage: Storage, path: Path, manifest: Manifest) -> None:
+    """Check that every file of a manifest exists and has its size.
 
     Raises:
         CheckpointDamaged: naming the first file that is not.
     """
     for entry in manifest.files:
         try:
-            size = os.stat(layout.locate(path, entry.path)).st_size
+            size = storage.size(layout.locate(storage, path, entry.path))
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if size != entry.bytes:
@@ -64,14 +66,14 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
 
 
 def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) -> Iterator[FileEntry]:
-    """Read files and compare their digests, yielding each entry that agrees.
+    """Read files and compare their digests; yield each entry that agrees.
 
     Raises:
         CheckpointDamaged: naming the first file that does not.
     """
     for entry in entries:
         try:
-            _, digest = storage.digest(layout.locate(path, entry.path))
+            _, digest = storage.digest(layout.locate(storage, path, entry.path))
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if digest != entry.digest:
@@ -82,13 +84,14 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
         yield entry
 
 
-def foreign_step(path: Path, foreign: ForeignDetector) -> int | None:
-    """Ask the adapter about what has no manifest: its step, or ``None`` where it is no checkpoint.
+def foreign_step(storage: Storage, path: Path, foreign: ForeignDetector) -> int | None:
+    """Return the step of a checkpoint without a manifest; ``None`` for what is not a checkpoint.
 
     Raises:
-        CheckpointDamaged: it is not whole, or has lost its manifest.
+        CheckpointDamaged: it is incomplete, or has lost its manifest.
     """
-    if layout.has_lost_manifest(path):
-        missing = layout.manifest_path(path).relative_to(path.parent if layout.has_sidecar(path) else path)
+    if state_of(storage, path) is CheckpointState.DAMAGED:
+        root = path.parent if layout.has_sidecar(storage, path) else path
+        missing = layout.manifest_path(storage, path).relative_to(root)
         raise CheckpointDamaged(f"{missing} is missing, though the rest of the checkpoint is there", path=path)
     return foreign(path)

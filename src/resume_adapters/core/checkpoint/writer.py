@@ -1,10 +1,11 @@
-"""The files of a checkpoint, written by all ranks together: the framework's own, and what this package adds."""
+"""What all ranks write into a pending checkpoint: the framework's own files, and what this package adds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
@@ -12,8 +13,35 @@ from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file, rank_of
 from resume_adapters.core.checkpoint.parts import PartsWriter, write_part
 from resume_adapters.core.state.stateful import Stateful
 
+RankTree = Mapping[str, Any]
+"""What one rank saves for itself, as data."""
 
-class Written(NamedTuple):
+
+class CheckpointContent(Protocol):
+    """What a checkpoint is to hold. Each method is called once for a save, on every rank, in this order."""
+
+    def save(self, directory: Path) -> None:
+        """Let the framework write its own files."""
+
+    def rank_state(self) -> RankTree:
+        """Return what belongs to this rank alone; after :meth:`save`, which may draw random numbers."""
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Return what may be alike on all ranks."""
+
+    def describe(self, rank_state: RankTree) -> dict[str, Any]:
+        """Return fields of :class:`~resume_adapters.core.checkpoint.manifest.Manifest`.
+
+        Args:
+            rank_state: what :meth:`rank_state` returned.
+        """
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
+
+
+@dataclass(frozen=True)
+class WrittenCheckpoint:
     """What was written.
 
     Attributes:
@@ -26,42 +54,45 @@ class Written(NamedTuple):
 
 
 def write_checkpoint(
-    pending: PendingCheckpoint,
-    *,
-    native: Callable[[], object],
-    own: Callable[[], Any],
-    parts: Mapping[str, Stateful],
-    owner: Callable[[Path], int],
-    facts: Callable[[], dict[str, Any]],
-    clock: Callable[[], float],
-) -> Written:
-    """Write a pending checkpoint; see :meth:`ResumableRun.save`. Every rank calls it.
+    pending: PendingCheckpoint, content: CheckpointContent, clock: Callable[[], float]
+) -> WrittenCheckpoint:
+    """Write a pending checkpoint; every rank calls it.
+
+    Args:
+        pending: the checkpoint, opened.
+        content: what it is to hold.
+        clock: returns seconds since 1970.
 
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
         PeerFailed: another rank could not.
     """
-    storage, sharing, rank = pending.storage, pending.sharing, pending.ranks.rank
-    encoded, described, files = PartsWriter(), dict[str, Any](), list[tuple[Path, Path]]()
+    storage, group, rank = pending.storage, pending.storage_group, pending.ranks.rank
+    parts = PartsWriter()
+    rank_state: RankTree = {}
+    found = WrittenCheckpoint([], {})
 
     def write_alone() -> tuple[dict[str, str], float]:
-        native()
-        write_part(storage, pending.directory, rank_file("", rank), own())
-        return encoded.encode({part: stateful.state_dict() for part, stateful in parts.items()}), clock()
+        nonlocal rank_state
+        content.save(pending.path)
+        rank_state = content.rank_state()
+        write_part(storage, pending.directory, rank_file("", rank), rank_state)
+        return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
 
-    def write_together() -> None:
-        digests = [of_rank for of_rank, _ in written]
-        encoded.write(storage, pending.directory, rank, digests, sharing.leader)
-        described.update(facts())
+    def write_parts() -> None:
+        nonlocal found
+        parts.write(storage, pending.directory, rank, [digests for digests, _ in written], group.leader)
+        facts = {"written": written[0][1], **content.describe(rank_state)}
         # Listed now: what a callback adds to the directory later is not part of the checkpoint.
-        files.extend((path, file) for path, file in layout.files(pending.path) if answers_for(path))
+        files = [(path, file) for path, file in layout.files(storage, pending.path) if owner(path) == rank]
+        found = WrittenCheckpoint(files, facts)
 
-    def answers_for(path: Path) -> bool:
-        wrote = rank_of(path) if path.parts[0] == EXTRAS else owner(path)
-        return sharing.answering(wrote) == rank
+    def owner(path: Path) -> int:
+        wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)
+        return group.owner_in_group(wrote)
 
     # Asked of all before any writes: the framework's own save may wait for a rank that has given up.
     pending.write(pending.require_visible)
     written = pending.write(write_alone)
-    pending.write(write_together)
-    return Written(files, {"written": written[0][1], **described})
+    pending.write(write_parts)
+    return found

@@ -1,10 +1,10 @@
-"""Where in the data a run is, as data, whatever the number of ranks and workers. Pure.
+"""Positions in data that do not depend on the number of ranks and workers. Pure.
 
-Map-style data have one global order per epoch, computed from a seed: :class:`Order`. How far a run is in it is one
-number, the samples that all ranks together have consumed: :class:`Cursor`. Streams are made of shards: how far a run is
-in each of them is :class:`ShardProgress`, merged from all ranks and workers, and what is left is dealt out again.
+Map-style data have one global order per epoch, computed from a seed: :class:`Permutation`. The position in it is one
+number, the samples that all ranks have consumed: :class:`SampleCursor`. Streams are made of shards: the position in
+each of them is :class:`ShardProgress`, merged from all ranks and workers; what is left is assigned to readers again.
 
-A sample is consumed when the optimizer step that used it is complete. A worker that has fetched it does not count.
+A sample is consumed when the optimizer step that used it is complete. A sample that a worker has fetched is not.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _ROUNDS = 3
 """Rounds over both digits: six in Luby and Rackoff's count, of which four suffice where the hash is ideal."""
 
 _LIMIT = 1 << 62
-"""Samples that an order may have: each half of a position must fit into 31 bits."""
+"""Most samples of an order: each half of a position must fit into 31 bits."""
 
 
 class Permutation:
-    """A permutation of ``range(size)`` that is computed where it is asked for, not held.
+    """A permutation of ``range(size)`` that is computed on demand, in constant memory.
 
     A generalised Feistel network (Black and Rogaway, *Ciphers with arbitrary finite domains*, 2002): a position is
-    written as two digits, each of which is shifted in turn by a hash of the other. What falls outside of the range is
-    permuted again until it falls inside.
+    written as two digits, each of which is shifted in turn by a hash of the other. A result outside of the range is
+    permuted again until it is inside.
 
     Args:
         size: number of samples, under 2**62.
         seed: seed of the run.
-        epoch: each epoch has an order of its own.
+        epoch: each epoch has its own order.
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
@@ -79,12 +79,12 @@ def _shift(digit: npt.NDArray[np.uint32], by: npt.NDArray[np.uint32], key: np.ui
 
 @dataclass(frozen=True)
 class SampleCursor:
-    """How far a run is in map-style data.
+    """The position in map-style data.
 
     Attributes:
-        epoch: the epoch that is under way.
+        epoch: the current epoch.
         seed: seed of the order.
-        consumed: samples of the epoch that all ranks together have consumed, in the epoch's order.
+        consumed: samples of the epoch that all ranks have consumed, in the epoch's order.
     """
 
     epoch: int
@@ -97,14 +97,14 @@ class SampleCursor:
 
 
 def steps_done(epoch: int, consumed: int, length: int, accumulation: int, *, carried: bool) -> int:
-    """Return the optimizer steps after which a run has come to a batch of an epoch.
+    """Return the optimizer steps completed at a position in the batches of an epoch.
 
     Args:
-        epoch: epochs before it.
-        consumed: batches of it that are done.
+        epoch: completed epochs.
+        consumed: batches consumed of the current epoch.
         length: batches in an epoch.
         accumulation: batches in an optimizer step.
-        carried: an accumulation goes on from one epoch into the next; else the last step of one may have fewer.
+        carried: an accumulation continues into the next epoch; else the last step of an epoch may have fewer batches.
     """
     if carried:
         return (epoch * length + consumed) // accumulation
@@ -114,13 +114,13 @@ def steps_done(epoch: int, consumed: int, length: int, accumulation: int, *, car
 
 @dataclass(frozen=True)
 class ShardProgress:
-    """How far a run is in a sharded stream, in one epoch.
+    """The position in a sharded stream, in one epoch.
 
     Attributes:
-        epoch: the epoch that is under way.
+        epoch: the current epoch.
         seed: seed of the order of the shards.
         offsets: records consumed of each shard that was begun, by the shard's index.
-        finished: the shards of which every record is consumed.
+        finished: the shards whose records are all consumed.
     """
 
     epoch: int
@@ -130,7 +130,7 @@ class ShardProgress:
 
     @staticmethod
     def start(epoch: int, seed: int) -> ShardProgress:
-        """Return the progress of an epoch of which nothing is consumed."""
+        """Return the progress at the start of an epoch."""
         return ShardProgress(epoch, seed, {}, frozenset())
 
     def to_tree(self) -> dict[str, Any]:
@@ -140,18 +140,18 @@ class ShardProgress:
 
     @staticmethod
     def from_tree(tree: Mapping[str, Any]) -> ShardProgress:
-        """Return the progress that :meth:`to_tree` described."""
+        """Return the progress that :meth:`to_tree` returned as data."""
         offsets = {int(shard): int(offset) for shard, offset in tree["offsets"]}
         return ShardProgress(tree["epoch"], tree["seed"], offsets, frozenset(tree["finished"]))
 
 
 def merge(parts: Iterable[ShardProgress]) -> ShardProgress:
-    """Return what all ranks and workers together have consumed.
+    """Merge the progress of all ranks and workers.
 
-    Each shard is read by one worker at a time, so the furthest that anyone says of a shard is how far it is.
+    Each shard is read by one worker at a time, so the largest offset of a shard is the current one.
 
     Raises:
-        ValueError: they are of different epochs or seeds.
+        ValueError: the epochs or the seeds differ.
     """
     known = list(parts)
     if len({(part.epoch, part.seed) for part in known}) != 1:
@@ -166,14 +166,14 @@ def merge(parts: Iterable[ShardProgress]) -> ShardProgress:
 
 
 ReaderProgress = tuple[int, int]
-"""How far a reader is: the shards of its share that it has finished, and the records of the next that are consumed."""
+"""How far a reader is: the shards of its share that it has finished, and the records consumed of the next one."""
 
 Share = list[tuple[int, int]]
-"""What one reader reads: shards in order, each with the records of it to pass over."""
+"""What one reader reads: shards in order, each with the number of its records to skip."""
 
 
 def assign_shards(shards: int, progress: ShardProgress, readers: int, *, shuffle: bool = True) -> list[Share]:
-    """Deal the shards that are left out to readers: every record that is left goes to exactly one of them.
+    """Assign the shards that are left to readers: every record that is left goes to exactly one reader.
 
     Shards that were begun come first, so that few are open at any time. The others follow in the epoch's order.
 
@@ -181,7 +181,7 @@ def assign_shards(shards: int, progress: ShardProgress, readers: int, *, shuffle
         shards: number of shards.
         progress: what is consumed.
         readers: ranks times workers.
-        shuffle: take the shards in an order of the epoch's own rather than as they are numbered.
+        shuffle: order the shards by the seed and the epoch, not by number.
     """
     positions = np.arange(shards, dtype=np.int64)
     order = Permutation(shards, progress.seed, progress.epoch).at(positions) if shuffle else positions
@@ -191,13 +191,13 @@ def assign_shards(shards: int, progress: ShardProgress, readers: int, *, shuffle
 
 
 def advance(progress: ShardProgress, share: Share, finished: int, offset: int) -> ShardProgress:
-    """Return the progress of one reader of :func:`deal`.
+    """Return the progress of one reader of :func:`assign_shards`.
 
     Args:
-        progress: what was consumed when the shards were dealt.
-        share: what the reader was dealt.
-        finished: how many shards of it the reader has finished.
-        offset: records consumed of the next one, with those that it passed over.
+        progress: what was consumed when the shards were assigned.
+        share: the shards of the reader.
+        finished: how many of them the reader has finished.
+        offset: records consumed of the next one, skipped records included.
     """
     offsets = {share[finished][0]: offset} if offset else {}
     return ShardProgress(progress.epoch, progress.seed, offsets, frozenset(shard for shard, _ in share[:finished]))

@@ -1,4 +1,4 @@
-"""Loaders whose rank zero fetches for all: how much, and what they fill their last batch up with."""
+"""Loaders whose rank zero fetches for all ranks: how much it fetches, and how they pad their last batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from resume_adapters.core.ranks import Ranks
 
 
 def fetches_per_batch(ranks: Ranks, *, splits: bool) -> int:
-    """Return the batches that this rank fetches for each batch that a dispatching loader gives to the training loop.
+    """Return the batches that this rank fetches for each batch that a dispatching loader yields.
 
     Args:
         ranks: the ranks that the loader dispatches to.
-        splits: the loader cuts one batch for all; else rank zero fetches a batch for every rank, and the others none.
+        splits: the loader splits one batch among all ranks; else rank zero fetches a batch for each rank.
     """
     if splits:
         return 1
@@ -22,33 +22,34 @@ def fetches_per_batch(ranks: Ranks, *, splits: bool) -> int:
 
 
 class FirstSlice:
-    """Stands before a dispatching loader's slicing function, whose first call of a pass cuts what fills up the last.
+    """Wraps ``slice_fn`` of a dispatching loader and keeps the slice that pads the last batch.
 
-    The loader keeps that slice of its first batch in a local variable, so a resumed pass would fill up with another.
+    The first call of a pass cuts that slice from the first batch, and the loader keeps it in a local variable, so a
+    resumed pass would pad with a slice of another batch.
 
     Args:
         native: the loader's own slicing function.
-        watch: the watch of the loader beneath; it knows when a pass begins.
+        tracked: the torch loader beneath, which knows when a pass begins.
 
     Attributes:
-        kept: the slice of the running pass.
+        kept: the slice of the current pass.
     """
 
-    def __init__(self, native: Callable[..., Any], watch: TrackedLoader) -> None:
+    def __init__(self, native: Callable[..., Any], tracked: TrackedLoader) -> None:
         self._native = native
-        self._watch = watch
-        self._passes = watch.passes
+        self._tracked = tracked
+        self._passes = tracked.passes
         self._restored: Any = None
         self.kept: Any = None
 
     def restore(self, kept: Any) -> None:
-        """Let the next pass, which is the rest of one, fill up with the slice that was kept."""
+        """Pad the last batch of the next pass, which resumes one, with the slice that was kept."""
         self.kept = self._restored = kept
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self._native(*args, **kwargs)
-        if self._watch.passes == self._passes:
+        if self._tracked.passes == self._passes:
             return found
-        self._passes = self._watch.passes
+        self._passes = self._tracked.passes
         self.kept, self._restored = found if self._restored is None else self._restored, None
         return self.kept

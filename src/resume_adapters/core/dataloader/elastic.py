@@ -1,8 +1,8 @@
 """The position of a loader whose order does not depend on the number of ranks and workers.
 
-A loader is elastic through its sampler (:class:`Sampling`) or through its dataset (:class:`Streaming`), whatever wraps
-them. Its position is then known in samples, and can be taken up with other ranks, batch sizes and workers. With the
-same ones it is found in constant time, instead of by asking the sampler for every batch before.
+A loader is elastic through its sampler (:class:`ElasticMapPosition`) or its dataset (:class:`ElasticStreamPosition`),
+whatever wraps them. Its position is counted in samples, and can be restored with other ranks, batch sizes and workers.
+It is reached in constant time; other samplers yield every batch before it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from resume_adapters.core.dataloader.cursor import ReaderProgress, SampleCursor, ShardProgress, merge
-
-Tree = dict[str, Any]
 
 
 @runtime_checkable
@@ -28,7 +26,7 @@ class ElasticOrder(Protocol):
         """Return the position after ``taken`` samples of this pass on each rank."""
 
     def seek(self, cursor: SampleCursor) -> None:
-        """Let the next pass begin there."""
+        """Begin the next pass at a position."""
 
 
 @runtime_checkable
@@ -38,27 +36,27 @@ class ElasticStream(Protocol):
     base: ShardProgress
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be of this epoch."""
+        """Set the epoch of the next pass."""
 
     def begin(self) -> Mapping[int, ReaderProgress]:
-        """Begin a pass in this copy."""
+        """Begin a pass in this copy of the dataset, and return the progress of each reader."""
 
     def reached(self) -> tuple[int, int, ReaderProgress]:
-        """Return which reader this copy is, of how many, and how far it is."""
+        """Return the number of this copy's reader, the number of readers, and its progress."""
 
     def progress(self, readers: int, reached: Mapping[int, ReaderProgress]) -> ShardProgress:
-        """Return what some of the readers of this pass have consumed together."""
+        """Return the merged progress of some readers of this pass."""
 
     def resume(self, base: ShardProgress, reached: Mapping[int, ReaderProgress]) -> None:
-        """Let the next pass begin there."""
+        """Begin the next pass at a position."""
 
 
-def find(loader: Any, kept: int) -> ElasticMapPosition | ElasticStreamPosition | None:
-    """Return how to know and to set an elastic loader's position; ``None`` where it is not elastic.
+def find(loader: Any, kept: int) -> ElasticPosition | None:
+    """Return what reads and sets the position of an elastic loader; ``None`` where the loader is not elastic.
 
     Args:
         loader: a ``torch.utils.data.DataLoader``.
-        kept: how many fetched batches may be ahead of what is consumed.
+        kept: how many batches may be prefetched.
     """
     stream = stream_of(loader.dataset)
     if stream is not None:
@@ -82,11 +80,11 @@ def _chain(outer: Any, name: str) -> Iterator[Any]:
 
 
 class ElasticMapPosition:
-    """An elastic sampler beneath a loader.
+    """The position of a loader with an elastic sampler.
 
     Args:
         sampler: the sampler.
-        outer: the loader's batch sampler, which may deal the batches of the inner one out to the ranks.
+        outer: the loader's batch sampler, which may divide the batches of the inner one among the ranks.
         batch_size: samples in a batch of the inner one.
     """
 
@@ -99,51 +97,51 @@ class ElasticMapPosition:
         self._begun: int | None = None
 
     def begin(self, batches: int) -> None:
-        """Note that a pass begins at this batch of its epoch."""
+        """Begin a pass at a batch of its epoch."""
         self._begun = batches
 
-    def reached(self) -> None:
-        """Return nothing: how far the sampler is follows from the number of batches."""
+    def reader_progress(self) -> None:
+        """Return ``None``: the position of the sampler follows from the number of batches."""
 
-    def note(self, index: int, reached: Any) -> None:
-        """Note that a batch was fetched: of no concern here."""
+    def add(self, number: int, progress: Any) -> None:
+        """Add a fetched batch (no-op)."""
 
-    def position(self, consumed: int, start: int) -> Tree:
-        """Return the position after ``consumed`` batches, and where a pass is to begin to get there."""
+    def position(self, consumed: int, start: int) -> dict[str, Any]:
+        """Return the position after ``consumed`` batches, and after the ``start`` batches at which to resume."""
         assert self._begun is not None, "a pass is under way"
         begun = self._begun
         here, before = (self.sampler.cursor((batches - begun) * self._taken) for batches in (consumed, start))
         return {"cursor": here.to_tree(), "start": before.to_tree()}
 
-    def end(self) -> Tree:
-        """Return the position at the end of this pass; before the first one, that of its start."""
+    def end(self) -> dict[str, Any]:
+        """Return the position at the end of this pass, or at the start of the first one."""
         here = self.sampler.cursor(0)
         over = (here if self._begun is None else replace(here, consumed=self.sampler.size)).to_tree()
         return {"cursor": over, "start": over}
 
-    def left(self, position: Tree, together: int) -> int | None:
-        """Return how many batches of ``together`` samples, on all ranks, are left of the epoch after a position."""
+    def left(self, position: dict[str, Any], global_batch: int) -> int | None:
+        """Return how many batches of ``global_batch`` samples are left of the epoch after a position."""
         samples = self.sampler.size - int(position["cursor"]["consumed"])
-        return samples // together if self._drops_last else -(-samples // together)
+        return samples // global_batch if self._drops_last else -(-samples // global_batch)
 
-    def started(self) -> None:
-        """Note that a pass has begun in the workers."""
+    def workers_started(self) -> None:
+        """Begin the pass of the workers in this process too (no-op)."""
 
-    def seek(self, position: Tree) -> None:
-        """Let the next pass begin at the start of a position."""
+    def seek(self, position: dict[str, Any]) -> None:
+        """Begin the next pass where a position says to resume."""
         self.sampler.seek(SampleCursor(**position["start"]))
 
-    def moved(self, positions: Sequence[Tree]) -> Tree:
-        """Return the position at which all ranks were together, as a place to begin."""
+    def reshard(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the position of all ranks, to resume exactly there."""
         return {**positions[0], "start": positions[0]["cursor"]}
 
 
 class ElasticStreamPosition:
-    """An elastic stream beneath a loader.
+    """The position of a loader with an elastic stream.
 
     Args:
         stream: the stream.
-        kept: fetched batches to remember.
+        kept: how many batches may be prefetched.
     """
 
     def __init__(self, stream: ElasticStream, kept: int) -> None:
@@ -154,57 +152,60 @@ class ElasticStreamPosition:
         self._kept = kept
 
     def begin(self, batches: int) -> None:
-        """Note that a pass begins."""
+        """Begin a pass."""
         self._before = {}
         self._recent.clear()
 
-    def reached(self) -> tuple[int, int, ReaderProgress]:
-        """Return how far the stream of this process is."""
+    def reader_progress(self) -> tuple[int, int, ReaderProgress]:
+        """Return the reader of this process, the number of readers, and its progress."""
         return self.stream.reached()
 
-    def note(self, index: int, reached: tuple[int, int, ReaderProgress]) -> None:
-        """Note how far the reader of a batch was when it had fetched it."""
-        reader, self._readers, far = reached
-        self._recent.append((index, reader, far))
+    def add(self, number: int, progress: tuple[int, int, ReaderProgress]) -> None:
+        """Add a fetched batch, with the progress of its reader after the fetch."""
+        reader, self._readers, reached = progress
+        self._recent.append((number, reader, reached))
         if len(self._recent) > self._kept:
-            _, reader, far = self._recent.popleft()
-            self._before[reader] = far
+            _, reader, reached = self._recent.popleft()
+            self._before[reader] = reached
 
-    def position(self, consumed: int, start: int) -> Tree:
-        """Return the position after ``consumed`` batches, and where each reader is to begin to get there."""
+    def position(self, consumed: int, start: int) -> dict[str, Any]:
+        """Return the position after ``consumed`` batches, and that of each reader after the ``start`` batches."""
         return {
             "base": self.stream.base.to_tree(),
-            "start": [[reader, *far] for reader, far in self._reached(start).items()],
+            "start": [[reader, *reached] for reader, reached in self._reached(start).items()],
             "cursor": self.stream.progress(self._readers, self._reached(consumed)).to_tree(),
         }
 
     def _reached(self, batches: int) -> dict[int, ReaderProgress]:
-        return self._before | {reader: far for index, reader, far in self._recent if index < batches}
+        return self._before | {reader: reached for number, reader, reached in self._recent if number < batches}
 
-    def end(self) -> Tree:
+    def end(self) -> dict[str, Any]:
         """Return the position at the end of this pass."""
         return {"over": self.stream.base.epoch}
 
-    def left(self, position: Tree, together: int) -> int | None:
-        """Return None: a stream does not say how many samples it has."""
+    def left(self, position: dict[str, Any], global_batch: int) -> int | None:
+        """Return ``None``: a stream does not know its length."""
         return None
 
-    def started(self) -> None:
-        """Note that a pass has begun in the workers."""
+    def workers_started(self) -> None:
+        """Begin the pass of the workers in this process too."""
         self.stream.begin()
 
-    def seek(self, position: Tree) -> None:
-        """Let each reader of the next pass begin where it was."""
+    def seek(self, position: dict[str, Any]) -> None:
+        """Begin the next pass where a position says that each reader resumes."""
         if "over" in position:
             self.stream.set_epoch(position["over"])
             return
-        far = {reader: (finished, offset) for reader, finished, offset in position["start"]}
-        self.stream.resume(ShardProgress.from_tree(position["base"]), far)
-        self._before = dict(far)
+        reached = {reader: (finished, offset) for reader, finished, offset in position["start"]}
+        self.stream.resume(ShardProgress.from_tree(position["base"]), reached)
+        self._before = dict(reached)
 
-    def moved(self, positions: Sequence[Tree]) -> Tree:
-        """Return the position that all ranks together had, with nothing of it dealt out yet."""
+    def reshard(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the merged position of all ranks, with no shards assigned yet."""
         if "over" in positions[0]:
             return positions[0]
-        together = merge(ShardProgress.from_tree(position["cursor"]) for position in positions).to_tree()
-        return {"base": together, "start": [], "cursor": together}
+        merged = merge(ShardProgress.from_tree(position["cursor"]) for position in positions).to_tree()
+        return {"base": merged, "start": [], "cursor": merged}
+
+
+ElasticPosition: TypeAlias = ElasticMapPosition | ElasticStreamPosition

@@ -1,9 +1,10 @@
-"""What a tracked loader is made of: its subclass, its iterator, and what its workers run."""
+"""What is put into a tracked loader: its subclass, its iterator, its worker init and its collate function."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from resume_adapters.core.dataloader.elastic import ElasticStream, stream_of
@@ -11,36 +12,36 @@ from resume_adapters.core.state import rng
 
 
 class Tracker(Protocol):
-    """What a watched loader asks."""
+    """What the subclass of a tracked loader calls."""
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
 
     def sampler(self, inner: Any) -> Any:
-        """Return the index sampler that stands in for the loader's own."""
+        """Return the index sampler to use instead of the loader's own."""
 
 
 @functools.cache
 def tracked_class(base: Any) -> Any:
-    """Return the subclass of a loader class that asks its ``resume_watch``; the same one for the same class."""
+    """Return the subclass of a loader class that calls its ``resume_tracked``; the same one for the same class."""
 
-    class Watched(base):  # type: ignore[misc]  # the base is known at run time
+    class Tracked(base):  # type: ignore[misc]  # the base is known at run time
         def __iter__(self) -> Iterator[Any]:
-            watch: Tracker = self.resume_watch
-            return watch.iterate(super().__iter__)
+            tracked: Tracker = self.resume_tracked
+            return tracked.iterate(super().__iter__)
 
         # seam: DataLoader._index_sampler (torch 2.13): `batch_sampler` and `sampler` cannot be set after construction.
         @property
         def _index_sampler(self) -> Any:
-            watch: Tracker = self.resume_watch
-            return watch.sampler(super()._index_sampler)
+            tracked: Tracker = self.resume_tracked
+            return tracked.sampler(super()._index_sampler)
 
-    Watched.__name__, Watched.__qualname__, Watched.__module__ = base.__name__, base.__qualname__, base.__module__
-    return Watched
+    Tracked.__name__, Tracked.__qualname__, Tracked.__module__ = base.__name__, base.__qualname__, base.__module__
+    return Tracked
 
 
 class TrackedIterator:
-    """One pass over a watched loader; what else the loader's own iterator can do, this one can.
+    """One pass over a tracked loader; other attributes are those of the loader's own iterator.
 
     Args:
         fetch: returns the next batch of an iterator.
@@ -70,7 +71,7 @@ def are_kept(loader: Any) -> bool:
 
 
 class WorkerCollate:
-    """In a worker, sends each batch together with the worker's random state after it, and how far its stream is."""
+    """In a worker, sends with each batch the worker's random state after it, and how far its stream is."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
@@ -83,22 +84,35 @@ class WorkerCollate:
         batch = self.collate(samples)
         worker = get_worker_info()
         assert worker is not None
-        # Always whole: the batch that carried an earlier state may have been thrown away with the rest of its pass.
-        if not self._has_looked:  # once in each worker: it is asked of every object that the dataset wraps
+        if not self._has_looked:  # once in each worker: the search goes through every object that the dataset wraps
             self._stream, self._has_looked = stream_of(worker.dataset), True
-        reached = self._stream.reached() if self._stream is not None else None
-        return batch, worker.id, rng.to_bytes(rng.capture_cpu()), reached
+        progress = self._stream.reached() if self._stream is not None else None
+        # Always whole: the batch that carried an earlier state may have been dropped with the rest of its pass.
+        return batch, worker.id, rng.pack_cpu(rng.capture_cpu()), progress
 
 
 class WorkerInit:
-    """In a new worker, puts back the random state that its predecessor had."""
+    """In a new worker, restores the random state that its predecessor had.
+
+    Attributes:
+        states: the state of each predecessor, while workers are started that have one.
+    """
 
     def __init__(self, init: Callable[[int], Any] | None) -> None:
         self.init = init
         self.states: dict[int, Any] = {}
 
+    @contextlib.contextmanager
+    def restoring(self, states: Mapping[int, Any]) -> Iterator[None]:
+        """Restore these states in the workers that are started while the context lasts."""
+        self.states = dict(states)
+        try:
+            yield
+        finally:
+            self.states = {}
+
     def __call__(self, worker: int) -> None:
         if self.init is not None:
             self.init(worker)
         if worker in self.states:
-            rng.restore_cpu(rng.from_bytes(self.states[worker]))
+            rng.restore_cpu(rng.unpack_cpu(self.states[worker]))

@@ -1,4 +1,4 @@
-"""The batches that were fetched ahead when a position was saved, fetched again: with the same numbers, and proved."""
+"""Fetch again what was prefetched when a position was saved, and verify it."""
 
 from __future__ import annotations
 
@@ -6,61 +6,65 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import NotRestored
 
-Tree = dict[str, Any]
-
 
 class PrefetchReplay:
-    """Goes along with the first fetches of a pass that is continued.
+    """The first fetches of a resumed pass: those whose batches had been prefetched.
 
     Args:
-        position: where the pass goes on.
-        registered: the generators that the user registered.
+        position: where the pass resumes.
+        generators: the generators that the user registered.
 
     Attributes:
-        is_over: all that was fetched ahead has come again, and the random state is that of the position's moment.
+        is_over: every prefetched batch was fetched again, and the random state is the one saved with the position.
     """
 
-    def __init__(self, position: Tree, registered: Mapping[str, GeneratorState]) -> None:
+    def __init__(self, position: LoaderPosition, generators: Mapping[str, GeneratorState]) -> None:
         self.is_over = False
-        self._registered = registered
-        self._before = deque[Any](position["before"])
-        self._left: int = position["ahead"]
-        self._proof: list[Any] | None = position["proof"]
-        self._step: Tree | None = position["step"]
+        self._position = position
+        self._generators = generators
+        self._rng_before = deque[Any](position.rng_before)
+        self._left = position.prefetched
+
+    def begin(self) -> None:
+        """Restore the saved random state at once if no batch had been prefetched."""
         if not self._left:
             self._end()
 
     def prepare(self) -> None:
-        """Put back the random state from which the next batch was fetched; of a fetch in a worker, that is none."""
-        if self._before:
-            before = self._before.popleft()
+        """Restore the random state before the next fetch (no-op with workers)."""
+        if self._rng_before:
+            before = self._rng_before.popleft()
             rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
-            rng.restore_registered(before["registered"], self._registered)
+            rng.restore_generators(before["registered"], self._generators)
 
-    def take(self, batch: Any) -> None:
-        """Take in a batch that was fetched; with the last that was ahead, prove it and put the random state back.
+    def count(self, batch: Any) -> None:
+        """Count a replayed batch; after the last one, verify it and restore the saved random state.
 
         Raises:
-            NotRestored: it is another batch.
+            NotRestored: it is not the batch that had been prefetched.
         """
         self._left -= 1
         if not self._left:
-            self._prove(batch)
+            self._verify(batch)
             self._end()
 
-    def _prove(self, batch: Any) -> None:
-        if self._proof is not None and encoding.digest_of(batch) != self._proof[1]:
+    def _verify(self, batch: Any) -> None:
+        if self._position.proof is None:
+            return
+        index, digest = self._position.proof
+        if encoding.digest_of(batch) != digest:
             raise NotRestored(
-                f"batch {self._proof[0]} of this pass is not the batch that followed when the checkpoint was saved: "
-                "the data were changed, or their order depends on state that is not captured (a generator of its own: "
-                "register it as a part; a stream that counts its passes: give it set_epoch)"
+                f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: the data "
+                "were changed, or their order depends on state that is not captured (a generator of its own: register "
+                "it as a part; a stream that counts its passes: give it set_epoch)"
             )
 
     def _end(self) -> None:
-        if self._step is not None:
-            rng.restore_with(self._step, self._registered)
+        if self._position.step is not None:
+            rng.restore_with(self._position.step, self._generators)
         self.is_over = True

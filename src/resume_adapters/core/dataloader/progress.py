@@ -1,219 +1,266 @@
-"""How far a torch ``DataLoader`` is: what is noted as it fetches, and the position that is made of it."""
+"""What a loader has fetched, and the position made of it."""
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 from resume_adapters.core.dataloader import elastic
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler
+from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.records import Record, Stored
 from resume_adapters.core.state.rng import GeneratorState
 
-Tree = dict[str, Any]
-
 _KEPT = 64
-"""Least number of fetched batches whose random state is remembered; no loader of the four frameworks fetches further
-ahead of its consumer."""
+"""Least number of fetched batches whose random state is kept; no loader of the four frameworks prefetches more."""
 
 
-class LoaderPosition:
-    """Knows how far a loader is.
-
-    Args:
-        loader: the loader.
-        generators: the generators that the user registered.
+@dataclass(kw_only=True)
+class LoaderPosition(Record):
+    """Where a loader is in its data, and the random state that shapes the rest of its pass.
 
     Attributes:
-        passes: passes begun.
-        fetched: batches fetched in this pass.
-        exhausted: this pass has ended.
+        ended: every batch of the pass was consumed, or no pass has begun.
+        consumed: batches of the pass that completed steps have used.
+        start: the batch from which to fetch again; at most ``consumed``.
+        prefetched: batches fetched after ``consumed``.
+        spawn: the loader's random state when its workers were started.
+        sampler: the random state with which the sampler began the pass.
+        rng_before: the random state before each prefetched batch; empty with workers, where the fetch does not draw.
+        pool: each worker's random state before its first batch at or after ``start``.
+        proof: index and digest of the last prefetched batch.
+        generators: the state of the loader's own generators.
+        step: the random state of the process, and of generators that the user registered; ``None`` in a position that
+            was not saved (see :meth:`TrackedLoader.skip`).
+        elastic: the position in terms of samples, on any topology; ``None`` where that is not known.
+        workers: the loader's ``num_workers``.
+        length: length of the dataset; ``None`` where it has none.
+        batch_size: samples in a batch; ``None`` where the loader does not say.
     """
 
-    def __init__(self, loader: Any, generators: Mapping[str, GeneratorState]) -> None:
+    ended: bool
+    consumed: int
+    start: int
+    prefetched: Annotated[int, Stored("ahead")]
+    spawn: dict[str, Any] | None
+    sampler: dict[str, Any] | None
+    rng_before: Annotated[list[Any], Stored("before")]
+    pool: dict[int, Any]
+    proof: list[Any] | None
+    generators: dict[str, Any]
+    step: dict[str, Any] | None
+    elastic: dict[str, Any] | None
+    workers: int
+    length: int | None
+    batch_size: int | None
+
+
+class Fetch(NamedTuple):
+    """One fetched batch.
+
+    Attributes:
+        number: its number in the pass.
+        before: the random state before the fetch; ``None`` with workers.
+        worker: the worker that fetched it; ``None`` without workers.
+        worker_state: the worker's random state after the fetch.
+    """
+
+    number: int
+    before: tuple[Any, dict[str, Any]] | None
+    worker: int | None
+    worker_state: Any
+
+
+class WorkerStates:
+    """The random state of a loader's workers.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader``.
+
+    Attributes:
+        are_kept: the workers outlive a pass.
+        spawn: the loader's random state when the workers were started; ``None`` before that.
+        at_start: each worker's state at the start of this pass, as far as it is known.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.are_kept = bool(loader.num_workers and loader.persistent_workers)
+        self.spawn: dict[str, Any] | None = None
+        self.at_start: dict[int, Any] = {}
+        self._now: dict[int, Any] = {}
+
+    @property
+    def are_running(self) -> bool:
+        """Whether the next pass uses the workers of this one."""
+        return self.are_kept and self.spawn is not None
+
+    def restore(self, spawn: dict[str, Any] | None, states: Mapping[int, Any]) -> None:
+        """Set how the workers were started, and their states."""
+        self.spawn, self._now = spawn, dict(states)
+
+    def begin_pass(self) -> None:
+        """Keep the states as those of the start of a pass."""
+        self.at_start = dict(self._now)
+
+    def update(self, worker: int, state: Any) -> None:
+        """Set the state of a worker."""
+        self._now[worker] = state
+
+    def between_passes(self) -> dict[int, Any]:
+        """Return the states of workers that outlive the pass."""
+        return dict(self._now) if self.are_kept else {}
+
+
+class FetchLog:
+    """Fetches the batches of a loader, and makes positions of what it fetched.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader``.
+        random_state: the random state that shapes the loader's order.
+
+    Attributes:
+        fetched: batches fetched in this pass, counted from the start of its epoch.
+        exhausted: the pass has ended.
+        is_stream: the dataset is iterable, not map-style.
+        elastic: the loader's position on any topology; ``None`` where it is not elastic.
+        workers: the random state of the workers.
+        generators: the generators that the user registered.
+    """
+
+    def __init__(self, loader: Any, random_state: LoaderRandomState) -> None:
         from torch.utils.data import IterableDataset
 
-        self.loader = loader
-        self._registered = generators
-        self.workers: int = loader.num_workers
-        self.is_stream = isinstance(loader.dataset, IterableDataset)
-        self.passes = self.fetched = 0
+        self.fetched = 0
         self.exhausted = False
-        self._moment = LoaderRandomState(loader)
-        self._sampler: TrackedSampler | None = None
-        kept = max(_KEPT, 4 * self.workers)
-        self._recent: deque[tuple[int, Any, Any]] = deque(maxlen=kept)
+        self.is_stream = isinstance(loader.dataset, IterableDataset)
+        self.workers = WorkerStates(loader)
+        self._loader = loader
+        self._random_state = random_state
+        self.generators: Mapping[str, GeneratorState] = {}
+        kept = max(_KEPT, 4 * loader.num_workers)
+        self.elastic = elastic.find(loader, kept)
+        self._recent: deque[Fetch] = deque(maxlen=kept)
         self._last_batch: Any = None
-        self._spawn: Tree | None = None
-        self._pool: dict[int, Any] = {}
-        self._pool_at_start: dict[int, Any] = {}
         self._begun = 0
-        self._elastic = elastic.find(loader, kept)
 
-    def position(self, consumed: int) -> Tree:
-        """Return the position after ``consumed`` batches of this pass, and the random state of now.
+    def capture_generators(self, generators: Mapping[str, GeneratorState]) -> None:
+        """Capture the state of these generators with every position from now on."""
+        self.generators = generators
 
-        Args:
-            consumed: batches that completed steps have used; at most what was fetched.
+    def begin(self, start: int = 0) -> None:
+        """Begin a pass at a batch of its epoch."""
+        self._recent.clear()
+        self._last_batch = None
+        self.fetched = self._begun = start
+        self.exhausted = False
+
+    def fetch(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch of the loader's own iterator.
+
+        Raises:
+            StopIteration: the pass has ended.
         """
-        assert consumed <= self.fetched, f"{consumed} batches used, {self.fetched} fetched"
-        ahead = [(index, before) for index, before, _ in self._recent if index >= consumed]
-        ended = self.exhausted and not ahead
-        start = consumed if ended else self._replay_start(consumed)
-        proof = encoding.digest_of(self._last_batch) if ahead else None
-        return {
-            **self._end_of_pass(),
-            "ended": ended,
-            "consumed": consumed,
-            "start": start,
-            "ahead": len(ahead),
-            "spawn": self._spawn,
-            "sampler": self._sampler.moments() if self._sampler else None,
-            "before": [_before_to_tree(before) for _, before in ahead if before is not None],
-            "pool": self._pool_at(start),
-            "proof": None if proof is None else [self.fetched - 1, proof],
-            **({"elastic": self._elastic.position(consumed, start)} if self._elastic and not ended else {}),
-        }
-
-    def position_between(self) -> Tree:
-        """Return the position between two passes, of which the next has not begun, and the random state of now."""
-        return self._end_of_pass()
-
-    def _end_of_pass(self) -> Tree:
-        keeps = self._keeps_workers()
-        return {
-            "ended": True,
-            "consumed": 0,
-            "start": 0,
-            "ahead": 0,
-            "spawn": self._spawn if keeps else None,
-            "sampler": None,
-            "before": [],
-            "pool": dict(self._pool) if keeps else {},
-            "proof": None,
-            "generators": self._moment.generators(),
-            "step": rng.capture_with(self._registered),
-            "elastic": self._elastic.end() if self._elastic else None,
-            **self._identity(),
-        }
-
-    def _identity(self) -> Tree:
-        return {
-            "workers": self.workers,
-            "length": length_of(self.loader.dataset),
-            "batch_size": self.batch_size,
-        }
-
-    def _replay_start(self, consumed: int) -> int:
-        """Return the batch from which to fetch again, so that each worker does the batches that it did."""
-        if self.is_stream and self._elastic is None:
-            return 0
-        if not self.workers:
-            return consumed
-        if not self.is_stream:
-            return self._begun + (consumed - self._begun) // self.workers * self.workers
-        # The workers take turns, but one whose shards are at an end drops out: a round begins where numbers fall.
-        known = [(index, worker[0]) for index, _, worker in self._recent if index <= consumed]
-        rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
-        return max(rounds, default=self._begun)
-
-    def _pool_at(self, index: int) -> dict[int, Any]:
-        """Return each worker's random state before its first batch at or after ``index``."""
-        pool = dict(self._pool_at_start)
-        for each, _, worker in self._recent:
-            if each < index and worker is not None:
-                pool[worker[0]] = worker[1]
-        return pool
-
-    def _keeps_workers(self) -> bool:
-        return bool(self.workers and self.loader.persistent_workers)
-
-    # ---- On what topology
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples in a batch of the loader; ``None`` where it does not say."""
-        return batch_size(self.loader)
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether :meth:`adopt` can take up a position of another topology."""
-        return self._elastic is not None
-
-    def differences(self, position: Tree) -> list[str]:
-        """Return, in words, what of the topology was another when a position was saved."""
-        here = self._identity()
-        names = {"workers": "num_workers", "batch_size": "batch size"}
-        return [
-            f"{words} {position[name]}, this launch has {here[name]}"
-            for name, words in names.items()
-            if position[name] != here[name]
-        ]
-
-    def left(self, position: Tree, together: int) -> int | None:
-        """Return how many batches are left of the pass after a position, however large a batch was when it was saved.
-
-        Args:
-            position: the position.
-            together: samples in a batch, on all ranks together.
-
-        Returns:
-            ``None`` where that is not known: of a stream.
-        """
-        assert self._elastic is not None, "only an elastic loader can"
-        return self._elastic.left(position["elastic"], together)
-
-    # ---- As it fetches
-
-    def _fetch(self, inner: Iterator[Any]) -> Any:
-        # Without workers the fetch itself may draw random numbers, so a fetch that is ahead must be repeatable.
-        before = None if self.workers else (rng.capture_cpu(), rng.registered_states(self._registered))
+        # Without workers the fetch itself may draw random numbers, so a prefetch must be repeatable.
+        before = None if self._loader.num_workers else (rng.capture_cpu(), rng.capture_generators(self.generators))
         try:
-            batch = next(inner)
+            batch = next(batches)
         except StopIteration:
             self.exhausted = True
             raise
-        worker = None
-        if self.workers:
-            batch, *worker, reached = batch
-            self._pool[worker[0]] = worker[1]
-        elif self._elastic:
-            reached = self._elastic.reached()
-        if self._elastic:
-            self._elastic.note(self.fetched, reached)
-        self._recent.append((self.fetched, before, worker))
+        worker: int | None = None
+        worker_state: Any = None
+        progress: Any = None
+        if self._loader.num_workers:
+            batch, worker, worker_state, progress = batch
+            self.workers.update(worker, worker_state)
+        elif self.elastic:
+            progress = self.elastic.reader_progress()
+        if self.elastic:
+            self.elastic.add(self.fetched, progress)
+        self._recent.append(Fetch(self.fetched, before, worker, worker_state))
         self._last_batch = batch
         self.fetched += 1
         return batch
 
+    def position(self, consumed: int, sampler: dict[str, Any] | None) -> LoaderPosition:
+        """Return the position after ``consumed`` batches of this pass, with the current random state.
 
-def _before_to_tree(before: tuple[Any, Tree]) -> Tree:
+        Args:
+            consumed: batches that completed steps have used; at most those fetched.
+            sampler: the random state with which the sampler began this pass.
+        """
+        assert consumed <= self.fetched, f"{consumed} batches used, {self.fetched} fetched"
+        prefetched = [fetch for fetch in self._recent if fetch.number >= consumed]
+        ended = self.exhausted and not prefetched
+        start = consumed if ended else self.replay_start(consumed)
+        digest = encoding.digest_of(self._last_batch) if prefetched else None
+        between = self.position_between()
+        return replace(
+            between,
+            ended=ended,
+            consumed=consumed,
+            start=start,
+            prefetched=len(prefetched),
+            spawn=self.workers.spawn,
+            sampler=sampler,
+            rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
+            pool=self._worker_states_at(start),
+            proof=None if digest is None else [self.fetched - 1, digest],
+            elastic=self.elastic.position(consumed, start) if self.elastic and not ended else between.elastic,
+        )
+
+    def position_between(self) -> LoaderPosition:
+        """Return the position between two passes, with the current random state."""
+        return LoaderPosition(
+            ended=True,
+            consumed=0,
+            start=0,
+            prefetched=0,
+            spawn=self.workers.spawn if self.workers.are_kept else None,
+            sampler=None,
+            rng_before=[],
+            pool=self.workers.between_passes(),
+            proof=None,
+            generators=self._random_state.generators(),
+            step=rng.capture_with(self.generators),
+            elastic=self.elastic.end() if self.elastic else None,
+            workers=self._loader.num_workers,
+            length=length_of(self._loader.dataset),
+            batch_size=batch_size(self._loader),
+        )
+
+    def replay_start(self, consumed: int) -> int:
+        """Return the batch from which to fetch again, so that each worker fetches the batches that it had fetched."""
+        if self.is_stream and self.elastic is None:
+            return 0
+        workers: int = self._loader.num_workers
+        if not workers:
+            return consumed
+        if not self.is_stream:
+            return self._begun + (consumed - self._begun) // workers * workers
+        # The workers take turns, but one that has no shards left drops out: a round begins where their numbers fall.
+        known = [(fetch.number, fetch.worker or 0) for fetch in self._recent if fetch.number <= consumed]
+        rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
+        return max(rounds, default=self._begun)
+
+    def _worker_states_at(self, index: int) -> dict[int, Any]:
+        """Return each worker's random state before its first batch at or after ``index``."""
+        states = dict(self.workers.at_start)
+        for fetch in self._recent:
+            if fetch.number < index and fetch.worker is not None:
+                states[fetch.worker] = fetch.worker_state
+        return states
+
+
+def _before_to_tree(before: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
     return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
 
 
-def cursor_of(epochs: float, own: Tree) -> Tree:
-    """Return, for people, where a rank that saved this as its own is in its first loader that is under way."""
-    states = [each for each in own.get("loaders", [own]) if each.get("position") is not None]
-    state = next((each for each in states if not each["position"]["ended"]), states[0] if states else None)
-    if state is None:
-        return {"epoch": int(epochs)}
-    position, done = state["position"], 0 if state["position"]["ended"] else state["consumed"]
-    elastic = (position["elastic"] or {}).get("cursor", {})
-    samples = elastic.get("consumed", done * state["together"]) if done else 0
-    order = [elastic["seed"], elastic["epoch"]] if elastic else (position["sampler"] or {}).get("iter")
-    return {
-        "epoch": int(epochs),
-        "micro_batches": done,
-        "samples": samples if samples or not done else None,
-        "of": position["length"],
-        "order": (encoding.digest_of(order) or "")[:8] if done and order else None,
-    }
-
-
 def batch_size(loader: Any) -> int | None:
-    """Return the batch size of a loader, which one with a batch sampler of its own does not say itself."""
+    """Return the samples in a batch, also of a loader that has a batch sampler; ``None`` where it does not say."""
     found: int | None = loader.batch_size
     return getattr(loader.batch_sampler, "batch_size", None) if found is None else found
 

@@ -1,4 +1,4 @@
-"""The index sampler of a watched loader, and the generators that belong to the loader and its samplers."""
+"""The index sampler of a tracked loader, and the generators that belong to the loader and its samplers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from resume_adapters.core.state import rng
-
-Tree = dict[str, Any]
 
 
 class LoaderRandomState:
@@ -21,37 +19,45 @@ class LoaderRandomState:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
-    def capture(self) -> Tree:
-        """Return the state of now."""
+    def capture(self) -> dict[str, Any]:
+        """Return the current state."""
         return {"cpu": rng.cpu_to_tree(rng.capture_cpu()), "generators": self.generators()}
 
-    def restore(self, moment: Tree) -> None:
-        """Put back what :meth:`capture` returned."""
-        rng.restore_cpu(rng.cpu_from_tree(moment["cpu"]))
-        self.restore_generators(moment["generators"])
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`capture` returned."""
+        rng.restore_cpu(rng.cpu_from_tree(state["cpu"]))
+        self.restore_generators(state["generators"])
 
-    def generators(self) -> Tree:
-        """Return the state of the loader's own generators, by where each was found."""
-        return {name: generator.get_state() for name, generator in _generators(self._loader).items()}
+    def generators(self) -> dict[str, Any]:
+        """Return the state of the loader's own generators, by the path at which each was found."""
+        return {path: generator.get_state() for path, generator in _generators(self._loader).items()}
 
-    def restore_generators(self, states: Tree) -> None:
-        """Put back what :meth:`generators` returned."""
-        for name, generator in _generators(self._loader).items():
-            if name in states:
-                generator.set_state(states[name])
+    def restore_generators(self, states: dict[str, Any]) -> None:
+        """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
+        for path, generator in _generators(self._loader).items():
+            if path in states:
+                generator.set_state(states[path])
 
 
 class TrackedSampler:
-    """The index sampler of a watched loader: notes the random state when a pass begins, and skips on resume."""
+    """The index sampler of a tracked loader: keeps the random state at the start of a pass, and skips on resume.
 
-    def __init__(self, moment: LoaderRandomState, inner: Any) -> None:
-        self._moment = moment
+    Args:
+        random_state: the random state of the loader.
+        inner: the loader's own index sampler.
+
+    Attributes:
+        after_first: the random state after the first index of a resumed pass.
+    """
+
+    def __init__(self, random_state: LoaderRandomState, inner: Any) -> None:
+        self.after_first: dict[str, Any] | None = None
+        self._random_state = random_state
         self._inner = inner
-        self._at_iter: Tree | None = None
-        self._at_first: Tree | None = None
-        self._resume: tuple[int, Tree | None] | None = None
-        self._is_within = True
-        self.after_first: Tree | None = None
+        self._at_iter: dict[str, Any] | None = None
+        self._at_first: dict[str, Any] | None = None
+        self._resume: tuple[int, dict[str, Any] | None] | None = None
+        self._is_mid_pass = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -59,53 +65,59 @@ class TrackedSampler:
     def __len__(self) -> int:
         return len(self._inner)
 
-    def moments(self) -> Tree | None:
-        """Return the random state when this pass began and when its first index was asked for."""
+    def began_with(self) -> dict[str, Any] | None:
+        """Return the random state with which this pass began; ``None`` if no index was asked for.
+
+        Samplers draw their order at one of two moments: ``"iter"``, when ``iter`` was called, and ``"first"``, when the
+        first index was asked for.
+        """
         return None if self._at_first is None else {"iter": self._at_iter, "first": self._at_first}
 
-    def resume_at(self, skip: int, moments: Tree | None, *, within: bool = True) -> None:
-        """Begin the next pass as at ``moments`` (as things are, without) and after ``skip`` batches of indices.
+    def resume_at(self, skip: int, began_with: dict[str, Any] | None, *, is_mid_pass: bool = True) -> None:
+        """Resume a pass with the next one.
 
         Args:
-            skip: batches of indices to pass over.
-            moments: what :meth:`moments` returned.
-            within: the pass goes on in its middle. One that begins anew draws its order and then its first batch.
+            skip: batches of indices to skip.
+            began_with: what :meth:`began_with` returned; ``None`` for the current random state. Where ``"first"`` is
+                ``None``, it is the state after ``iter``.
+            is_mid_pass: the pass resumes in its middle. One that is at its start draws its order, and then its first
+                batch, from one random state.
         """
-        self._resume = (skip, moments)
-        self._is_within = within
+        self._resume = (skip, began_with)
+        self._is_mid_pass = is_mid_pass
         self.after_first = None
 
     def forget(self) -> None:
-        """Drop what :meth:`resume_at` asked for, where no index was taken: the pass was resumed at its very end."""
+        """Undo :meth:`resume_at` where no index was asked for: the pass was resumed at its very end."""
         self._resume = None
 
     def __iter__(self) -> Iterator[Any]:
-        # Some samplers draw their order here and some at the first index; both moments are noted and put back.
+        # Some samplers draw their order here and some at the first index, so the state at both is kept and restored.
         if self._resume is None or self._resume[1] is None:
-            self._at_iter = self._moment.capture()
+            self._at_iter = self._random_state.capture()
             inner = iter(self._inner)
             return _Indices(self._run(inner, None), inner)
-        now = self._moment.capture()
-        self._moment.restore(self._resume[1]["iter"])
+        now = self._random_state.capture()
         self._at_iter = self._resume[1]["iter"]
+        self._random_state.restore(self._at_iter)
         inner = iter(self._inner)
-        after_iter = self._moment.capture()
-        self._moment.restore(now)
+        after_iter = self._random_state.capture()
+        self._random_state.restore(now)
         return _Indices(self._run(inner, after_iter), inner)
 
-    def _run(self, inner: Iterator[Any], after_iter: Tree | None) -> Iterator[Any]:
-        (skip, moments), self._resume = self._resume or (0, None), None
-        if moments is None:
-            self._at_first = self._moment.capture()
+    def _run(self, inner: Iterator[Any], after_iter: dict[str, Any] | None) -> Iterator[Any]:
+        (skip, began_with), self._resume = self._resume or (0, None), None
+        if began_with is None:
+            self._at_first = self._random_state.capture()
             yield from itertools.islice(inner, skip, None)
             return
         now = rng.capture_cpu()
-        self._at_first = moments["first"] or after_iter
+        self._at_first = began_with["first"] or after_iter
         assert self._at_first is not None
-        self._moment.restore(self._at_first)
+        self._random_state.restore(self._at_first)
         first = next(itertools.islice(inner, skip, None), None)
-        self.after_first = self._moment.capture()
-        if self._is_within:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
+        self.after_first = self._random_state.capture()
+        if self._is_mid_pass:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
             rng.restore_cpu(now)
         if first is not None:
             yield first
@@ -113,7 +125,7 @@ class TrackedSampler:
 
 
 class _Indices:
-    """One pass over the indices; what else the sampler's own iterator can do (say its state), this one can."""
+    """One pass over the indices; other attributes are those of the sampler's own iterator, such as its state."""
 
     def __init__(self, run: Iterator[Any], inner: Iterator[Any]) -> None:
         self._run = run
@@ -131,28 +143,28 @@ class _Indices:
 
 _HELD = ("sampler", "batch_sampler")
 _WRAPPED = (*_HELD, "dataset._sampler")
-"""Where a loader and a sampler keep another; the last is where Lightning has one that it divides among ranks."""
+"""Where a loader and a sampler keep another; the last is where Lightning keeps one that it divides among ranks."""
 
 _DEPTH = 4
-"""How many samplers within samplers are looked into; one that holds itself is not looked into for ever."""
+"""How deep nested samplers are searched; the limit ends the search of a sampler that holds itself."""
 
 
 def _generators(loader: Any) -> dict[str, Any]:
-    """Return the ``torch.Generator`` objects that belong to a loader and its samplers, by where they were found."""
+    """Return the ``torch.Generator`` objects of a loader and its samplers, by the path at which each was found."""
     found: dict[str, Any] = {}
-    for place, holder in [("loader", loader), *_samplers(loader, _HELD, "", _DEPTH)]:
+    for path, holder in [("loader", loader), *_samplers(loader, _HELD, "", _DEPTH)]:
         generator = getattr(holder, "generator", None)
         if hasattr(generator, "get_state") and not any(generator is other for other in found.values()):
-            found[place] = generator
+            found[path] = generator
     return found
 
 
-def _samplers(holder: Any, attributes: tuple[str, ...], place: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the samplers in a loader or a sampler, and those within them, each with where it was found."""
+def _samplers(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the samplers of a loader or a sampler, and those nested in them, each with its path."""
     for attribute in attributes if depth else ():
         inner = holder
         for name in attribute.split("."):
             inner = getattr(inner, name, None)
         if inner is not None:
-            yield f"{place}{attribute}", inner
-            yield from _samplers(inner, _WRAPPED, f"{place}{attribute}/", depth - 1)
+            yield f"{path}{attribute}", inner
+            yield from _samplers(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)

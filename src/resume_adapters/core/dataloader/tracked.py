@@ -1,293 +1,447 @@
-"""Where a torch ``DataLoader`` is, and how to put one back there without decoding what was already used.
+"""Track where a torch ``DataLoader`` is, and resume it there without decoding what was already consumed.
 
-:func:`watch` makes a loader watched in place: it stays the same object, draws the same random numbers and yields the
-same batches, and its :class:`LoaderWatch` can say its position at any time. The position holds, besides the number of
-batches, the random state at the few moments that shape the data: when the workers were seeded, when the sampler began
-its pass, before each batch that was fetched but not yet used, and in each worker. Restoring them makes the rest of the
-pass come out the same, whatever draws random numbers: the sampler, ``__getitem__``, the collator, a worker.
+:func:`track` tracks a loader in place: it stays the same object, draws the same random numbers and yields the same
+batches, and its :class:`TrackedLoader` returns its position at any time. The position holds, besides the number of
+batches, the random state at the few moments that shape the data: when the workers were started, when the sampler began
+its pass, before each prefetched batch, and in each worker. With them restored, the rest of the pass is the same,
+whatever draws random numbers: the sampler, ``__getitem__``, the collate function, a worker.
 
 Map-style data is skipped in the sampler, so no sample is decoded; with workers, the round of batches in which the
-position falls is fetched again (at most one batch a worker), so that every worker does the batches it did. Streams can
-only be read again from the start of the pass. The digest of the batch that was fetched ahead proves that the data that
-comes out is the data that would have come.
+position falls is fetched again (at most one batch for each worker), so that every worker fetches the batches it had
+fetched. A stream can only be read again from the start of the pass. The digest of the last prefetched batch verifies
+that the resumed data is the data of the uninterrupted run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from resume_adapters.core.dataloader.instrument import TrackedIterator, WorkerCollate, WorkerInit, tracked_class
+from resume_adapters.core.dataloader.next_pass import (
+    AfterEnd,
+    AlreadyMade,
+    Beginning,
+    Empty,
+    Fresh,
+    Held,
+    NextPass,
+    Resumed,
+    beginning_of,
+)
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
-from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
-from resume_adapters.core.dataloader.sampler import TrackedSampler
+from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition, batch_size, length_of
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
-Tree = dict[str, Any]
+OnSkip: TypeAlias = Callable[[], None]
+ShowSkipping: TypeAlias = Callable[[range], Iterable[int]]
 
 
-def track(loader: Any, generators: Mapping[str, GeneratorState] | None = None) -> TrackedLoader:
-    """Watch a ``torch.utils.data.DataLoader`` (or a subclass), in place. Watching it again returns the same watch.
+def track(
+    loader: Any,
+    generators: Mapping[str, GeneratorState] | None = None,
+    *,
+    on_skip: OnSkip | None = None,
+    show_skipping: ShowSkipping | None = None,
+) -> TrackedLoader:
+    """Track a ``torch.utils.data.DataLoader`` (or a subclass) in place.
 
     Args:
-        loader: the loader.
-        generators: the generators that the user registered. A dataset may draw from them while it fetches ahead.
+        loader: the loader. If it is tracked already, its tracker is returned, with what is given here.
+        generators: the generators that the user registered. A dataset may draw from them when it prefetches.
+        on_skip: called before each batch that is fetched only to skip it.
+        show_skipping: yields the numbers of the batches of a stream that are fetched only to skip them, and shows the
+            progress.
 
     Raises:
         UnsupportedSetting: it is no DataLoader, or it does not keep the order of its batches.
     """
     from torch.utils.data import DataLoader
 
-    if isinstance(getattr(loader, "resume_watch", None), TrackedLoader):
-        watched: TrackedLoader = loader.resume_watch
-        return watched
-    if not isinstance(loader, DataLoader):
-        raise UnsupportedSetting(
-            f"the training data come from a {type(loader).__name__}; expected a torch.utils.data.DataLoader, whose "
-            "position can be saved and restored"
-        )
-    if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-        raise UnsupportedSetting(
-            "in_order=False lets workers overtake each other, so the order of the batches cannot be repeated: leave it "
-            "at True"
-        )
-    return TrackedLoader(loader, generators or {})
+    tracked = getattr(loader, "resume_tracked", None)
+    if not isinstance(tracked, TrackedLoader):
+        if not isinstance(loader, DataLoader):
+            raise UnsupportedSetting(
+                f"the training data come from a {type(loader).__name__}; expected a torch.utils.data.DataLoader, whose "
+                "position can be saved and restored"
+            )
+        if loader.num_workers > 0 and not getattr(loader, "in_order", True):
+            raise UnsupportedSetting(
+                "in_order=False lets workers overtake each other, so the order of the batches cannot be repeated: "
+                "leave it at True"
+            )
+        tracked = TrackedLoader(loader)
+    tracked.attach(generators, on_skip, show_skipping)
+    return tracked
 
 
-class TrackedLoader(LoaderPosition):
-    """Knows how far a loader is, and puts it back.
+def _ignore() -> None:
+    """No-op, where nobody asks to know of a skipped batch."""
+
+
+def _show_nothing(batches: range) -> Iterable[int]:
+    return batches
+
+
+class TrackedLoader:
+    """Tracks and restores the position of a DataLoader.
+
+    Args:
+        loader: the loader. It is changed in place.
 
     Attributes:
-        restored: the position given to :meth:`restore` has been reached, and the random state put back.
-        on_skip: called before each batch that is read only to get past it.
-        show_skipping: shows how far it is with the batches of a stream that are read only to get past them.
+        loader: the loader.
+        workers: its number of workers.
+        passes: passes begun.
     """
 
-    def __init__(self, loader: Any, generators: Mapping[str, GeneratorState]) -> None:
-        super().__init__(loader, generators)
-        self.restored = True
-        self.on_skip: Callable[[], None] = lambda: None
-        self.show_skipping: Callable[[range], Iterable[int]] = lambda batches: batches
-        self._held = False
-        self._pending: Tree | None = None
-        self._is_empty = False
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.workers: int = loader.num_workers
+        self.passes = 0
+        self._random_state = LoaderRandomState(loader)
+        self._log = FetchLog(loader, self._random_state)
+        self._next_pass: NextPass = self._first_pass()
         self._replay: PrefetchReplay | None = None
-        self._init: WorkerInit | None = None
-        self._made = self._forget_initial_iterator()
+        self._sampler: TrackedSampler | None = None
+        self._worker_init: WorkerInit | None = None
+        self._on_skip: OnSkip = _ignore
+        self._show_skipping: ShowSkipping = _show_nothing
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
-            self._init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
+            self._worker_init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
         loader.__class__ = tracked_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
-        loader.resume_watch = self
+        loader.resume_tracked = self
 
-    def _forget_initial_iterator(self) -> Tree | None:
-        """Let a loader that already has the iterator of its first pass make it anew, watched.
+    def _first_pass(self) -> Fresh | AlreadyMade:
+        """Drop the iterator of the first pass if the loader has made it already, so that a tracked one is made.
 
-        A ``StatefulDataLoader`` makes it when it is first asked for its state. Made at the random state of that moment,
-        which an adapter may have noted as ``resume_made``, the new one gives the batches of the old.
+        A ``StatefulDataLoader`` makes it when its state is first asked for. Made with the random state of that moment,
+        which an adapter may have kept as ``resume_made``, the new iterator yields the batches of the old one.
         """
         if not getattr(self.loader, "_initial_iter_for_state_dict", False):  # seam: torchdata 0.11
-            return None
+            return Fresh()
         self.loader._iterator, self.loader._initial_iter_for_state_dict = None, False  # seam: torchdata 0.11
-        return getattr(self.loader, "resume_made", None)
+        random_state = getattr(self.loader, "resume_made", None)
+        return Fresh() if random_state is None else AlreadyMade(random_state)
 
-    # ---- Putting it back
+    def attach(
+        self,
+        generators: Mapping[str, GeneratorState] | None,
+        on_skip: OnSkip | None,
+        show_skipping: ShowSkipping | None,
+    ) -> None:
+        """Set the generators and the callables of :func:`track`; ``None`` keeps what is set."""
+        if generators is not None:
+            self._log.capture_generators(generators)
+        self._on_skip = on_skip or self._on_skip
+        self._show_skipping = show_skipping or self._show_skipping
 
-    def restore(self, position: Tree) -> None:
-        """Continue from a position with the next pass over the loader.
+    def release(self) -> None:
+        """Forget what :meth:`attach` set, and a position that was restored and no pass has begun with."""
+        self._log.capture_generators({})
+        self._on_skip, self._show_skipping = _ignore, _show_nothing
+        self._replay = None
+        beginning = beginning_of(self._next_pass)
+        if isinstance(beginning, Resumed | AfterEnd):
+            self._end_workers()
+            beginning = Fresh()
+        self._next_pass = beginning
 
-        In the middle of a pass the random state comes back with the first batches. After the end of one there is
-        nothing left to fetch: call :meth:`restore_now` where the next pass is about to begin.
+    def _end_workers(self) -> None:
+        """End workers that outlived a pass of an earlier run in this process; they have a state of their own."""
+        self.loader._iterator = None  # seam: torch 2.13
+        self._log.workers.restore(None, {})
 
-        Raises:
-            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
-        """
-        odd = self.differences(position)
-        if odd or position["length"] != length_of(self.loader.dataset):
-            odd = odd or [f"a dataset of length {position['length']}, this launch has {length_of(self.loader.dataset)}"]
-            raise StateMismatch(
-                f"the checkpoint was saved with {'; '.join(odd)}: the same batches cannot follow. Launch as before, or "
-                "start another run directory"
-            )
-        self._pending, self._made = position, None
-        self.restored = False
+    # ---- Where the loader is
 
-    def adopt(self, position: Tree, everyone: Sequence[Tree], consumed: int) -> None:
-        """Continue from a position of another topology with the next pass over the loader.
+    @property
+    def fetched(self) -> int:
+        """Batches fetched in this pass, counted from the start of its epoch."""
+        return self._log.fetched
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this pass has ended."""
+        return self._log.exhausted
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of the loader; ``None`` where it does not say."""
+        return batch_size(self.loader)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether :meth:`restore_resharded` can restore a position of another topology."""
+        return self._log.elastic is not None
+
+    def position(self, consumed: int) -> LoaderPosition:
+        """Return the position after ``consumed`` batches of this pass, with the current random state.
 
         Args:
-            position: what a rank had saved, of which the random state is taken.
-            everyone: what every rank had saved.
-            consumed: batches of this loader that the position stands for.
-
-        Raises:
-            StateMismatch: the loader has another dataset than when it was saved.
+            consumed: batches that completed steps have used; at most those fetched.
         """
-        assert self._elastic is not None, "only an elastic loader can"
-        saved = [each["elastic"] for each in everyone]
-        empty: Tree = {"ahead": 0, "spawn": None, "sampler": None, "before": [], "pool": {}, "proof": None}
-        here = {"consumed": consumed, "start": consumed, "elastic": self._elastic.moved(saved)}
-        self.restore(position | {**empty, **here, **self._identity(), "length": position["length"]})
+        return self._log.position(consumed, self._sampler.began_with() if self._sampler else None)
 
-    def skip(self, consumed: int) -> None:
-        """Begin the next pass after ``consumed`` batches, with no random state to put back (a foreign checkpoint)."""
-        start = self._replay_start(consumed)
-        self._pending = {**self._end_of_pass(), "ended": False, "consumed": consumed, "start": start, "pool": {}}
-        self._pending.update(spawn=None, step=None)
-        self._made = None
-        self.restored = False
+    def position_between(self) -> LoaderPosition:
+        """Return the position between two passes, with the current random state."""
+        return self._log.position_between()
+
+    def differences(self, position: LoaderPosition) -> list[str]:
+        """Return, in words, how the topology differs from that of a position."""
+        compared = {
+            "num_workers": (position.workers, self.workers),
+            "batch size": (position.batch_size, self.batch_size),
+        }
+        return [f"{name} {saved}, this launch has {here}" for name, (saved, here) in compared.items() if saved != here]
+
+    def left(self, position: LoaderPosition, global_batch: int) -> int | None:
+        """Return the batches that are left of the pass after a position, whatever the batch size when it was saved.
+
+        Args:
+            position: the position.
+            global_batch: samples in a batch, over all ranks.
+
+        Returns:
+            ``None`` for a stream, which does not know its length.
+        """
+        assert self._log.elastic is not None and position.elastic is not None, "only an elastic loader knows"
+        return self._log.elastic.left(position.elastic, global_batch)
+
+    # ---- Restoring it
+
+    @property
+    def restored(self) -> bool:
+        """Whether the loader has reached the position given to :meth:`restore`, and its random state is restored."""
+        beginning = beginning_of(self._next_pass)
+        if isinstance(beginning, Resumed) or (isinstance(beginning, AfterEnd) and not beginning.is_restored):
+            return False
+        return self._replay is None or self._replay.is_over
 
     @property
     def at_end(self) -> bool:
         """Whether the position given to :meth:`restore` is the end of a pass."""
-        return self._pending is not None and bool(self._pending["ended"])
+        return isinstance(beginning_of(self._next_pass), AfterEnd)
 
-    def restore_now(self, *, process: bool = True) -> None:
-        """After the end of a pass, put back the random state, and what of the loader outlives the pass.
+    def restore(self, position: LoaderPosition) -> None:
+        """Resume at a position with the next pass over the loader.
+
+        In the middle of a pass the first batches restore the random state. At its end there is nothing left to fetch:
+        call :meth:`restore_now` when the next pass is about to begin.
+
+        Raises:
+            StateMismatch: the dataset, the batch size or the number of workers differs.
+        """
+        differences = self.differences(position)
+        here = length_of(self.loader.dataset)
+        if not differences and position.length != here:
+            differences = [f"a dataset of length {position.length}, this launch has {here}"]
+        if differences:
+            raise StateMismatch(
+                f"the checkpoint was saved with {'; '.join(differences)}: the same batches cannot follow. Launch as "
+                "before, or start another run directory"
+            )
+        self._replay = None
+        self._end_workers()
+        self._begin_next_as(AfterEnd(position) if position.ended else Resumed(position))
+
+    def restore_resharded(
+        self, position: LoaderPosition, positions_of_all_ranks: Sequence[LoaderPosition], consumed: int
+    ) -> None:
+        """Resume at a position of another topology with the next pass over the loader.
 
         Args:
-            process: put the random state of the process back too, not only what belongs to the loader.
+            position: the position of a rank, whose random state is restored.
+            positions_of_all_ranks: the position of every rank.
+            consumed: the batches of this loader that correspond to the position.
+
+        Raises:
+            StateMismatch: the dataset differs.
         """
-        position = self._pending
-        assert position is not None and position["ended"], "in the middle of a pass the batches bring the state back"
-        self._moment.restore_generators(position["generators"])
+        assert self._log.elastic is not None, "only an elastic loader can be resharded"
+        saved = [each.elastic for each in positions_of_all_ranks if each.elastic is not None]
+        assert len(saved) == len(positions_of_all_ranks), "an elastic loader is elastic on every rank"
+        self.restore(
+            replace(
+                position,
+                consumed=consumed,
+                start=consumed,
+                prefetched=0,
+                spawn=None,
+                sampler=None,
+                rng_before=[],
+                pool={},
+                proof=None,
+                elastic=self._log.elastic.reshard(saved),
+                workers=self.workers,
+                batch_size=self.batch_size,
+            )
+        )
+
+    def skip(self, consumed: int) -> None:
+        """Begin the next pass after ``consumed`` batches, with the current random state (a foreign checkpoint)."""
+        position = replace(
+            self.position_between(),
+            ended=False,
+            consumed=consumed,
+            start=0 if self._log.is_stream else self._log.replay_start(consumed),
+            spawn=None,
+            pool={},
+            step=None,
+            elastic=None,  # the foreign checkpoint does not say which epoch the framework will set
+        )
+        self._replay = None
+        self._end_workers()
+        self._begin_next_as(Resumed(position))
+
+    def restore_now(self, *, process: bool = True) -> None:
+        """At the end of a pass, restore the random state and the workers that outlive the pass.
+
+        Args:
+            process: restore the random state of the process too, not only what belongs to the loader.
+        """
+        after = beginning_of(self._next_pass)
+        assert isinstance(after, AfterEnd), "in the middle of a pass its first batches restore the random state"
+        position = after.position
+        self._random_state.restore_generators(position.generators)
         self._seek(position)
         if process:
-            rng.restore_with(position["step"], self._registered)
-        self._spawn, self._pool = position["spawn"], dict(position["pool"])
-        if not self._keeps_workers() or self._spawn is None:
-            self._pending = None
-        self.restored = True
+            assert position.step is not None, "a position that was saved"
+            rng.restore_with(position.step, self._log.generators)
+        self._log.workers.restore(position.spawn, position.pool)
+        self._begin_next_as(replace(after, is_restored=True) if self._log.workers.are_running else Fresh())
 
-    def end_pass(self) -> None:
-        """Let the next pass be the rest of one of which every batch was used: empty, and after it as it was."""
-        self._is_empty = True
+    def resume_at_end(self) -> None:
+        """Resume at the end of a pass: the next pass yields nothing, and restores the loader."""
+        after = beginning_of(self._next_pass)
+        assert isinstance(after, AfterEnd), "the position to resume at is not the end of a pass"
+        self._begin_next_as(Empty(after))
 
     def hold(self) -> None:
-        """Give the next pass no batch, and begin it not: it is asked for too early, and will be asked for again."""
-        self._held = True
+        """Return an empty iterator once; Lightning asks for a pass before it knows whether it needs one."""
+        if not isinstance(self._next_pass, Held):
+            self._next_pass = Held(self._next_pass)
 
-    def restore_random_state(self, position: Tree) -> None:
-        """Put back the random state of the moment at which a position was saved, of the process and of the loader."""
-        self._moment.restore_generators(position["generators"])
-        rng.restore_with(position["step"], self._registered)
+    def restore_random_state(self, position: LoaderPosition) -> None:
+        """Restore the random state saved with a position, of the process and of the loader."""
+        self._random_state.restore_generators(position.generators)
+        assert position.step is not None, "a position that was saved"
+        rng.restore_with(position.step, self._log.generators)
+
+    def _begin_next_as(self, following: Beginning | Empty) -> None:
+        self._next_pass = Held(following) if isinstance(self._next_pass, Held) else following
 
     # ---- One pass
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
-        if self._is_empty:
-            self._is_empty = False
+        following = self._next_pass
+        if isinstance(following, Empty):
             self.restore_now()
             return iter(())
-        self._recent.clear()
-        self._last_batch = None
-        self.fetched, self.exhausted, self._begun = 0, False, 0
-        if self._held:
-            self._held = False
+        self._log.begin()
+        if isinstance(following, Held):
+            self._next_pass = following.then
             return iter(())
-        position, self._pending = self._pending, None
+        self._next_pass = Fresh()
         self.passes += 1
         if self._sampler is not None:
             self._sampler.forget()
-        if self._elastic:
-            self._elastic.begin(0)
-        if position is None:
-            inner = self._begin(make)
-        elif position["ended"]:
-            inner = self._begin_with_former_workers(make)
-        else:
-            inner = self._continue(make, position)
-        if self._elastic and self.workers:
-            self._elastic.started()
+        if self._log.elastic:
+            self._log.elastic.begin(0)
+        inner = self._begin(following, make)
+        if self._log.elastic and self.workers:
+            self._log.elastic.workers_started()
         return TrackedIterator(self._next, inner)
 
-    def _begin(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        if self._made is not None:
-            return self._begin_as_made(make)
-        if not (self._keeps_workers() and self._spawn is not None):
-            self._spawn = self._moment.capture()
-            self._pool = {}
-        self._pool_at_start = dict(self._pool)
+    def _begin(self, beginning: Beginning, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        if isinstance(beginning, Resumed):
+            return self._resume(make, beginning.position)
+        if isinstance(beginning, AfterEnd):
+            return self._begin_with_restored_workers(make)
+        if isinstance(beginning, AlreadyMade):
+            return self._begin_as_made(make, beginning.random_state)
+        workers = self._log.workers
+        if not workers.are_running:
+            workers.restore(self._random_state.capture(), {})
+        workers.begin_pass()
         return make()
 
-    def _begin_as_made(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        now = self._moment.capture()
-        assert self._made is not None
-        self._moment.restore(self._made)
-        self._spawn, self._made = self._made, None
-        inner = make()
-        self._moment.restore(now)
+    def _begin_as_made(self, make: Callable[[], Iterator[Any]], random_state: dict[str, Any]) -> Iterator[Any]:
+        now = self._random_state.capture()
+        self._log.workers.restore(random_state, {})
+        inner = self._start_workers(make)
+        self._random_state.restore(now)
         return inner
 
-    def _begin_with_former_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Begin a pass for which the uninterrupted run only reset the workers it had."""
-        self._pool_at_start = dict(self._pool)
-        now = self._moment.capture()
-        sampler = None if self.is_stream else self._watched_sampler()
+    def _begin_with_restored_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass for which the uninterrupted run only reset its workers, with workers in their state."""
+        now = self._random_state.capture()
+        sampler = None if self._log.is_stream else self._tracked_sampler()
         if sampler is not None:
             sampler.resume_at(0, {"iter": now, "first": None})
         inner = self._start_workers(make)
-        self._moment.restore(now if sampler is None else sampler.after_first or now)
+        self._random_state.restore(now if sampler is None else sampler.after_first or now)
         return inner
 
-    def _continue(self, make: Callable[[], Iterator[Any]], position: Tree) -> Iterator[Any]:
-        self._pool_at_start = dict(position["pool"])
-        self._pool = dict(position["pool"])
-        self._spawn = position["spawn"] or self._moment.capture()
-        self.fetched = self._begun = position["start"]
-        self._seek(position)
-        if not self.is_stream:
-            skip = 0 if self._elastic else position["start"]
-            self._watched_sampler().resume_at(skip, position["sampler"], within=position["start"] > 0)
+    def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
+        self._replay = PrefetchReplay(position, self._log.generators)
+        self._log.workers.restore(position.spawn or self._random_state.capture(), position.pool)
+        self._log.begin(position.start)
+        was_sought = self._seek(position)
+        if not self._log.is_stream:
+            skip = 0 if was_sought else position.start
+            self._tracked_sampler().resume_at(skip, position.sampler, is_mid_pass=position.start > 0)
         inner = self._start_workers(make)
-        passed_over = range(position["consumed"] - position["start"])
-        for _ in self.show_skipping(passed_over) if self.is_stream and not self._elastic else passed_over:
-            self.on_skip()
-            self._fetch(inner)
-        self._replay = PrefetchReplay(position, self._registered)
-        self.restored = self._replay.is_over
+        skipped = range(position.consumed - position.start)
+        for _ in self._show_skipping(skipped) if self._log.is_stream and not was_sought else skipped:
+            self._on_skip()
+            self._log.fetch(inner)
+        self._replay.begin()
         return inner
 
-    def _seek(self, position: Tree) -> None:
-        """Set an elastic loader to where the position begins, in constant time."""
-        if self._elastic and position["elastic"]:
-            self._elastic.begin(position["start"])
-            self._elastic.seek(position["elastic"])
+    def _seek(self, position: LoaderPosition) -> bool:
+        """Set an elastic loader to the start of the position, in constant time; return whether it is set."""
+        if self._log.elastic is None or position.elastic is None:
+            return False
+        self._log.elastic.begin(position.start)
+        self._log.elastic.seek(position.elastic)
+        return True
 
     def _start_workers(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        assert self._spawn is not None
-        self._moment.restore(self._spawn)
-        if self._init is None:
+        """Make the loader's own iterator with the random state with which its workers were started, and theirs."""
+        workers = self._log.workers
+        workers.begin_pass()
+        assert workers.spawn is not None
+        self._random_state.restore(workers.spawn)
+        if self._worker_init is None:
             return make()
-        self._init.states = dict(self._pool_at_start)
-        try:
+        with self._worker_init.restoring(workers.at_start):
             return make()
-        finally:
-            self._init.states = {}
 
     def _next(self, inner: Iterator[Any]) -> Any:
         if self._replay is None or self._replay.is_over:
-            return self._fetch(inner)
+            return self._log.fetch(inner)
         self._replay.prepare()
-        batch = self._fetch(inner)
-        self._replay.take(batch)
-        self.restored = self._replay.is_over
+        batch = self._log.fetch(inner)
+        self._replay.count(batch)
         return batch
 
-    # ---- The sampler and the generators
+    # ---- The sampler
 
     def sampler(self, inner: Any) -> Any:
-        """Return the watched index sampler of the loader."""
-        if self.is_stream:
+        """Return the tracked index sampler of the loader."""
+        if self._log.is_stream:
             return inner
         if self._sampler is None:
-            self._sampler = TrackedSampler(self._moment, inner)
+            self._sampler = TrackedSampler(self._random_state, inner)
         return self._sampler
 
-    def _watched_sampler(self) -> TrackedSampler:
-        sampler = self.loader._index_sampler  # seam: torch 2.13, overridden in watched_class
+    def _tracked_sampler(self) -> TrackedSampler:
+        sampler = self.loader._index_sampler  # seam: torch 2.13, overridden in tracked_class
         assert isinstance(sampler, TrackedSampler)
         return sampler

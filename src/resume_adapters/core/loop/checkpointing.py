@@ -1,22 +1,52 @@
-"""What of a hand-written loop is in a checkpoint: saved, and put back."""
+"""What of a hand-written loop is saved in a checkpoint, and restored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
-from resume_adapters.core.loop.metrics import LoopMetrics
+from resume_adapters.core.loop.loader import PassState
+from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.stateful import Stateful, StaticState
 
-Tree = dict[str, Any]
+
+@dataclass
+class LoopRankState(RankState):
+    """What one rank of a hand-written loop saves for itself.
+
+    Attributes:
+        epoch: the epoch that is running, from 0.
+        begun: passes of it that had begun.
+        loaders: where each loader is.
+        losses: the running sum of the losses.
+        framework: the record of :meth:`LoopFramework.rank_state`, as a tree.
+        rng: the random state of the process.
+    """
+
+    epoch: int
+    begun: int
+    loaders: list[PassState]
+    losses: LossSum
+    framework: dict[str, Any]
+    rng: dict[str, Any]
+
+    @property
+    def loader_states(self) -> Sequence[PassState]:
+        """The states of the training loaders."""
+        return self.loaders
 
 
 class LoopCheckpointing:
-    """The state of a loop.
+    """Saves and restores a loop. It is the session's :class:`TrainingLoop`.
 
     Args:
         framework: the framework's side of the loop.
@@ -24,7 +54,7 @@ class LoopCheckpointing:
 
     Attributes:
         passes: the passes over the training loaders.
-        metrics: the losses and metrics that the loop was told of.
+        metrics: the losses and metrics of the loop.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
@@ -32,40 +62,44 @@ class LoopCheckpointing:
         self.metrics = LoopMetrics()
         self._framework = framework
         self._session = session
+        self._epoch = 0
 
     # ---- Resuming
 
     def restore(self) -> Resumed:
-        """Choose, load and prove; return what of the run is done.
+        """Choose, load, restore and verify; return how much of the run is done.
 
         Raises:
             ResumeError: as the documentation's tables of errors say.
         """
-        session, framework = self._session, self._framework
-        checkpoint = session.choose()
-        progress = Resumed()
-        if checkpoint is not None:
-            session.require_architecture(framework)
-            framework.load(session)
-            session.restore_parts(framework.parts())
-            if session.own is not None:
-                progress = self._restore_own(session.own)
-            else:
-                progress = framework.adopt(checkpoint)
-                self.passes.adopt(progress.batches)
-        for module in framework.modules():
-            session.align_buckets(module)
-        if session.own is not None:
-            framework.restore(session.own["framework"])
-            rng.restore(session.own["rng"])
-        return progress
+        framework, restorer = self._framework, self._session.restorer
+        context = self._session.open()
+        if context is None:
+            self._align_buckets()
+            return Resumed()
+        context.require_architecture(framework.state_dict())
+        framework.load(context)
+        restorer.restore_parts(framework.parts())
+        state: LoopRankState | None = context.rank_state
+        if state is None:
+            done = framework.load_foreign(context)
+            self.passes.restore_foreign(done.batches)
+            self._align_buckets()
+            return done
+        done = self._restore_loop(context, state)
+        self._align_buckets()
+        framework.load_rank_state(framework.rank_state_type.from_tree(state.framework, context.source, "framework."))
+        rng.restore(state.rng)
+        return done
 
-    def _restore_own(self, own: Tree) -> Resumed:
-        checkpoint = self._session.checkpoint
-        assert checkpoint is not None
-        consumed = self.passes.restore(own)
-        self.metrics.restore(own["losses"], self._session.run.saved(checkpoint).record("metrics"))
-        return Resumed(own["epoch"], checkpoint.step, consumed)
+    def _restore_loop(self, context: RestoreContext, state: LoopRankState) -> Resumed:
+        consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
+        self.metrics.restore(state.losses, context.reader.record(BestMetrics, "metrics"))
+        return Resumed(state.epoch, context.step, consumed)
+
+    def _align_buckets(self) -> None:
+        for module in self._framework.modules():
+            self._session.restorer.align_buckets(module)
 
     # ---- Saving
 
@@ -76,37 +110,34 @@ class LoopCheckpointing:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
         """
+        self._epoch = epoch
+        name = self._framework.checkpoint_name(step)
+        self.metrics.assign_best(name)
+        self._session.save(name, step, self)
+        self.metrics.begin_manifest()
 
-        def own() -> Tree:
-            return {
-                "epoch": epoch,
-                **self.passes.state(),
-                "losses": self.metrics.losses(),
-                "framework": framework.state(),
-                "rng": rng.capture(),
-            }
-
-        framework, metrics = self._framework, self.metrics
-        name = framework.checkpoint_name(step)
-        metrics.assign(name)
-        self._session.save_checkpoint(
-            name,
-            step,
-            model=framework,
-            native=lambda: framework.save(self._session.run.directory / name),
-            own=own,
-            parts={**framework.parts(), "metrics": StaticState(metrics.best())},
-            owner=framework.owner,
-            entries=self._entries,
-            facts=lambda: {"epoch": epoch + self.passes.fraction, "metrics": metrics.facts()},
-            best=metrics.best_checkpoint,
+    def rank_state(self) -> LoopRankState:
+        """Return what this rank saves for itself."""
+        return LoopRankState(
+            epoch=self._epoch,
+            begun=self.passes.begun,
+            loaders=self.passes.states(),
+            losses=self.metrics.losses(),
+            framework=self._framework.rank_state().to_tree(),
+            rng=rng.capture(),
         )
-        metrics.forget()
 
-    def _entries(self) -> list[PartEntry]:
+    def parts(self) -> dict[str, Stateful]:
+        """Return the best metrics: alike on all ranks."""
+        return {"metrics": StaticState(self.metrics.best().to_tree())}
+
+    def describe(self) -> list[PartEntry]:
+        """Return an entry for each part of the loop, and for generators that nobody captures."""
         counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
-        return [
-            *self._framework.entries(),
-            *self._session.entries(self._framework.parts(), **counted),
-            *self.passes.missing(),
-        ]
+        return [*self._session.part_entries(self._framework.parts(), **counted), *self.passes.missing()]
+
+    def facts(self) -> CheckpointFacts:
+        """Return what the manifest says of this checkpoint."""
+        return CheckpointFacts(
+            self._epoch + self.passes.fraction, self.metrics.of_manifest(), self.metrics.best_checkpoint
+        )

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
-
-Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What of a run is done when it goes on.
+    """How much of a run is done when it resumes.
 
     Attributes:
         epoch: epochs completed.
@@ -34,42 +33,58 @@ class Resumed:
 
 
 class LoopFramework(abc.ABC):
-    """What an adapter provides: its framework's side of a hand-written loop."""
+    """A :class:`~resume_adapters.core.session.framework.Framework` whose training loop is written by hand.
 
+    Attributes:
+        label: name and version, for the manifests.
+        registers: what registers a further part of the state, as a user writes it.
+        accumulation: batches of the loop in an optimizer step.
+        accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
+        invariants: settings that a resume must find unchanged, in a user's words.
+        trackers: the framework's experiment trackers.
+        rank_state_type: the record that :meth:`rank_state` returns.
+    """
+
+    label: str = ""
     registers: str = ""
-    """What registers a further part of the state, as a user writes it."""
-
     accumulation: int = 1
-    """Batches of the loop in an optimizer step."""
-
-    carries_windows: bool = False
-    """Whether an accumulation goes on from one pass over the data into the next."""
-
+    accumulates_across_epochs: bool = False
+    invariants: Mapping[str, int] = {}
     trackers: Trackers
-    """The framework's experiment trackers."""
+    rank_state_type: type[Record] = Record
 
-    fixed: Mapping[str, int] = {}
-    """What must be as it was when the checkpoint was saved, in a user's words."""
+    @property
+    def topology(self) -> Mapping[str, int]:
+        """Settings that the order of the data may depend on, by the name under which a user sets them."""
+        return {"gradient_accumulation_steps": self.accumulation}
 
-    @abc.abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return the tensors of the models that are trained, for the architecture digest."""
-
-    @abc.abstractmethod
-    def feed(self, outer: Any, session: Session) -> LoopLoader:
-        """Return what the loop iterates over, with the torch loader beneath it watched by the session."""
+    # ---- Steps and data
 
     @abc.abstractmethod
-    def in_window(self) -> bool:
+    def track(self, loader: Any, session: Session) -> LoopLoader:
+        """Return the loader that the loop iterates over, with the torch loader beneath it tracked by the session."""
+
+    @abc.abstractmethod
+    def is_accumulating(self) -> bool:
         """Return whether gradients are held that no optimizer step has used: no checkpoint is taken then."""
 
     @abc.abstractmethod
-    def begin_within_window(self, batches: int) -> None:
-        """Let the next optimizer step come that many batches sooner."""
+    def has_stepped(self) -> bool:
+        """Return whether an optimizer step ended since the last call; one that a scaler skipped counts."""
 
     @abc.abstractmethod
-    def has_stepped(self) -> bool:
-        """Return whether an optimizer step ended since this was last asked; one that a scaler skipped counts."""
+    def skip_micro_batches(self, batches: int) -> None:
+        """Let the next optimizer step come that many batches sooner."""
+
+    def skip_pass(self, loader: Any) -> None:
+        """Leave a loader as it is after a pass of which every batch was used before the checkpoint."""
+        return
+
+    # ---- Saving
+
+    @abc.abstractmethod
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return tensors with the names, dtypes and whole shapes of the models that are trained."""
 
     @abc.abstractmethod
     def checkpoint_name(self, step: int) -> str:
@@ -80,41 +95,53 @@ class LoopFramework(abc.ABC):
         """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
 
     @abc.abstractmethod
-    def load(self, session: Session) -> None:
-        """Load and prove the framework's own files of ``session.checkpoint``. Every rank calls it."""
-
-    @abc.abstractmethod
-    def owner(self, file: Path) -> int:
+    def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
 
     @abc.abstractmethod
-    def state(self) -> Tree:
+    def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
-
-    @abc.abstractmethod
-    def restore(self, state: Tree) -> None:
-        """Put back what :meth:`state` returned, before the first step."""
-
-    @abc.abstractmethod
-    def adopt(self, checkpoint: Checkpoint) -> Resumed:
-        """Restore what the loaded checkpoint of the bare framework says beside, and return how far it is."""
-
-    def skip_pass(self, outer: Any) -> None:
-        """Leave a loader as it is after its pass, of which every batch was used before the checkpoint."""
-        return
-
-    def modules(self) -> Iterable[Any]:
-        """Return the modules that may reduce gradients in buckets."""
-        return ()
 
     def parts(self) -> dict[str, Stateful]:
         """Return what the framework does not save and is alike on all ranks."""
         return {}
 
-    def spread(self) -> Mapping[str, Any]:
-        """Return what is spread over the ranks, such as shards of weights, by the name of the component."""
+    def sharded_state(self) -> Mapping[str, Any]:
+        """Return what is sharded over the ranks, such as shards of weights, by the name of the component."""
         return {}
 
+    def modules(self) -> Iterable[Any]:
+        """Return the modules that may reduce gradients in buckets."""
+        return ()
+
     @abc.abstractmethod
-    def entries(self) -> Sequence[PartEntry]:
-        """Say of each part of the framework who captures it."""
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that the framework saves, and for what nobody captures."""
+
+    # ---- Loading
+
+    @abc.abstractmethod
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a whole checkpoint that the bare framework wrote; ``None`` for anything else.
+
+        Raises:
+            CheckpointDamaged: it is not whole.
+        """
+
+    @abc.abstractmethod
+    def load(self, context: RestoreContext) -> None:
+        """Load and verify the framework's own files. Every rank calls it."""
+
+    @abc.abstractmethod
+    def load_rank_state(self, record: Any) -> None:
+        """Restore what :meth:`rank_state` returned, before the first step."""
+
+    @abc.abstractmethod
+    def load_foreign(self, context: RestoreContext) -> Resumed:
+        """Restore what else a checkpoint of the bare framework says, and return how much of the run is done."""
+
+    # ---- Ending
+
+    def close(self) -> None:
+        """Undo what was patched, hooked or registered in the framework for this loop."""
+        return

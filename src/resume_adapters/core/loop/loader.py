@@ -1,118 +1,145 @@
-"""A training loader of a hand-written loop: what the loop iterates over, and the torch ``DataLoader`` beneath it."""
+"""A training loader of a hand-written loop, with the torch ``DataLoader`` beneath it."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
-from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.loaders import LoaderRestorer, LoaderShape
+from resume_adapters.core.session.records import LoaderState
 
-Tree = dict[str, Any]
+
+@dataclass
+class PassState(LoaderState):
+    """Where a loader of a loop is.
+
+    Attributes:
+        number: the number of its pass within the epoch; ``None`` between two passes.
+    """
+
+    number: int | None
 
 
 class LoopLoader:
     """A training loader as the loop sees it, and the torch ``DataLoader`` beneath.
 
     Args:
-        outer: what the loop iterates over.
-        watch: the watched torch loader beneath.
-        together: samples in a batch of the loop, on all ranks together.
-        share: batches that the torch loader fetches on this rank for each batch of the loop: one, unless rank zero
-            fetches for all.
+        prepared: what the loop iterates over.
+        tracked: the tracked torch loader beneath.
+        global_batch: samples in a batch of the loop, on all ranks together.
+        fetches_per_batch: batches that the torch loader fetches on this rank for each batch of the loop: one, unless
+            rank zero fetches for all.
+
+    Attributes:
+        consumed: batches of the loop that are done in this pass.
+        number: the number of the open pass within the epoch; ``None`` between two passes.
     """
 
-    def __init__(self, outer: Any, watch: TrackedLoader, together: int, share: int = 1) -> None:
-        self.outer = outer
-        self.watch = watch
-        self.together = together
-        self.share = share
+    def __init__(self, prepared: Any, tracked: TrackedLoader, global_batch: int, fetches_per_batch: int = 1) -> None:
+        self.prepared = prepared
+        self.tracked = tracked
+        self.global_batch = global_batch
+        self.fetches_per_batch = fetches_per_batch
         self.consumed = 0
         self.number: int | None = None
-        self._restoring: Tree | None = None
-        self._passes = watch.passes
+        self._restored: PassState | None = None
+        self._passes = tracked.passes
 
     def begin(self, number: int) -> None:
-        """Begin pass ``number`` of the epoch, or go on with it where a checkpoint left it."""
+        """Begin pass ``number`` of the epoch, or continue it where a checkpoint left it."""
         if not self.continues(number):
-            self._restoring = None
-        self.consumed = self._restoring["consumed"] if self._restoring else 0
+            self._restored = None
+        self.consumed = self._restored.consumed if self._restored else 0
         self.number = number
 
     def continues(self, number: int) -> bool:
         """Return whether the checkpoint was taken within pass ``number``."""
-        return self._restoring is not None and self._restoring["number"] == number
+        return self._restored is not None and self._restored.number == number
 
     @property
     def at_end(self) -> bool:
         """Whether the checkpoint was taken when every batch of this pass had been used."""
-        return self._restoring is not None and self.watch.at_end
+        return self._restored is not None and self.tracked.at_end
 
     def __iter__(self) -> Iterator[Any]:
-        self._restoring = None
-        return iter(self.outer)
+        """Yield the batches that are left of the pass, and count them."""
+        self._restored = None
+        for batch in self.prepared:
+            self.consumed += 1
+            yield batch
 
     @functools.cached_property
     def length(self) -> int | None:
         """Batches in a pass; ``None`` for a stream without a length."""
-        return length_of(self.outer)
+        return length_of(self.prepared)
 
-    def follow(self) -> bool:
-        """Count a batch of a loader that the script iterates over itself; return whether another pass has begun."""
-        begun, self._passes = self.watch.passes - self._passes, self.watch.passes
-        another = False
+    def count_external(self) -> bool:
+        """Count a batch of a loader that the script iterates over itself; return whether the next pass has begun."""
+        begun, self._passes = self.tracked.passes - self._passes, self.tracked.passes
+        is_next = False
         if begun:
-            restored = self._restoring or {"consumed": 0, "position": {"ended": True}}
-            continued = restored["position"] is None or not restored["position"]["ended"]
-            another = self.number is not None and begun > continued  # of a pass whose batches were all used, none came
-            self.consumed = restored["consumed"] if continued and not another else 0
-        self.number, self._restoring = 0, None
+            position = self._restored.position if self._restored else None
+            continued = self._restored is not None and (position is None or not position.ended)
+            is_next = self.number is not None and begun > continued  # a pass whose batches were all used yields none
+            self.consumed = self._restored.consumed if self._restored and continued and not is_next else 0
+        self.number, self._restored = 0, None
         self.consumed += 1
-        return another
+        return is_next
 
     def end(self) -> None:
-        """Note that the pass is over."""
-        self.number = self._restoring = None
+        """End the pass."""
+        self.number = self._restored = None
 
-    def state(self, session: Session) -> Tree:
-        """Return where the loader is; the outer loader's own count is the framework's business."""
-        if self._restoring is not None:  # restored, and not yet begun
-            return self._restoring
+    def reopen(self, number: int | None) -> None:
+        """Open a pass again that the script has left early."""
+        self.number = number
+
+    def state(self, loaders: LoaderRestorer) -> PassState:
+        """Return where the loader is; the count of what the framework wraps around it is the framework's."""
+        if self._restored is not None:  # restored, and not yet begun
+            return self._restored
         if self.number is None:
-            position = self.watch.position_between()
+            position = self.tracked.position_between()
         else:
-            position = self.watch.position(min(self.consumed * self.share, self.watch.fetched))
-        return {"number": self.number, **session.loader_state(position, self.consumed, self.together)}
+            position = self.tracked.position(min(self.consumed * self.fetches_per_batch, self.tracked.fetched))
+        known = loaders.state(position, self.consumed, self.global_batch)
+        return PassState(known.position, known.consumed, known.global_batch, known.samples, self.number)
 
-    def restore(self, state: Tree, session: Session, epoch: int, of_rank: Callable[[Any], Tree]) -> None:
-        """Put the loader where :meth:`state` found it.
+    def restore(
+        self,
+        context: RestoreContext,
+        loaders: LoaderRestorer,
+        state: PassState,
+        epoch: int,
+        of_rank: Callable[[Any], PassState],
+    ) -> None:
+        """Restore the loader to where :meth:`state` found it.
 
         Args:
-            state: what it returned on this rank.
-            session: the session.
+            context: what is being restored.
+            loaders: restores the torch loader beneath.
+            state: what :meth:`state` returned on this rank.
             epoch: the epoch in which it was saved.
-            of_rank: returns what it returned on another rank, from what that saved as its own.
+            of_rank: returns what it returned on another rank, from the state of that rank.
 
         Raises:
-            StateMismatch: it has another dataset, batch size or number of workers.
+            StateMismatch: it has a different dataset, batch size or number of workers.
         """
-        if state["position"] is None:
-            self.watch.skip(state["consumed"] * self.share)
-            self._restoring = state
+        if state.position is None:
+            self.tracked.skip(state.consumed * self.fetches_per_batch)
+            self._restored = state
             return
-        consumed = session.restore_loader(
-            self.watch,
-            state,
-            self.together,
-            self.share,
-            of_rank,
-            epoch=epoch - (state["number"] is None),
-            length=self.length,
+        shape = LoaderShape(
+            self.global_batch, epoch - (state.number is None), self.length, fetches_per_batch=self.fetches_per_batch
         )
-        if state["number"] is None:
-            self.watch.restore_now(process=False)
+        consumed = loaders.restore(context, self.tracked, state, shape, of_rank)
+        if state.number is None:
+            self.tracked.restore_now(process=False)
         else:
-            self._restoring = state | {"consumed": consumed}
-            self.number, self.consumed = state["number"], consumed
+            self._restored = replace(state, consumed=consumed)
+            self.number, self.consumed = state.number, consumed

@@ -1,8 +1,8 @@
-"""A hand-written training loop that resumes: its epochs and its batches are wrapped, and it tells of each step.
+"""A hand-written training loop that resumes: its epochs and its batches are wrapped, and it calls :meth:`step`.
 
 After a kill the loop needs no branch: :meth:`ResumableLoop.epochs` and :meth:`ResumableLoop.batches` yield what is
-left. A checkpoint is taken where the body of the outermost wrapped loop has ended, whoever asked for it in between. So
-whatever the body does after its step (an evaluation, a log line) is before the checkpoint as a whole, and never half.
+left. A checkpoint is taken at the end of the body of the outermost wrapped loop, wherever it was asked for. So all that
+the body does after its step (an evaluation, a log line) comes before the checkpoint, and never half of it.
 
 An adapter derives a :class:`LoopFramework`, which finds the loader beneath what its framework wraps around it, lets the
 framework write and load its own files, and knows when an optimizer step was taken.
@@ -14,15 +14,16 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from resume_adapters.core.loop.checkpointing import LoopCheckpointing
+from resume_adapters.core.loop.checkpointing import LoopCheckpointing, LoopRankState
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.messages import log_finished
-from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.errors import Stopped, UnsupportedSetting
+from resume_adapters.errors import UnsupportedSetting
 
 
 class ResumableLoop:
@@ -31,9 +32,7 @@ class ResumableLoop:
     Args:
         framework: the framework's side of it.
         run: the run, not yet opened.
-        parts: the parts that the user named.
-        verify: prove what is restored.
-        on_batch_change: what to do where an optimizer step has another number of samples; see :class:`Session`.
+        options: the options of the run.
         each_epoch: save at the end of each epoch, beside what the run's cadence says.
 
     Attributes:
@@ -42,47 +41,34 @@ class ResumableLoop:
     """
 
     def __init__(
-        self,
-        framework: LoopFramework,
-        run: ResumableRun,
-        parts: Mapping[str, Stateful],
-        *,
-        verify: bool = True,
-        on_batch_change: str = "refuse",
-        each_epoch: bool,
+        self, framework: LoopFramework, run: ResumableRun, options: ResumeOptions, *, each_epoch: bool
     ) -> None:
         self.epoch = 0
         self.global_step = 0
         self._framework = framework
         self._run = run
-        self._session = Session(
-            run,
-            parts,
-            verify=verify,
-            topology={"gradient_accumulation_steps": framework.accumulation},
-            accumulation=framework.accumulation,
-            fixed=framework.fixed,
-            spread=framework.spread,
-            on_batch_change=on_batch_change,
-            trackers=framework.trackers,
+        rescale = Rescale(
+            options.on_batch_change,
+            framework.accumulation,
+            accumulates_across_epochs=framework.accumulates_across_epochs,
         )
-        self._session.batch_change.carries_windows = framework.carries_windows
-        self._state = LoopCheckpointing(framework, self._session)
-        self._passes = self._state.passes
-        self._metrics = self._state.metrics
+        self._session = Session(run, framework, options, LoopRankState, rescale)
+        self._checkpointing = LoopCheckpointing(framework, self._session)
+        self._passes = self._checkpointing.passes
+        self._metrics = self._checkpointing.metrics
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
         self._due = False
         self._has_moved = False
-        self._in_window = False
+        self._is_accumulating = False
         self._over = False
         self._closed = False
 
     # ---- Resuming
 
     def resume(self, loader: Any = None) -> Resumed:
-        """Choose, load and prove, unless that is done; return what of the run is done.
+        """Choose, load, restore and verify, unless that is done; return how much of the run is done.
 
         The first :meth:`epochs` or :meth:`batches` calls it. Call it yourself where something must follow it and come
         before them, such as the start of a tracker; or with the training loader, where the loop cannot be wrapped. The
@@ -96,10 +82,14 @@ class ResumableLoop:
             ResumeError: as the documentation's tables of errors say.
         """
         if self._resumed is None:
-            self._resumed = self._state.restore()
+            try:
+                self._resumed = self._checkpointing.restore()
+            except BaseException:
+                self._session.close()
+                raise
             self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
         if loader is not None:
-            self._passes.follow(loader)
+            self._passes.track_external(loader)
         return self._resumed
 
     # ---- The loop
@@ -120,7 +110,7 @@ class ResumableLoop:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
         self._horizon = (count, max_steps)
         if max_steps is not None:
-            self._session.batch_change.no_horizon = GIVEN_IN_STEPS
+            self._session.rescale.forbid(GIVEN_IN_STEPS)
         self.resume()
         self._over = self._was_finished()
         if self._over:
@@ -157,7 +147,7 @@ class ResumableLoop:
         former = self._run.previous
         return (
             former is not None
-            and former.state == "finished"
+            and former.state is RunState.FINISHED
             and (former.step, former.result) == (self.global_step, self._result())
         )
 
@@ -171,35 +161,34 @@ class ResumableLoop:
         in every launch; they may be iterated one after the other, or together with ``zip``.
 
         Raises:
-            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+            StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
             NotRestored: the data that come now are not those that would have come.
             UnsupportedSetting: a pass goes on in the next epoch.
         """
         self.resume()
-        feed = None if self._over else self._passes.begin(loader)
-        if feed is None:
+        open_pass = None if self._over else self._passes.begin(loader)
+        if open_pass is None:
             return
         try:
-            yield from self._batches(feed)
+            yield from self._batches(open_pass)
         except GeneratorExit:
             self._passes.leave()
             raise
         finally:
             if not self._is_through():
-                self._passes.end(feed)
+                self._passes.end(open_pass)
 
-    def _batches(self, feed: LoopLoader) -> Iterator[Any]:
-        if feed.at_end:
-            self._passes.skip(feed)
+    def _batches(self, open_pass: LoopLoader) -> Iterator[Any]:
+        if open_pass.at_end:
+            self._passes.skip(open_pass)
             return
         if self._is_through():
             return
-        for batch in feed:
+        for batch in open_pass:
             self._session.begin_step()
-            feed.consumed += 1
             yield batch
             self._has_moved = True
-            if self._passes.begins_round(feed):
+            if self._passes.begins_round(open_pass):
                 self._end_of_body()
             if self._is_through():
                 return
@@ -212,13 +201,13 @@ class ResumableLoop:
 
         Args:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
-            metrics: what the manifest is to say of a checkpoint of this step; retention can choose by it.
+            metrics: the metrics of a checkpoint of this step in its manifest; retention can choose by them.
         """
-        if self._passes.count_followed():
+        if self._passes.count_external():
             self._begin_epoch()
-        self._metrics.note(loss, metrics)
-        self._in_window = not self._framework.has_stepped()
-        if self._in_window:
+        self._metrics.add(loss, metrics)
+        self._is_accumulating = not self._framework.has_stepped()
+        if self._is_accumulating:
             return
         self.global_step += 1
         decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
@@ -228,7 +217,7 @@ class ResumableLoop:
 
     @property
     def mean_loss(self) -> float:
-        """The mean of the losses told since the epoch began, across launches; 0.0 where none was."""
+        """The mean of the losses since the epoch began, across launches; 0.0 before the first."""
         return self._metrics.mean_loss
 
     # ---- Saving
@@ -239,9 +228,10 @@ class ResumableLoop:
         While gradients are accumulated it is saved after the step that uses them.
 
         Args:
-            reason: what the manifest and ``resume-adapters ls`` say of it.
+            reason: the reason in the manifest and in ``resume-adapters ls``.
         """
-        self._due, self._session.reason = True, reason
+        self._due = True
+        self._session.set_reason(reason)
         if not self._passes.are_open:
             self._end_of_body()
 
@@ -272,14 +262,14 @@ class ResumableLoop:
         """Save if that is due and no gradients are held, and leave if that was agreed on."""
         if self._is_through() and self._run.last_commit != self.global_step:
             self._due = True
-        if self._due and not (self._in_window or self._framework.in_window()):
+        if self._due and not (self._is_accumulating or self._framework.is_accumulating()):
             self._save()
             if self._session.stopping:
                 self._run.leave(self.global_step, self._fraction())
 
     def _save(self) -> None:
         self._due = self._has_moved = False
-        self._state.save(self.epoch, self.global_step)
+        self._checkpointing.save(self.epoch, self.global_step)
 
     def _fraction(self) -> float:
         return self.epoch + self._passes.fraction
@@ -296,11 +286,11 @@ class ResumableLoop:
         self._closed = True
         if self._has_moved or self._run.last_commit != self.global_step:
             # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
-            self._session.reason = "finished"
+            self._session.set_reason("finished")
             self._save()
         self._run.flush()
-        self._run.record("finished", step=self.global_step, epoch=self._fraction(), result=self._result())
-        self._run.close()
+        self._run.set_state(RunState.FINISHED, step=self.global_step, epoch=self._fraction(), result=self._result())
+        self._session.close()
 
     def __enter__(self) -> ResumableLoop:
         return self
@@ -308,10 +298,11 @@ class ResumableLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.finish()
-        elif not isinstance(error, Stopped) and not self._closed:
+        try:
+            if error is None:
+                self.finish()
+            elif isinstance(error, Exception) and not self._closed:
+                self._session.fail(error, self.global_step)
+        finally:
             self._closed = True
-            if isinstance(error, Exception):
-                self._session.record_failure(error, self.global_step)
-            self._run.close()
+            self._session.close()

@@ -1,49 +1,64 @@
-"""What a hand-written loop tells of its losses and metrics: their mean, the best of them, what the manifest says."""
+"""The losses and metrics of a hand-written loop: their mean, the best of them, what the manifest says."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import finite_metrics
+from resume_adapters.core.state.records import Record
 from resume_adapters.errors import UnsupportedSetting
 
-Tree = dict[str, Any]
+
+@dataclass
+class LossSum(Record):
+    """The sum of the losses since the epoch began, on one rank."""
+
+    count: int
+    sum: Any
+
+
+@dataclass
+class BestMetrics(Record):
+    """The best values by name, and the name of the checkpoint that has the last best."""
+
+    best: dict[str, float]
+    checkpoint: str | None
 
 
 class LoopMetrics:
-    """The losses and metrics that a loop was told of.
+    """The losses and metrics of a loop.
 
     Attributes:
-        best_checkpoint: name of the checkpoint that has the best value; ``None`` where none was told of.
+        best_checkpoint: name of the checkpoint that has the best value; ``None`` before the first.
     """
 
     def __init__(self) -> None:
         self.best_checkpoint: str | None = None
-        self._losses: tuple[int, Any] = (0, 0.0)
-        self._noted: dict[str, Any] = {}
+        self._losses = LossSum(0, 0.0)
+        self._current: dict[str, Any] = {}
         self._best: dict[str, float] = {}
         self._is_new_best = False
 
-    def note(self, loss: Any, metrics: Mapping[str, float] | None) -> None:
-        """Note what is told of a batch; a loss that is a tensor is not waited for."""
+    def add(self, loss: Any, metrics: Mapping[str, float] | None) -> None:
+        """Add the loss and the metrics of a batch; a loss that is a tensor is not waited for."""
         if loss is not None:
             value = loss.detach() if hasattr(loss, "detach") else loss
-            self._losses = (self._losses[0] + 1, self._losses[1] + value)
-            self._noted["loss"] = value
+            self._losses = LossSum(self._losses.count + 1, self._losses.sum + value)
+            self._current["loss"] = value
         if metrics:
-            self._noted.update(metrics)
+            self._current.update(metrics)
 
     def begin_epoch(self) -> None:
-        """Begin the mean of the losses anew."""
-        self._losses = (0, 0.0)
+        """Begin a new mean of the losses."""
+        self._losses = LossSum(0, 0.0)
 
     @property
     def mean_loss(self) -> float:
-        """The mean of the losses since the epoch began; 0.0 where none was told."""
-        count, total = self._losses
-        return float(total) / count if count else 0.0
+        """The mean of the losses since the epoch began; 0.0 before the first."""
+        return float(self._losses.sum) / self._losses.count if self._losses.count else 0.0
 
     def is_best(self, metric: float, mode: str, name: str) -> bool:
         """Return whether a metric is the best so far; if so, the next checkpoint is the one that has it.
@@ -52,12 +67,10 @@ class LoopMetrics:
             UnsupportedSetting: the mode is neither ``"min"`` nor ``"max"``.
         """
         if mode not in ("min", "max"):
-            raise UnsupportedSetting(
-                f'mode={mode!r} says neither that smaller nor that greater is better: "min", "max"'
-            )
+            raise UnsupportedSetting(f'mode must be "min" or "max", got {mode!r}')
         worst = math.inf if mode == "min" else -math.inf
         former = self._best.get(name, worst)
-        self._noted[name] = metric
+        self._current[name] = metric
         if not (metric < former if mode == "min" else metric > former):  # so a NaN is never the best
             return False
         self._best[name], self._is_new_best = metric, True
@@ -65,28 +78,28 @@ class LoopMetrics:
 
     # ---- In a checkpoint
 
-    def assign(self, checkpoint: str) -> None:
-        """Let a checkpoint be the best, if a best value was told of since the one before it."""
+    def assign_best(self, checkpoint: str) -> None:
+        """Let a checkpoint be the best, if a best value came since the one before it."""
         if self._is_new_best:
             self.best_checkpoint, self._is_new_best = checkpoint, False
 
-    def facts(self) -> dict[str, float | None]:
-        """Return what the manifest says of what was told since the last checkpoint."""
-        return finite_metrics({name: float(value) for name, value in self._noted.items()})
+    def of_manifest(self) -> dict[str, float | None]:
+        """Return the newest value of each metric since the last checkpoint."""
+        return finite_metrics({name: float(value) for name, value in self._current.items()})
 
-    def forget(self) -> None:
-        """Begin anew what the next manifest says."""
-        self._noted = {}
+    def begin_manifest(self) -> None:
+        """Begin to collect what the next manifest says."""
+        self._current = {}
 
-    def losses(self) -> Tree:
-        """Return the running sum of the losses, which each rank has its own of."""
-        return {"count": self._losses[0], "sum": self._losses[1]}
+    def losses(self) -> LossSum:
+        """Return the running sum of the losses; each rank has its own."""
+        return self._losses
 
-    def best(self) -> Tree:
+    def best(self) -> BestMetrics:
         """Return the best values, and which checkpoint has them: alike on all ranks."""
-        return {"best": self._best, "checkpoint": self.best_checkpoint}
+        return BestMetrics(self._best, self.best_checkpoint)
 
-    def restore(self, losses: Tree, best: Tree) -> None:
-        """Put back what :meth:`losses` and :meth:`best` returned."""
-        self._losses = (losses["count"], losses["sum"])
-        self._best, self.best_checkpoint = best["best"], best["checkpoint"]
+    def restore(self, losses: LossSum, best: BestMetrics) -> None:
+        """Restore what :meth:`losses` and :meth:`best` returned."""
+        self._losses = losses
+        self._best, self.best_checkpoint = best.best, best.checkpoint

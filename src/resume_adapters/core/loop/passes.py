@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.framework import LoopFramework
-from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting
-
-Tree = dict[str, Any]
 
 
 class EpochPasses:
@@ -20,74 +19,77 @@ class EpochPasses:
     Args:
         framework: the framework's side of the loop.
         session: the session.
+
+    Attributes:
+        begun: passes of this epoch that the script has begun.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
+        self.begun = 0
         self._framework = framework
         self._session = session
-        self._feeds: list[LoopLoader] = []
+        self._loaders: list[LoopLoader] = []
         self._open: list[LoopLoader] = []
         self._left: list[tuple[LoopLoader, int | None]] = []
-        self._followed: LoopLoader | None = None
-        self._begun = 0
-        self._saved: list[Tree] = []
+        self._external: LoopLoader | None = None
+        self._saved: Sequence[PassState] = ()
         self._saved_begun = 0
         self._saved_epoch = 0
 
     # ---- One pass
 
-    def begin(self, loader: Any) -> LoopLoader | None:
-        """Begin the next pass of the epoch, over a loader; return ``None`` if a checkpoint was taken after that pass.
+    def begin(self, prepared: Any) -> LoopLoader | None:
+        """Begin the next pass of the epoch over a loader; return ``None`` if a checkpoint was taken after that pass.
 
         Raises:
-            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+            StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        feed = self._feed(loader)
-        number, self._begun = self._begun, self._begun + 1
-        if number < self._saved_begun and not feed.continues(number):
+        loader = self._loader(prepared)
+        number, self.begun = self.begun, self.begun + 1
+        if number < self._saved_begun and not loader.continues(number):
             return None
         self._left = []
-        feed.begin(number)
-        self._open.append(feed)
-        return feed
+        loader.begin(number)
+        self._open.append(loader)
+        return loader
 
-    def skip(self, feed: LoopLoader) -> None:
+    def skip(self, loader: LoopLoader) -> None:
         """Leave out a pass of which every batch was used before the checkpoint."""
-        feed.watch.restore_now()
-        self._framework.skip_pass(feed.outer)
+        loader.tracked.restore_now()
+        self._framework.skip_pass(loader.prepared)
 
-    def begins_round(self, feed: LoopLoader) -> bool:
+    def begins_round(self, loader: LoopLoader) -> bool:
         """Return whether this loader, of those that are iterated together, is the first.
 
         Raises:
             UnsupportedSetting: its pass was begun in an epoch that is over.
         """
-        if feed not in self._open:
+        if loader not in self._open:
             raise UnsupportedSetting(
-                "a pass over a loader goes on in the next epoch, where a relaunch would begin another: ask for "
-                "run.batches(loader) anew in each epoch"
+                "a pass over a loader goes on in the next epoch, where a relaunch would begin a new one: call "
+                "run.batches(loader) in each epoch"
             )
-        return self._open[0] is feed
+        return self._open[0] is loader
 
     def leave(self) -> None:
-        """Note which passes are open when the script leaves one early."""
+        """Remember which passes are open when the script leaves one early."""
         self._left = self._left or [(each, each.number) for each in self._open]
 
     def reopen(self) -> None:
-        """Open again what was left when the script leaves its epoch too: a longer run goes on in the middle of it."""
-        for feed, number in self._left:
-            feed.number = number
-            self._open.append(feed)
+        """Open the passes again that the script left with their epoch: a longer run goes on in the middle of it."""
+        for loader, number in self._left:
+            loader.reopen(number)
+            self._open.append(loader)
 
-    def end(self, feed: LoopLoader) -> None:
-        """Note that a pass is over."""
-        feed.end()
-        if feed in self._open:
-            self._open.remove(feed)
+    def end(self, loader: LoopLoader) -> None:
+        """End a pass."""
+        loader.end()
+        if loader in self._open:
+            self._open.remove(loader)
 
     def end_epoch(self) -> None:
-        """Number the passes anew."""
-        self._begun = self._saved_begun = 0
+        """Begin to number the passes of the next epoch."""
+        self.begun = self._saved_begun = 0
         self._open, self._left = [], []
 
     @property
@@ -97,73 +99,84 @@ class EpochPasses:
 
     @property
     def fraction(self) -> float:
-        """What of the epoch is done, by the first loader that is under way; 0.0 where its length is not known."""
-        feed = self._followed or next(iter(self._open), None)
-        return feed.consumed / feed.length if feed is not None and feed.length else 0.0
+        """The fraction of the epoch that is done, by the first open loader; 0.0 where its length is not known."""
+        loader = self._external or next(iter(self._open), None)
+        return loader.consumed / loader.length if loader is not None and loader.length else 0.0
 
     # ---- Where the loop cannot be wrapped
 
-    def follow(self, loader: Any) -> None:
+    def track_external(self, prepared: Any) -> None:
         """Let the script iterate over a loader itself; its first pass yields what is left.
 
         Raises:
-            StateMismatch: the loader has another dataset, batch size or number of workers than when it was saved.
+            StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        self._followed = self._feed(loader)
-        if self._followed.at_end:
-            self._followed.watch.end_pass()
-            self._framework.skip_pass(loader)
+        self._external = self._loader(prepared)
+        if self._external.at_end:
+            self._external.tracked.resume_at_end()
+            self._framework.skip_pass(prepared)
 
-    def count_followed(self) -> bool:
-        """Count a batch of the loader that the script iterates over itself; return whether another pass has begun."""
-        return self._followed is not None and self._followed.follow()
+    def count_external(self) -> bool:
+        """Count a batch of the loader that the script iterates over itself; return whether the next pass has begun."""
+        return self._external is not None and self._external.count_external()
 
     # ---- In a checkpoint
 
-    def state(self) -> Tree:
-        """Return how far each loader is, and which pass of the epoch is the next."""
-        unseen = self._saved[len(self._feeds) :]  # loaders that this launch has not come to yet
-        return {"begun": self._begun, "loaders": [*(feed.state(self._session) for feed in self._feeds), *unseen]}
+    def states(self) -> list[PassState]:
+        """Return where each loader is, with those that this launch has not come to yet."""
+        unseen = self._saved[len(self._loaders) :]
+        return [*(loader.state(self._session.loaders) for loader in self._loaders), *unseen]
 
-    def restore(self, saved: Tree) -> int:
-        """Put back what :meth:`state` returned, each loader when the script comes to it.
+    def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
+        """Restore the passes, each loader when the script comes to it.
 
         Args:
-            saved: the record that holds it, with the epoch in which it was saved.
+            loaders: what :meth:`states` returned.
+            begun: passes of the epoch that had begun.
+            epoch: the epoch in which it was saved.
 
         Returns:
             The batches that are done of the first pass that was open.
         """
-        self._saved, self._saved_begun, self._saved_epoch = saved["loaders"], saved["begun"], saved["epoch"]
-        if len(self._saved) > 1:
-            self._session.batch_change.no_horizon = SEVERAL_LOADERS
-        return next((int(feed["consumed"]) for feed in self._saved if feed["number"] is not None), 0)
+        self._saved, self._saved_begun, self._saved_epoch = loaders, begun, epoch
+        if len(loaders) > 1:
+            self._session.rescale.forbid(SEVERAL_LOADERS)
+        return next((each.consumed for each in loaders if each.number is not None), 0)
 
-    def adopt(self, consumed: int) -> None:
-        """Let the first pass begin after some batches, of which no more is known."""
-        self._saved = [{"number": 0, "consumed": consumed, "position": None}]
+    def restore_foreign(self, consumed: int) -> None:
+        """Let the first pass begin after some batches; nothing more is known."""
+        self._saved = [PassState(position=None, consumed=consumed, global_batch=0, samples=0, number=0)]
 
     def missing(self) -> list[PartEntry]:
         """Return an entry for each generator of a loader's dataset that is no part of the state."""
         found = []
-        for feed in self._feeds:
-            beneath = feed.watch.loader
+        for loader in self._loaders:
+            beneath = loader.tracked.loader
             places = {"dataset": beneath.dataset, "collate_fn": beneath.collate_fn}
-            found += self._session.missing_generators(places, self._framework.registers)
+            found += self._session.missing_generators(places)
         return found
 
-    def _feed(self, loader: Any) -> LoopLoader:
-        for known in self._feeds:
-            if known.outer is loader:
+    def _loader(self, prepared: Any) -> LoopLoader:
+        for known in self._loaders:
+            if known.prepared is prepared:
                 return known
-        feed = self._framework.feed(loader, self._session)
-        if len(self._feeds) < len(self._saved):
-            index = len(self._feeds)
-            feed.restore(self._saved[index], self._session, self._saved_epoch, lambda own: own["loaders"][index])
-            self._session.move_schedules()
-            change = self._session.batch_change
-            if change.begun:
-                self._framework.begin_within_window(change.begun)
-                change.begun = 0
-        self._feeds.append(feed)
-        return feed
+        loader = self._framework.track(prepared, self._session)
+        if len(self._loaders) < len(self._saved):
+            self._restore(loader, len(self._loaders))
+        self._loaders.append(loader)
+        return loader
+
+    def _restore(self, loader: LoopLoader, index: int) -> None:
+        session = self._session
+        assert session.context is not None, "a loader was saved"
+        loader.restore(
+            session.context,
+            session.loaders,
+            self._saved[index],
+            self._saved_epoch,
+            lambda state: state.loaders[index],
+        )
+        session.rescale.move_schedules()
+        begun = session.rescale.take_begun()
+        if begun:
+            self._framework.skip_micro_batches(begun)

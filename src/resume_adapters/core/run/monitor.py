@@ -1,38 +1,57 @@
-"""Once a second, on a thread of its own: what may ask a run to stop, and its live status.
+"""Duties done once a second on a thread of their own: look for a request to stop, and refresh the live status.
 
-The training thread only notes the step that it has completed. Files, processes and clocks are looked at here.
+The training thread only stores its progress. Files, processes and clocks are looked at here.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+
+from resume_adapters.core.log import logger
+
+THREAD_NAME = "resume-adapters-monitor"
+"""The name of the thread."""
 
 _PERIOD = 1.0
 
 
 class Monitor:
-    """Does a few short things once a second.
+    """Runs short duties once a second.
+
+    A duty that fails because of the file system (ESTALE, EIO) is logged once, and tried again the next second.
 
     Args:
-        duties: what it does, in this order. None may wait for the training thread or for another rank.
+        duties: what to do, in this order, each after the words that name it in the log. None may wait for the training
+            thread or for another rank.
     """
 
-    def __init__(self, duties: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, duties: Mapping[str, Callable[[], None]]) -> None:
         self._duties = duties
+        self._failing: set[str] = set()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="resume-adapters-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=THREAD_NAME, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; when this returns, nothing more is done."""
+        """End the thread and wait for it."""
         self._ended.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _watch(self) -> None:
         while not self._ended.wait(_PERIOD):
-            for duty in self._duties:
-                duty()
+            for name, duty in self._duties.items():
+                self._run(name, duty)
+
+    def _run(self, name: str, duty: Callable[[], None]) -> None:
+        try:
+            duty()
+        except OSError as error:
+            if name not in self._failing:
+                logger.warning("could not %s: %s; trying again once a second", name, error)
+            self._failing.add(name)
+        else:
+            self._failing.discard(name)

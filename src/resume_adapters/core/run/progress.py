@@ -10,7 +10,7 @@ _WINDOW = 60
 
 
 class Progress(NamedTuple):
-    """How far a run is: optimizer steps and epochs completed, and the steps after which it is finished, where known."""
+    """Optimizer steps and epochs completed, and the number of steps after which the run is finished, if known."""
 
     step: int
     epoch: float
@@ -18,18 +18,18 @@ class Progress(NamedTuple):
 
 
 class StepRate:
-    """How fast a run goes, over the last minute, with all that keeps it waiting."""
+    """Optimizer steps a second over the last minute, pauses included."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
-    def note(self, now: float, step: int) -> None:
-        """Note the step at a moment; once a second or so."""
+    def add(self, now: float, step: int) -> None:
+        """Add the step reached at a time; about once a second."""
         self._seen.append((now, step))
 
     @property
     def rate(self) -> float | None:
-        """Optimizer steps a second; ``None`` until that is known."""
+        """Optimizer steps a second; ``None`` until it is known."""
         if len(self._seen) < 2:
             return None
         (first, from_step), (last, to_step) = self._seen[0], self._seen[-1]

@@ -1,18 +1,23 @@
-"""The verbs that adapters call: open a run directory, begin and commit checkpoints, prune, stop.
+"""The operations that adapters call: open a run directory, begin, save, end a step, prune, stop, close.
 
-One :class:`ResumableRun` is one start of a run directory, on all its ranks. Commits run on a background thread with a
-channel of their own; an error there is raised by the next :meth:`ResumableRun.save` or :meth:`ResumableRun.flush`,
-which every rank calls at the same place.
+A :class:`ResumableRun` is one start of a run directory, on all its ranks. It holds no logic of its own: see
+:mod:`~resume_adapters.core.run.takeover` for a start, :mod:`~resume_adapters.core.checkpoint.writer` and
+:mod:`~resume_adapters.core.saving.background` for a save, :mod:`~resume_adapters.core.run.step_control` for the rest.
+An error of a background commit is raised by the next :meth:`ResumableRun.save` or :meth:`ResumableRun.flush`, which
+every rank calls at the same place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
@@ -22,19 +27,20 @@ from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import ForeignDetector
-from resume_adapters.core.checkpoint.writer import write_checkpoint
+from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.requirements import require_type
 from resume_adapters.core.run.progress import Progress
 from resume_adapters.core.run.step_control import Decision, StepControl
 from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.background import ThreadSaveEngine
 from resume_adapters.core.saving.cadence import Cadence
-from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
@@ -46,7 +52,7 @@ from resume_adapters.errors import Halted, Stopped
 
 
 def no_foreign(path: Path) -> int | None:
-    """Know no checkpoints but this package's own."""
+    """Recognise only checkpoints that this package wrote."""
     return None
 
 
@@ -54,18 +60,19 @@ class ResumableRun:
     """One start of a run directory.
 
     Args:
-        run_directory: where the run's checkpoints live; made where it is missing.
+        run_directory: where the run's checkpoints are; created if it is missing.
         framework: framework and version, for the manifests.
-        ranks: the ranks of the run; those of ``torch.distributed`` by default.
+        ranks: the ranks of the run, which the caller closes; by default those of ``torch.distributed``, which
+            :meth:`close` closes.
         storage: the file operations; the local disk by default.
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
         keep: the retention policy; ``None`` keeps everything.
         stop: what asks the run to stop.
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
-        foreign: recognises whole checkpoints that this package did not write.
+        foreign: recognises complete checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
-        local_rank: this rank on its node, where each node has a run directory of its own, on a disk that others do not
-            see; ``None`` where all ranks share one.
+        local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
+            ``None`` if all ranks share one.
         clock: returns seconds since 1970.
     """
 
@@ -89,58 +96,67 @@ class ResumableRun:
         require_type("stop", stop, StopOn, "StopOn(exit_code=85)")
         self.directory = Path(os.path.abspath(run_directory))
         self.framework = framework
+        self._made_ranks = ranks is None
         self.ranks = current_ranks() if ranks is None else ranks
         self.storage: Storage = LocalStorage() if storage is None else storage
         self.resume = resume
         self.foreign = foreign
         self.latest = latest
         self.local_rank = local_rank
-        self.sharing = shared_by_all(self.ranks)
-        """Which ranks share the run directory; known once it is open."""
+        self.storage_group = shared_by_all(self.ranks)
+        """The ranks that share the run directory; known after :meth:`open`."""
         self.clock = clock
         self.control = ControlDirectory(self.storage, self.directory, clock)
+        self._undo_at_close = contextlib.ExitStack()
         self.generation = 0
         self.resumed: Checkpoint | None = None
         self.previous: RunStatus | None = None
-        self._live = StatusPublisher(self.control.status, self.control.fencing, self._status)
-        self._lifecycle = StepControl(self.ranks, self.control, stop or StopOn(), cadence, self._live.refresh, clock)
-        self.committer = ThreadSaveEngine(
+        self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
+        self._step_control = StepControl(
+            self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, clock
+        )
+        self.pruner = Pruner(
             self.storage,
-            self.ranks.twin(),
             self.directory,
             self.control.journal,
             keep=KeepAll() if keep is None else keep,
-            latest=latest,
             fence=self._fence,
-            tell=self._lifecycle.committed,
             clock=clock,
+        )
+        self.engine: SaveEngine = ThreadSaveEngine(
+            self.ranks.new_channel(),
+            self.control.journal,
+            self.pruner,
+            latest=latest,
+            on_committed=self._step_control.committed,
         )
 
     @property
     def flag(self) -> StopFlag:
-        """The flag that asks this process to stop."""
-        return self._lifecycle.flag
+        """The stop flag of this process."""
+        return self._step_control.flag
 
     @property
     def last_commit(self) -> int | None:
         """Step of the newest checkpoint that is committed or being committed."""
-        return self.committer.last
+        return self.engine.last_submitted
 
     # ---- Starting
 
     def open(self) -> ResumeChoice:
-        """Take the run directory over and choose what to resume from. Every rank calls it, once.
+        """Take the run directory over and choose the checkpoint to resume from. Every rank calls it, once.
 
-        Newer checkpoints that were rejected are set aside, and what crashed saves left is removed.
+        Newer checkpoints that are not valid are set aside, and leftovers of crashed saves are removed. If it raises,
+        the run is closed.
 
         Raises:
-            RunDirectoryUnusable: not a directory, or not writable.
+            RunDirectoryUnusable: it is not a directory, or not writable.
             NoValidCheckpoint: there are checkpoints, and none is valid.
             CheckpointsExist: ``resume="scratch"`` and there are committed checkpoints.
-            StateMismatch: a node has a part of the checkpoint that is not of its ranks.
-            UnsupportedSetting: the run directory was said to be each node's own, and is not.
+            StateMismatch: a node has a part of the checkpoint that its ranks did not save.
+            UnsupportedSetting: ``local_rank`` is set, and nodes share the run directory.
         """
-        start = Takeover(
+        takeover = Takeover(
             self.storage,
             self.ranks,
             self.directory,
@@ -150,41 +166,34 @@ class ResumableRun:
             self.latest,
             self.local_rank,
         )
-        choice = start.choose()
-        self.sharing, self.generation, self.previous = start.sharing, start.generation, start.previous
-        self.resumed = choice.checkpoint
+        try:
+            choice = takeover.choose()
+        except BaseException:
+            takeover.storage_group.close()
+            self.close()
+            raise
+        self.storage_group, self.generation = takeover.storage_group, takeover.generation
+        self.previous, self.resumed = takeover.previous, choice.checkpoint
         if choice.checkpoint and choice.checkpoint.manifest:
-            self.committer.last = self.committer.committed = choice.checkpoint.step
+            self.engine.continue_from(choice.checkpoint.step)
         return choice
 
     def begin(self, step: int, epoch: float) -> None:
-        """Begin to train: take the signals over, look once a second for what asks for a stop, keep the status live.
+        """Begin to train: install the signal handlers, start the monitor, and set the state to running.
 
         Args:
             step: optimizer steps completed.
             epoch: epochs completed.
 
         Raises:
-            UnsupportedSetting: a walltime in the environment is written in a way that is not understood.
+            UnsupportedSetting: a walltime in the environment is invalid.
         """
-        self._lifecycle.begin(Progress(step, epoch), leads=self.sharing.leads)
-        self.record("running", step=step, epoch=epoch)
+        self._step_control.begin(Progress(step, epoch), is_leader=self.storage_group.is_leader)
+        self.set_state(RunState.RUNNING, step=step, epoch=epoch)
 
     # ---- Saving
 
-    def save(
-        self,
-        name: str,
-        step: int,
-        *,
-        native: Callable[[], object],
-        own: Callable[[], Any],
-        parts: Mapping[str, Stateful],
-        owner: Callable[[Path], int],
-        facts: Callable[[], dict[str, Any]],
-        best: str | None = None,
-        is_file: bool = False,
-    ) -> None:
+    def save(self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False) -> None:
         """Write a checkpoint and commit it in the background. Every rank calls it at the same step.
 
         It first waits for the commit before it, and raises what went wrong there.
@@ -192,13 +201,7 @@ class ResumableRun:
         Args:
             name: name of the checkpoint in the run directory.
             step: optimizer steps completed.
-            native: lets the framework write its own files.
-            own: returns what belongs to this rank alone (random state, position, running sums); called after
-                ``native``, so that random numbers drawn by the save itself are accounted for.
-            parts: what may be alike on all ranks.
-            owner: the rank that answers for a file of the framework.
-            facts: fields of :class:`Manifest` that the adapter knows; called last.
-            best: name of the best checkpoint, which retention keeps.
+            content: what the checkpoint is to hold.
             is_file: the framework writes one file of that name, not a directory.
 
         Raises:
@@ -212,15 +215,13 @@ class ResumableRun:
         if self.resumed is not None and self.resumed.path == path:
             self.ranks.barrier()  # another rank may still be reading what this save moves aside
         pending = PendingCheckpoint(
-            self.storage, self.ranks, path, step, self._fence, is_file=is_file, sharing=self.sharing
+            self.storage, self.ranks, path, step, self._fence, is_file=is_file, storage_group=self.storage_group
         )
         pending.open(functools.partial(set_aside, self.storage))
-        files, described = write_checkpoint(
-            pending, native=native, own=own, parts=parts, owner=owner, facts=facts, clock=self.clock
-        )
-        manifest = functools.partial(self._manifest, step=step, best=best, **described)
-        self.committer.commit(pending, files, manifest, began)
-        self._lifecycle.saved(began)
+        written = write_checkpoint(pending, content, self.clock)
+        manifest = functools.partial(self._manifest, step=step, **written.facts)
+        self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began))
+        self._step_control.saved(began)
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
@@ -229,28 +230,28 @@ class ResumableRun:
             files=files,
             package=__version__,
             framework=self.framework,
-            ranks=self.sharing.members if self.sharing.is_partial else None,
+            ranks=self.storage_group.members if self.storage_group.is_partial else None,
             **facts,
         )
 
     def flush(self) -> None:
-        """Wait for the commit that is under way, and raise what it raised."""
-        self.committer.flush()
+        """Wait for the commits in flight, and raise their first error."""
+        self.engine.drain()
 
     def _fence(self) -> None:
         self.control.fencing.require_owned(self.generation)
 
     # ---- Reading
 
-    def saved(self, checkpoint: Checkpoint) -> CheckpointReader:
-        """Return the parts of the state that a checkpoint holds, for this rank to read."""
+    def reader(self, checkpoint: Checkpoint) -> CheckpointReader:
+        """Return what reads the state that a checkpoint holds beside the framework's files, for this rank."""
         return CheckpointReader(self.storage, checkpoint, self.ranks.rank)
 
     def require_valid(self, path: Path) -> None:
-        """Check a committed checkpoint of this run before something is read from it other than by a resume.
+        """Verify the files of a committed checkpoint of this run.
 
         Raises:
-            CheckpointDamaged: naming the file; on the rank that answers for it, and nowhere else.
+            CheckpointDamaged: naming the file; only on the ranks that see the damage.
         """
         self.flush()
         open_checkpoint(self.storage, path, self.foreign)
@@ -258,51 +259,51 @@ class ResumableRun:
     # ---- Retention
 
     def prune(self, *, best: str | None = None) -> Plan:
-        """Remove what the policy does not keep. Those who lead run directories call it, together.
+        """Remove the checkpoints that the policy does not keep. The leaders of all run directories call it together.
 
         Returns:
-            What it kept and removed.
+            What is kept and what was removed, with reasons.
         """
-        return self.committer.prune(self.sharing, best)
+        return self.pruner.prune(self.storage_group, best)
 
     def prune_later(self, *, best: str | None = None) -> None:
-        """Remove what the policy does not keep once the commits under way are done. Every rank calls it.
+        """Remove the checkpoints that the policy does not keep, after the commits in flight. Every rank calls it.
 
-        What goes wrong is raised as that of a commit is.
+        An error is raised as that of a commit is.
         """
-        self.committer.prune_later(self.sharing, best)
+        self.engine.submit_prune(self.storage_group, best)
 
-    # ---- Going on, stopping and ending
+    # ---- Steps, stopping and ending
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
-        """Note that an optimizer step was completed, and return what all ranks do now: save, or stop, or go on.
+        """End an optimizer step, and return what all ranks do now: save, stop, or go on.
 
-        Every rank calls it at the end of every step. A save that is due by the clock, and a stop, are decided one step
-        behind: nobody waits for the network.
+        Every rank calls it at the end of every step. A stop, and a save that is due by the clock, take effect one step
+        later, so that no rank waits for the network.
 
         Args:
             step: optimizer steps completed.
-            epoch: epochs completed, with the fraction of the running one.
-            horizon: steps after which the run is finished, where that is known.
+            epoch: epochs completed, with the fraction of the current one.
+            horizon: number of steps after which the run is finished, if known.
         """
-        return self._lifecycle.end_step(Progress(step, epoch, horizon))
+        return self._step_control.end_step(Progress(step, epoch, horizon))
 
     def should_stop(self) -> bool:
-        """Return whether all ranks are to save and leave now. Every rank asks at the same places.
+        """Return whether all ranks save and leave now. Every rank calls it at the same places.
 
-        For places between two ends of a step: between the batches of an evaluation.
+        For places within a step: between the batches of an evaluation.
         """
-        return self._lifecycle.should_stop()
+        return self._step_control.should_stop()
 
     def skip_batch(self) -> None:
-        """Leave if this rank was asked to stop, while it reads through data that was used already.
+        """Leave if this rank was asked to stop while it skips data that is already used. There is nothing to save.
 
-        There is nothing to save. The other ranks hear of it from the stop file, since they may read at another speed.
+        The other ranks learn of it by the stop file, since they may skip at another speed.
 
         Raises:
-            Stopped: it was asked.
+            Stopped: this rank was asked to stop.
         """
-        if self._lifecycle.is_asked_alone():
+        if self._step_control.is_asked_alone():
             self.control.stop_file.request(self.flag.reason or "")
             self.end_skipping()
 
@@ -310,34 +311,36 @@ class ResumableRun:
         """Leave if any rank was asked to stop before its first step. Every rank calls it, once, at its first batch.
 
         Raises:
-            Stopped: one was asked.
+            Stopped: a rank was asked to stop.
         """
-        if self._lifecycle.settle():
-            self.leave(self._lifecycle.progress.step, self._lifecycle.progress.epoch)
+        if self._step_control.agree_now():
+            progress = self._step_control.progress
+            self.leave(progress.step, progress.epoch)
 
     def halt(self, reason: str) -> None:
-        """Ask for a stop that a human must look at: save, leave, and refuse to start again.
+        """Save, leave, and refuse to start again until a human has looked at the run.
 
-        It takes effect where the ranks next ask whether to stop. The next launch is refused with the reason, until
+        It takes effect when the ranks next poll for a stop. The next launch is refused with the reason, until
         ``resume-adapters resume RUN_DIR`` clears it.
 
         Args:
-            reason: what the human is to look at.
+            reason: what the human should look at.
         """
         self.flag.halt(reason)
 
     def leave(self, step: int, epoch: float) -> None:
-        """Flush, record the stop and leave the process.
+        """Wait for the commits in flight, set the state to stopped or halted, and leave the process.
 
         Raises:
             Stopped: always; a :class:`SystemExit` with the exit code of :class:`StopOn`.
-            Halted: where the run was halted.
+            Halted: if the run was halted.
         """
         self.flush()
-        self._lifecycle.settle()
+        self._step_control.agree_now()
         reason = common_reason(self.ranks, self.flag)
-        self.record("halted" if self.flag.halted else "stopped", step=step, epoch=epoch, reason=reason)
-        if self.sharing.leads:
+        state = RunState.HALTED if self.flag.halted else RunState.STOPPED
+        self.set_state(state, step=step, epoch=epoch, reason=reason)
+        if self.storage_group.is_leader:
             self.control.stop_file.withdraw()
         self.ranks.barrier()
         self.close()
@@ -348,31 +351,43 @@ class ResumableRun:
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
 
-    def record(self, state: str, **facts: Any) -> None:
-        """Write ``status.json`` (where a directory is led), so that a person and the next start see how the run is.
+    def set_state(self, state: RunState, **facts: Any) -> None:
+        """Write ``status.json``, on the leader of a run directory.
 
-        Where a later start owns the run directory the status is that start's, and is left alone.
+        If a later start owns the run directory, the status is that start's and stays.
 
         Args:
-            state: ``running``, ``stopped``, ``halted``, ``finished`` or ``failed``.
+            state: the new state.
             facts: fields of :class:`RunStatus` that are known better than from the last
                 step.
         """
-        if self.sharing.leads:
-            self._live.set_state(state, facts)
+        if self.storage_group.is_leader:
+            self._publisher.set_state(state, facts)
 
-    def _status(self, state: str) -> RunStatus:
-        status = self._lifecycle.status(state)
-        status.generation, status.last_commit = self.generation, self.committer.committed
-        return status
+    def _status(self, state: RunState) -> RunStatus:
+        status = self._step_control.status(state)
+        return replace(status, generation=self.generation, last_commit=self.engine.last_committed)
+
+    def undo_at_close(self, undo: Callable[[], object]) -> None:
+        """Let :meth:`close` call a function first: whoever uses the run undoes there what it patched for it.
+
+        A run closes itself where it is left or cannot be opened.
+        """
+        self._undo_at_close.callback(undo)
 
     def close(self) -> None:
-        """Give the signals back and end the background threads; raise what the last commit raised, if nobody has.
+        """Undo all that the run did to the process: signal handlers, threads and process groups.
 
-        The run directory stays as it is.
+        The run directory stays as it is. Closing a closed run does nothing.
+
+        Raises:
+            ResumeError: a commit in flight failed, and no call has raised that yet.
         """
-        try:
-            self._lifecycle.end()
-        finally:
-            self.committer.close()
+        with contextlib.ExitStack() as undo:
+            if self._made_ranks:
+                undo.callback(self.ranks.close)
+            undo.callback(self.storage_group.close)
+            undo.callback(self.engine.close)
+            undo.callback(self._step_control.close)
+            undo.callback(self._undo_at_close.close)
         self.flush()

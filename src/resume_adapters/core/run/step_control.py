@@ -1,4 +1,8 @@
-"""How a start of a run goes on from its first step to its last: its pace, when it saves, what asks it to stop."""
+"""What happens at the end of each step: go on, save, or stop; decided alike on all ranks.
+
+One start of a run goes through :class:`StepControl` from top to bottom: :meth:`~StepControl.begin` installs the signal
+handlers and the monitor, :meth:`~StepControl.end_step` decides, and :meth:`~StepControl.close` undoes ``begin``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.progress import Progress, StepRate
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import WALLTIME, StopOn
@@ -22,29 +26,32 @@ from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, find_deadline
 
+_LOOK_EVERY = 1.0
+"""Seconds between two looks for the stop file while data is skipped."""
+
 
 class Decision(NamedTuple):
-    """What all ranks do at a step boundary. A stop saves too, where this step is not saved yet, and then leaves."""
+    """What all ranks do at the end of a step. A stop also saves, if this step is not saved yet, and then leaves."""
 
     save: bool
     stop: bool
 
 
 class StepControl:
-    """One start of a run, from :meth:`begin` to :meth:`end`.
+    """One start of a run, from :meth:`begin` to :meth:`close`.
 
     Args:
         ranks: the ranks of the run.
         control: the ``.resume`` directory.
         on: what asks the run to stop.
-        cadence: when it saves, where the framework does not decide that.
-        refresh: brings ``status.json`` up to date; called once a second where the directory is led, from a thread.
+        cadence: when to save; ``None`` where the framework decides that.
+        refresh: updates ``status.json``; called once a second by the monitor, on the leader of a run directory.
         clock: returns seconds since 1970.
 
     Attributes:
-        flag: this rank's flag.
-        progress: how far the run is.
-        deadline: when the run is ended from outside, where that is known.
+        flag: this rank's stop flag.
+        progress: steps and epochs completed.
+        deadline: when the run is ended from outside, if that is known.
     """
 
     def __init__(
@@ -64,46 +71,46 @@ class StepControl:
         self._cadence = cadence
         self._refresh = refresh
         self._clock = clock
-        self._agreement = StopVote(ranks, self.flag)
-        self._reserve = ShutdownMargin(on.reserve)
-        self._pace = StepRate()
-        self._votes_save = cadence is not None and cadence.steps is None and ranks.rank == 0
-        self._voted = self._just_saved = False
+        self._vote = StopVote(ranks, self.flag)
+        self._margin = ShutdownMargin(on.reserve)
+        self._rate = StepRate()
+        # Ranks have different clocks, so rank zero alone decides about time, and the vote carries its decision.
+        self._decides_saves = cadence is not None and cadence.steps is None and ranks.rank == 0
+        self._voted_save = self._just_saved = False
         self._has_launchers: Callable[[], bool] = lambda: True
-        self._heartbeat: Monitor | None = None
+        self._monitor: Monitor | None = None
         self._looked = 0.0
 
-    # ---- From the beginning to the end
+    # ---- Begin and end
 
-    def begin(self, progress: Progress, *, leads: bool) -> None:
-        """Take the signals over, and begin to look once a second.
+    def begin(self, progress: Progress, *, is_leader: bool) -> None:
+        """Install the signal handlers and start the monitor.
 
         Args:
-            progress: how far the run is.
-            leads: this rank leads its run directory.
+            progress: steps and epochs completed.
+            is_leader: this rank is the leader of its run directory.
 
         Raises:
-            UnsupportedSetting: a walltime in the environment is written in a way that is not understood.
+            UnsupportedSetting: a walltime in the environment is invalid.
         """
         self.progress = progress
         self.deadline = self._find_deadline()
         history = self._control.journal.history() if self._ranks.rank == 0 else []
         for entry in history:
-            self._reserve.saved(entry.get("seconds", 0.0))
+            self._margin.saved(entry.get("seconds", 0.0))
         if self._cadence is not None:
             self._cadence.start(time.monotonic(), history)
         self.flag.install()
         self._has_launchers = find_launchers()
-        of_all = [self._look_at_launchers, self._look_at_deadline]
-        self._heartbeat = Monitor([*of_all, self._look_after_directory] if leads else of_all)
-        self._heartbeat.start()
+        self._monitor = Monitor(self._duties(is_leader))
+        self._monitor.start()
 
-    def end(self) -> None:
-        """Give the signals back, and end what :meth:`begin` began."""
+    def close(self) -> None:
+        """Restore the signal handlers, end the monitor, and close the channel of the vote."""
         self.flag.uninstall()
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-        self._agreement.close()
+        if self._monitor is not None:
+            self._monitor.stop()
+        self._vote.close()
 
     def _find_deadline(self) -> Deadline | None:
         first, now = self._ranks.rank == 0, self._clock()
@@ -112,99 +119,112 @@ class StepControl:
             os.environ,
             now=now,
             began=start_time(os.getpid()) or now,
-            ask=slurm.time_left if first else lambda job: None,  # the others learn of it from rank zero
+            ask=slurm.time_left if first else lambda job: None,  # the other ranks learn of it by the vote
         )
         if found is not None and first:
-            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.at))
-            logger.info("This process is ended at %s (%s): it will save and leave in time.", moment, found.source)
+            ends = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.at))
+            logger.info("Walltime ends at %s (%s); the run saves and exits before.", ends, found.source)
         return found
 
-    # ---- At step boundaries
+    # ---- At the end of a step
 
     def end_step(self, progress: Progress) -> Decision:
-        """Note that a step was completed, and return what all ranks do now; see :meth:`ResumableRun.end_step`."""
+        """Store the progress, and return what all ranks do now; see :meth:`ResumableRun.end_step`."""
         now = time.monotonic()
         self.progress = progress
-        self._reserve.asked(now)
-        cadence = self._cadence
-        due = cadence is not None and cadence.steps is not None and cadence.is_due(progress.step, now)
-        vote = self._votes_save and not self._voted and cadence is not None and cadence.is_due(progress.step, now)
-        self._voted = self._voted or vote
-        stop = self._agreement.reached(save=vote)
-        # Where a save came between the vote and its result, all ranks know, and none is due any more.
-        overtaken = self._agreement.is_behind and self._just_saved
-        due = (self._agreement.take_save() and not overtaken) or due
+        self._margin.polled(now)
+        is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
+        votes_save = is_due and self._decides_saves and not self._voted_save
+        self._voted_save = self._voted_save or votes_save
+        stop = self._vote.poll(save=votes_save)
+        # All ranks know of a save between a vote and its result; the vote for a save is then void.
+        is_void = self._vote.is_behind and self._just_saved
+        save = self._vote.take_save() and not is_void
         self._just_saved = False
-        return Decision(due, stop)
+        by_steps = self._cadence is not None and self._cadence.steps is not None
+        return Decision(save or (is_due and by_steps), stop)
 
     def should_stop(self) -> bool:
-        """Return whether all ranks are to stop; see :meth:`ResumableRun.should_stop`."""
-        self._reserve.asked(time.monotonic())
-        return self._agreement.reached("between steps")
+        """Return whether all ranks stop now; see :meth:`ResumableRun.should_stop`."""
+        self._margin.polled(time.monotonic())
+        return self._vote.poll("between steps")
 
-    def settle(self) -> bool:
-        """Return whether all ranks are to stop, and wait for each other; every rank asks."""
-        return self._agreement.settle()
+    def agree_now(self) -> bool:
+        """Return whether any rank stops, waiting for all of them to answer. Every rank calls it."""
+        return self._vote.agree_now()
 
     def is_asked_alone(self) -> bool:
-        """Return whether this rank was asked to stop, here or by a file; once a second it looks for the file."""
+        """Return whether this rank was asked to stop, without a vote. Looks for the stop file once a second."""
         now = time.monotonic()
-        if now - self._looked >= 1.0:
+        if now - self._looked >= _LOOK_EVERY:
             self._looked = now
-            self._look_for_file()
+            with contextlib.suppress(OSError):  # tried again a second later
+                self._look_for_stop_file()
         return self.flag.reason is not None
 
-    def saved(self, began: float) -> float:
-        """Note a save; return the seconds for which it kept the training waiting.
+    def saved(self, began: float) -> None:
+        """Count a save that is written but not yet committed.
 
         Args:
             began: when it began, by ``time.monotonic``.
         """
         now = time.monotonic()
-        self._reserve.paused()
-        self._voted, self._just_saved = False, True
+        self._margin.paused()
+        self._voted_save, self._just_saved = False, True
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
-        return now - began
 
-    def committed(self, took: float) -> None:
-        """Note the seconds from the beginning of a save until it was committed."""
-        self._reserve.saved(took)
+    def committed(self, seconds: float) -> None:
+        """Count a commit, from the seconds since its save began; called on the thread that commits."""
+        self._margin.saved(seconds)
 
-    # ---- Once a second, on the thread of the heartbeat
+    def status(self, state: RunState) -> RunStatus:
+        """Return the status of a run that is in this state."""
+        step, epoch, horizon = self.progress
+        if state is not RunState.RUNNING:
+            return RunStatus(state=state, step=step, epoch=epoch, horizon=horizon)
+        rate, cadence = self._rate.rate, self._cadence
+        return RunStatus(
+            state=state,
+            step=step,
+            epoch=epoch,
+            horizon=horizon,
+            rate=rate,
+            eta=self._clock() + max(0, horizon - step) / rate if rate and horizon is not None else None,
+            next_save=cadence.next_save(step, time.monotonic(), rate) if cadence is not None else None,
+            ends=self.deadline.at if self.deadline else None,
+        )
 
-    def _look_at_launchers(self) -> None:
+    # ---- Once a second, on the thread of the monitor
+
+    def _duties(self, is_leader: bool) -> dict[str, Callable[[], None]]:
+        of_all = {"look for the launcher": self._look_for_launchers, "look at the walltime": self._look_at_deadline}
+        if not is_leader:
+            return of_all
+        return {
+            **of_all,
+            "look for the stop file": self._look_for_stop_file,
+            "measure the rate": self._measure_rate,
+            "refresh the status": self._refresh_status,
+        }
+
+    def _look_for_launchers(self) -> None:
         if not self._has_launchers():
             self.flag.request("the launcher of this process is gone")
 
     def _look_at_deadline(self) -> None:
-        if self.deadline is not None and self._clock() >= self.deadline.at - self._reserve.seconds:
+        if self.deadline is not None and self._clock() >= self.deadline.at - self._margin.seconds:
             self.flag.request(WALLTIME)
 
-    def _look_after_directory(self) -> None:
-        self._look_for_file()
-        self._pace.note(time.monotonic(), self.progress.step)
-        with contextlib.suppress(OSError):  # a file system that fails for good is the next save's to report
-            later = self._control.fencing.later_start()
-            if later is not None:
-                self.flag.request(f"{later} took the run directory over")
-            else:
-                self._refresh()
-
-    def _look_for_file(self) -> None:
+    def _look_for_stop_file(self) -> None:
         if (reason := self._control.stop_file.reason()) is not None:
             self.flag.request(reason)
 
-    def status(self, state: str) -> RunStatus:
-        """Return the status of a run that is in this state."""
-        step, epoch, horizon = self.progress
-        status = RunStatus(state=state, step=step, epoch=epoch, horizon=horizon)
-        if state == "running":
-            rate = self._pace.rate
-            status.rate = rate
-            status.ends = self.deadline.at if self.deadline else None
-            if self._cadence is not None:
-                status.next_save = self._cadence.next_save(step, time.monotonic(), rate)
-            if rate and horizon is not None:
-                status.eta = self._clock() + max(0, horizon - step) / rate
-        return status
+    def _measure_rate(self) -> None:
+        self._rate.add(time.monotonic(), self.progress.step)
+
+    def _refresh_status(self) -> None:
+        if (later := self._control.fencing.later_start()) is not None:
+            self.flag.request(f"{later} took the run directory over")
+        else:
+            self._refresh()

@@ -1,4 +1,4 @@
-"""The start of a run: taking its directory over, and choosing what to resume from, on all ranks together."""
+"""Start a run: take its directory over and choose the checkpoint to resume from, on all ranks together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
-from resume_adapters.core.checkpoint.layout import LATEST, is_committed, is_pending, root_paths
+from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, is_committed, state_of
 from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
-from resume_adapters.core.run_directory.status import RunStatus
+from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.base import Pointer, Storage, point_to
 from resume_adapters.core.storage.groups import shared_by_all
@@ -31,6 +31,9 @@ from resume_adapters.errors import (
 
 T = TypeVar("T")
 
+_SET_ASIDE = (CheckpointState.COMMITTED, CheckpointState.DAMAGED, CheckpointState.FOREIGN)
+"""States in which a rejected checkpoint is set aside: it exists, and is not the leftover of a crashed save."""
+
 
 class Takeover:
     """One start of a run directory.
@@ -38,17 +41,17 @@ class Takeover:
     Args:
         storage: the file operations.
         ranks: the ranks of the run.
-        run_directory: where the run's checkpoints live.
+        run_directory: where the run's checkpoints are.
         control: the ``.resume`` directory.
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
-        foreign: recognises whole checkpoints that this package did not write.
+        foreign: recognises complete checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint.
-        local_rank: this rank on its node, where each node has a run directory of its own.
+        local_rank: this rank on its node, if each node has its own run directory.
 
     Attributes:
-        sharing: which ranks share the run directory.
-        generation: which start of the run directory this is, once it has been taken over.
-        previous: how the run was left by the start before.
+        storage_group: the ranks that share the run directory.
+        generation: number of this start of the run directory, once it is taken over.
+        previous: the status that the previous start left.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class Takeover:
         self.foreign = foreign
         self.latest = latest
         self.local_rank = local_rank
-        self.sharing = shared_by_all(ranks)
+        self.storage_group = shared_by_all(ranks)
         self.generation = 0
         self.previous: RunStatus | None = None
 
     def choose(self) -> ResumeChoice:
-        """Take the directory over, and return what to resume from; see :meth:`ResumableRun.open`."""
+        """Take the directory over, and return the checkpoint to resume from; see :meth:`ResumableRun.open`."""
         if self.local_rank is not None:
-            self.sharing = discover_groups(self.storage, self.ranks, self.directory, self.local_rank)
+            self.storage_group = discover_groups(self.storage, self.ranks, self.directory, self.local_rank)
         self._on_leaders(self._prepare, "use the run directory")
         before = self._committed()
         try:
@@ -85,45 +88,47 @@ class Takeover:
         except NoValidCheckpoint:
             if self._committed() == before:
                 raise
-            choice = self._choose()  # an earlier start pruned what was being checked
+            choice = self._choose()  # an earlier start pruned the checkpoint that was being checked
         self._take_over()
         if self._committed() != before:
-            # An earlier start committed or pruned while this one chose. From now on it can do neither.
+            # An earlier start committed or pruned meanwhile. From now on it can do neither.
             choice = self._choose()
-        return self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")[self.sharing.leader]
+        return self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")[self.storage_group.leader]
 
     def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
-        """Do where a run directory is led what belongs to it as a whole; return the results by rank, on every rank."""
+        """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
 
         def unusable(cause: Exception) -> ResumeError:
             return RunDirectoryUnusable(
-                f"could not {doing}: {cause}. Nothing committed is lost: mend permissions or free space, then launch "
+                f"could not {doing}: {cause}. Nothing committed is lost: fix permissions or free space, then launch "
                 "the same command again",
                 path=self.directory,
             )
 
-        results = run_on_all_ranks(self.ranks, lambda: [work()] if self.sharing.leads else [], doing, unusable)
+        results = run_on_all_ranks(
+            self.ranks, lambda: [work()] if self.storage_group.is_leader else [], doing, unusable
+        )
         return {rank: result[0] for rank, result in enumerate(results) if result}
 
     def _committed(self) -> dict[int, list[str]]:
         """Return the names of the committed checkpoints of each run directory."""
 
         def names() -> list[str]:
-            return [path.name for path in candidates(self.directory) if is_committed(path)]
+            return [path.name for path in candidates(self.storage, self.directory) if is_committed(self.storage, path)]
 
         return self._on_leaders(names, "list the run directory")
 
     def _prepare(self) -> None:
         prepare(self.storage, self.directory)
-        self._require_going_on()
+        self._require_startable()
         if self.resume == "scratch!":
-            for path in candidates(self.directory):
-                if is_checkpoint(path, self.foreign):
+            for path in candidates(self.storage, self.directory):
+                if is_checkpoint(self.storage, path, self.foreign):
                     set_aside(self.storage, path)
 
-    def _require_going_on(self) -> None:
+    def _require_startable(self) -> None:
         status = self.control.status.read()
-        if status is not None and status.state == "halted":
+        if status is not None and not may_start(status.state):
             raise RunHalted(
                 f"{self.directory} was halted at step {status.step}: {status.reason}. Look at it; if it may go on, run "
                 f"`resume-adapters resume {self.directory}` and launch the same command again",
@@ -144,7 +149,7 @@ class Takeover:
                     path=self.directory,
                 )
             return ResumeChoice(None, ())
-        choice = latest_valid(self.storage, self.ranks, self.sharing, self.directory, self.foreign)
+        choice = latest_valid(self.storage, self.ranks, self.storage_group, self.directory, self.foreign)
         if choice.checkpoint is None and self.resume != "auto":
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
@@ -160,10 +165,10 @@ class Takeover:
         return found[self.ranks.rank]
 
     def _require_own_files(self, checkpoint: Checkpoint | None) -> None:
-        """Check that this rank finds what it saved, where the nodes have a part of the checkpoint each.
+        """Check that this rank finds its own files, where each node has only a part of the checkpoint.
 
         Raises:
-            StateMismatch: it was saved on another node, or by another number of ranks.
+            StateMismatch: this rank was on another node, or the number of ranks has changed.
         """
         manifest = checkpoint.manifest if checkpoint else None
         if checkpoint is None or manifest is None or manifest.ranks is None:
@@ -179,7 +184,7 @@ class Takeover:
             )
 
     def _take_over(self) -> None:
-        """Take the next generation: of several directories, one that is later than any of them has seen."""
+        """Take the next generation, later than that of any of the run's directories."""
         seen = self._on_leaders(self.control.fencing.generation, "read the generation")
 
         def take() -> tuple[int, RunStatus | None]:
@@ -188,15 +193,15 @@ class Takeover:
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
     def _tidy(self, choice: ResumeChoice) -> ResumeChoice:
-        """Set aside what was rejected, remove what crashed saves left, and say where the chosen checkpoint is now."""
-        taken = choice.checkpoint.path if choice.checkpoint else None
-        for each in choice.rejected:
-            # Another node may see what this one does not, or has not committed, or has not moved aside.
-            if root_paths(each.path) and each.path != taken and not is_pending(each.path):
-                set_aside(self.storage, each.path)
-        self.control.stop_file.withdraw()  # an earlier start was asked
-        put_back = sweep(self.storage, self.directory)
+        """Set aside rejected checkpoints, clean up after crashes, and return the choice with its present path."""
         chosen = choice.checkpoint
+        for each in choice.rejected:
+            # Of what one node rejects, another may have nothing, or something pending, or the chosen one.
+            is_chosen = chosen is not None and each.path == chosen.path
+            if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
+                set_aside(self.storage, each.path)
+        self.control.stop_file.withdraw()  # it was meant for an earlier start
+        restored = sweep(self.storage, self.directory)
         self.control.journal.append(
             "start",
             generation=self.generation,
@@ -205,8 +210,8 @@ class Takeover:
         )
         if chosen is None:
             return choice
-        path = put_back.get(chosen.path, chosen.path)
+        path = restored.get(chosen.path, chosen.path)
         if path.parent == self.directory and chosen.manifest is not None:
-            # A crash may have left it behind the last commit, or at what was set aside.
+            # A crash may have left `latest` behind the last commit, or at a checkpoint that was set aside.
             point_to(self.storage, self.directory / LATEST, path.name, self.latest)
         return replace(choice, checkpoint=replace(chosen, path=path))

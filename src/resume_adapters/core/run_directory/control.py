@@ -14,11 +14,11 @@ from resume_adapters.core.storage.base import Storage
 
 
 class ControlDirectory:
-    """What a run directory holds of the run rather than of one checkpoint.
+    """The files of a run directory that belong to the run, not to one checkpoint.
 
     Args:
-        storage: where to write.
-        run_directory: where the run's checkpoints live.
+        storage: the file operations.
+        run_directory: where the run's checkpoints are.
         clock: returns seconds since 1970.
     """
 

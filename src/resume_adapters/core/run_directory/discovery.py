@@ -1,4 +1,4 @@
-"""Run directories on disks that each node has alone: which ranks see which."""
+"""Find out which ranks share a run directory, where each node has its own."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from resume_adapters.errors import UnsupportedSetting
 
 
 def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank: int) -> StorageGroup:
-    """Find out which ranks share a run directory that is each node's own. Every rank calls it.
+    """Return the ranks that share the run directory of this rank, where each node has its own. Every rank calls it.
 
-    What a launcher says of nodes is not asked: each rank leaves a probe, and looks whose probes it sees.
+    Each rank writes a probe file, and looks which probes it sees; what the launcher says about nodes is not used.
 
     Args:
         storage: the file operations.
         ranks: the ranks of the run.
-        directory: the run directory; made where it is missing.
+        directory: the run directory; created if it is missing.
         local_rank: this rank on its node.
 
     Raises:
         RunDirectoryUnusable: the directory cannot be written.
-        UnsupportedSetting: nodes share it, or the ranks of a node do not.
+        UnsupportedSetting: nodes share it, or the ranks of one node do not.
     """
     token = ranks.gather(uuid.uuid4().hex)[0].encode()
-    # By this name, the next start removes what a crash leaves.
+    # The next start removes what a crash leaves under such names.
     probes = [directory / CONTROL / f"remove-probe-{rank}" for rank in range(ranks.world_size)]
     mine = probes[ranks.rank]
 
@@ -41,7 +41,9 @@ def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank:
 
     def look() -> tuple[int, ...]:
         with usable(directory):
-            return tuple(rank for rank, probe in enumerate(probes) if probe.exists() and storage.read(probe) == token)
+            return tuple(
+                rank for rank, probe in enumerate(probes) if storage.exists(probe) and storage.read(probe) == token
+            )
 
     def take_away() -> None:
         with usable(directory):
@@ -51,12 +53,12 @@ def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank:
     seen = run_on_all_ranks(ranks, look, f"look into {directory}")
     run_on_all_ranks(ranks, take_away, f"write into {directory}")
     _require_nodes(directory, seen, ranks.gather(local_rank))
-    leaders = ranks.among(sorted({members[0] for members in seen}))
+    leaders = ranks.subset(sorted({members[0] for members in seen}))
     return StorageGroup(ranks.rank, seen[ranks.rank], leaders)
 
 
 def _require_nodes(directory: Path, seen: Sequence[tuple[int, ...]], local_ranks: Sequence[int]) -> None:
-    """Check that those who see the same directory are the ranks of one node.
+    """Check that the ranks that see the same directory are those of one node.
 
     Raises:
         UnsupportedSetting: they are not.

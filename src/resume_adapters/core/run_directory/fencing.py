@@ -1,7 +1,7 @@
-"""Which start owns a run directory: a later start fences an earlier one off.
+"""Fencing: a later start of a run directory locks an earlier one out.
 
-``.resume/generation`` holds how many times the run directory has been started, and the token of the last start. A start
-commits, prunes and writes the status only while its own token is there.
+``.resume/generation`` holds the number of starts and the token of the last one. A start commits, prunes and writes the
+status only while its own token is in that file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fencing:
     """The generation and the token of one start.
 
     Args:
-        storage: where to write.
+        storage: the file operations.
         directory: the ``.resume`` directory.
         clock: returns seconds since 1970.
     """
@@ -50,15 +50,15 @@ class Fencing:
         self.token = uuid.uuid4().hex
 
     def generation(self) -> int:
-        """Return how many starts the run directory has seen."""
+        """Return the number of starts of the run directory so far."""
         current = self._read_generation()
         return current.generation if current else 0
 
     def take_over(self, after: int = 0) -> int:
-        """Take the next generation for this start; from now on, earlier starts can commit nothing.
+        """Take the next generation for this start; from now on, earlier starts cannot commit.
 
         Args:
-            after: the number of starts that the run's other directories have seen.
+            after: the highest generation among the run's other directories.
         """
         generation = max(self.generation(), after) + 1
         taken = _Generation(
@@ -76,7 +76,7 @@ class Fencing:
         """Check that no later start has taken the run directory over.
 
         Raises:
-            FencedOff: one has, or the token is gone.
+            FencedOff: a later start has, or the token is gone.
         """
         if not self.is_owned():
             current = self._read_generation()
@@ -88,12 +88,12 @@ class Fencing:
             )
 
     def is_owned(self) -> bool:
-        """Return whether this start is the last that took a generation."""
+        """Return whether no later start has taken the run directory over."""
         current = self._read_generation()
         return current is not None and current.token == self.token
 
     def later_start(self) -> str | None:
-        """Return the start that took the run directory over from this one, in words; ``None`` where none did."""
+        """Return a description of the later start that took the run directory over; ``None`` if none did."""
         current = self._read_generation()
         return None if current is None or current.token == self.token else str(current)
 

@@ -16,7 +16,7 @@ class Journal:
     """``journal.jsonl``, one JSON object per line.
 
     Args:
-        storage: where to write.
+        storage: the file operations.
         directory: the ``.resume`` directory.
         clock: returns seconds since 1970.
     """
@@ -32,7 +32,7 @@ class Journal:
         self._storage.append(self._file, msgspec.json.encode(entry) + b"\n")
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the entries, oldest first; a line that a crash cut short is left out."""
+        """Return the entries, oldest first, without a line that a crash truncated."""
         try:
             lines = self._storage.read(self._file).splitlines()
         except FileNotFoundError:

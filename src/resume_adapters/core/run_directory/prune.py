@@ -1,9 +1,10 @@
-"""Retention applied to a run directory: what a policy keeps and removes there."""
+"""Retention applied to a run directory."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout, retention
@@ -16,6 +17,7 @@ from resume_adapters.core.checkpoint.validity import check_digests, check_sizes,
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
 
@@ -26,22 +28,22 @@ def plan_prune(
     *,
     now: float,
     best: str | None = None,
-    sealed: str | None = None,
+    just_committed: str | None = None,
     leaders: Ranks = SINGLE_PROCESS,
 ) -> Plan:
-    """Apply a policy to the committed checkpoints of a run directory; of several directories, to those of all together.
+    """Apply a policy to the committed checkpoints of a run directory, or of all run directories of a run.
 
-    What is damaged, pending, foreign or written by a later version is neither counted nor removed. The anchor is read
-    whole before anything may go because of it.
+    Checkpoints that are damaged, pending, foreign or of a later version are neither counted nor removed. The anchor is
+    read whole before anything is removed because of it.
 
     Args:
-        storage: where to look.
+        storage: the file operations.
         directory: the run directory.
         keep: the policy.
         now: seconds since 1970.
-        best: name of the best checkpoint; by default what the newest checkpoint says of it.
-        sealed: name of a checkpoint that this process has just committed: it need not be read again.
-        leaders: those who lead the run's directories, all of which call this and are answered alike.
+        best: name of the best checkpoint; by default that of the newest manifest.
+        just_committed: name of a checkpoint that this process has just committed; it is not read again.
+        leaders: the leaders of the run's directories; all call this and get the same plan.
     """
     of_all = run_on_all_ranks(leaders, lambda: _whole(storage, directory), "list the checkpoints")
     manifests, partial = _merge(of_all)
@@ -53,7 +55,7 @@ def plan_prune(
     anchor = None
     for name in list(manifests):
         here = functools.partial(agrees, name)
-        if name not in partial and (name == sealed or all(run_on_all_ranks(leaders, here, f"read {name}"))):
+        if name not in partial and (name == just_committed or all(run_on_all_ranks(leaders, here, f"read {name}"))):
             anchor = name
             break
         del manifests[name]
@@ -75,25 +77,25 @@ def plan_prune(
 
 
 def _whole(storage: Storage, directory: Path) -> dict[str, Manifest | None]:
-    """Return the manifests of the committed checkpoints; ``None`` where not all files have their sizes."""
+    """Return the manifests of the committed checkpoints; ``None`` for one whose files do not have their sizes."""
     found: dict[str, Manifest | None] = {}
-    for path in candidates(directory):
-        if path.is_symlink() or not is_committed(path):
+    for path in candidates(storage, directory):
+        if storage.is_link(path) or not is_committed(storage, path):
             continue
         found[path.name] = None
         with contextlib.suppress(CheckpointDamaged, FormatTooNew):
             manifest = read_manifest(storage, path)
-            check_sizes(path, manifest)
+            check_sizes(storage, path, manifest)
             found[path.name] = manifest
     return found
 
 
 def _merge(of_all: list[dict[str, Manifest | None]]) -> tuple[dict[str, Manifest], set[str]]:
-    """Join what the directories hold.
+    """Merge the manifests of several run directories.
 
     Returns:
-        The manifests of what is damaged nowhere, in the order in which a resume considers them, and the names of those
-        that are not in every directory.
+        The manifests of checkpoints that are damaged in none of them, in the order in which a resume tries them, and
+        the names of those that are missing in some.
     """
     damaged = {name for held in of_all for name, manifest in held.items() if manifest is None}
     found = {
@@ -121,9 +123,63 @@ def _superseded_name(name: str) -> str | None:
 
 
 def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> None:
-    """Remove what a plan removes. Where it is cut short, the next start removes the rest."""
+    """Remove the checkpoints that a plan removes. If this is interrupted, the next start removes the rest."""
     for name, reason in plan.remove.items():
-        if not layout.root_paths(directory / name):
-            continue  # another directory has it alone
+        if not layout.root_paths(storage, directory / name):
+            continue  # it is in another directory only
         delete(storage, directory / name)
         journal.append("prune", checkpoint=name, reason=reason)
+
+
+class Pruner:
+    """Applies the retention policy of a run to its directory.
+
+    Args:
+        storage: the file operations.
+        directory: the run directory.
+        journal: gets an entry for each checkpoint that is removed.
+        keep: the policy.
+        fence: raises where a later start owns the run directory.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        directory: Path,
+        journal: Journal,
+        *,
+        keep: Policy,
+        fence: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.directory = directory
+        self.keep = keep
+        self._storage = storage
+        self._journal = journal
+        self._fence = fence
+        self._clock = clock
+
+    def prune(self, group: StorageGroup, best: str | None, just_committed: str | None = None) -> Plan:
+        """Remove the checkpoints that the policy does not keep. The leaders of all run directories call it together.
+
+        Args:
+            group: the ranks that share the run directory.
+            best: name of the best checkpoint.
+            just_committed: name of the checkpoint that was just committed.
+
+        Returns:
+            What is kept and what was removed, with reasons.
+        """
+        run_on_all_ranks(group.leaders, self._fence, "prune")
+        plan = plan_prune(
+            self._storage,
+            self.directory,
+            self.keep,
+            now=self._clock(),
+            best=best,
+            just_committed=just_committed,
+            leaders=group.leaders,
+        )
+        prune(self._storage, self.directory, plan, self._journal)
+        return plan

@@ -1,4 +1,4 @@
-"""The status as it is published: by the training thread where the state changes, by the monitor in between."""
+"""Writes the status of a run: from the training thread when the state changes, from the monitor in between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from resume_adapters.core.run_directory.fencing import Fencing
-from resume_adapters.core.run_directory.status import RunStatus, StatusFile
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile
 
 
 class StatusPublisher:
@@ -15,35 +17,31 @@ class StatusPublisher:
 
     Args:
         file: the status file.
-        fencing: says whether this start still owns the run directory.
-        describe: returns the status of a run that is in some state now.
+        fencing: knows whether this start still owns the run directory.
+        describe: returns the present status of a run, given its state.
     """
 
-    def __init__(self, file: StatusFile, fencing: Fencing, describe: Callable[[str], RunStatus]) -> None:
+    def __init__(self, file: StatusFile, fencing: Fencing, describe: Callable[[RunState], RunStatus]) -> None:
         self._file = file
         self._fencing = fencing
         self._describe = describe
-        self._state = ""
+        self._state: RunState | None = None
         self._writing = threading.Lock()
 
-    def set_state(self, state: str, facts: Mapping[str, Any]) -> None:
-        """Write the status of a run that has come into a state, unless a later start owns the run directory.
+    def set_state(self, state: RunState, facts: Mapping[str, Any]) -> None:
+        """Write the status of a run that changes its state, unless a later start owns the run directory.
 
         Args:
-            state: the state.
-            facts: fields of :class:`RunStatus` that are known better than from the last
-                step.
+            state: the new state.
+            facts: fields of :class:`RunStatus` that are known better than from the last step.
         """
         with self._writing:
             self._state = state
             if self._fencing.is_owned():
-                status = self._describe(state)
-                for name, value in facts.items():
-                    setattr(status, name, value)
-                self._file.write(status)
+                self._file.write(replace(self._describe(state), **facts))
 
     def refresh(self) -> None:
-        """Bring the status of a run that is running up to date."""
+        """Update the status of a running run; a state that the training thread has set since stays."""
         with self._writing:
-            if self._state == "running":  # what the training thread recorded meanwhile is news, this is not
+            if self._state is RunState.RUNNING:
                 self._file.refresh(self._describe(self._state))

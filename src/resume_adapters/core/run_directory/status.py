@@ -1,42 +1,86 @@
-"""The status of a run: for people, supervisors and its own next start."""
+"""The status of a run, ``status.json``: for people, supervisors and the next start of the run."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.stop.processes import is_dead, start_time
 from resume_adapters.core.storage.base import Storage, write_atomically
 
 
-class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How a run is, for people, supervisors and its own next start.
+class RunState(str, Enum):
+    """What a run is doing, or how it ended; transitions are in :data:`TRANSITIONS`."""
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """It was asked to stop: the next launch resumes it."""
+    HALTED = "halted"
+    """It asked for a human: the next launch is refused until ``resume-adapters resume``."""
+    FINISHED = "finished"
+    FAILED = "failed"
+    KILLED = "killed"
+    """Never on disk: the status says running, and its process is dead."""
+    UNKNOWN = "unknown"
+    """Never on disk: there is no status that can be read."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_STARTS = frozenset({RunState.RUNNING})
+
+TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
+    # A start ends in one of these ways, or without a word. It may fail or stop before its first step.
+    RunState.RUNNING: frozenset(
+        {RunState.STOPPED, RunState.HALTED, RunState.FINISHED, RunState.FAILED, RunState.KILLED}
+    ),
+    # The next launch resumes the run. A finished one runs on if its horizon has grown.
+    RunState.STOPPED: _STARTS,
+    RunState.FAILED: _STARTS,
+    RunState.FINISHED: _STARTS,
+    RunState.KILLED: _STARTS,
+    RunState.UNKNOWN: _STARTS,
+    # A human lets the run go on (`resume-adapters resume`).
+    RunState.HALTED: frozenset({RunState.STOPPED}),
+}
+"""What may become of a run. A launch that runs is RUNNING from the moment that it owns the run directory."""
+
+
+def may_start(state: RunState) -> bool:
+    """Return whether a launch may start a run that was left in this state."""
+    return state is RunState.RUNNING or RunState.RUNNING in TRANSITIONS[state]
+
+
+class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """The content of ``status.json``.
 
     Attributes:
-        state: ``running``, ``stopped``, ``halted``, ``finished`` or ``failed``.
+        state: what the run is doing, or how it ended.
         step: optimizer steps completed.
-        epoch: epochs completed, with the fraction of the running one.
-        horizon: steps after which the run is finished.
+        epoch: epochs completed, with the fraction of the current one.
+        horizon: number of steps after which the run is finished.
         rate: optimizer steps a second, over the last minute.
-        eta: when it will be finished at that rate, in seconds since 1970.
+        eta: when the run will be finished at that rate, in seconds since 1970.
         last_commit: step of the newest committed checkpoint.
-        next_save: step after which the next save falls, as far as that is known.
-        ends: when it is ended from outside (its walltime), in seconds since 1970.
-        generation: which start of the run directory this is.
-        reason: why it is in this state.
+        next_save: step of the next save, if known.
+        ends: when the walltime ends, in seconds since 1970.
+        generation: number of this start of the run directory.
+        reason: why the run is in this state.
         result: what a finished run returned, so that a relaunch can return it again.
-        host, pid, job: the machine and the process that leads the run directory, and the scheduler's job, where there
-            is one.
+        host, pid, job: machine and process of the leader of the run directory, and the scheduler's job, if any.
         updated: when this was written, in seconds since 1970.
     """
 
-    state: str
+    state: RunState
     step: int = 0
     epoch: float = 0.0
     horizon: int | None = None
@@ -55,11 +99,11 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-"""In which Slurm, PBS, LSF and Grid Engine say which job a process belongs to."""
+"""Environment variables in which Slurm, PBS, LSF and Grid Engine put the job id."""
 
 
 def job_number() -> str:
-    """Return the scheduler's name for the job of this process; empty without a scheduler."""
+    """Return the scheduler's id of this process's job; empty without a scheduler."""
     return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
 
 
@@ -67,7 +111,7 @@ class StatusFile:
     """``status.json``.
 
     Args:
-        storage: where to write.
+        storage: the file operations.
         directory: the ``.resume`` directory.
         journal: gets an entry when the state changes.
         clock: returns seconds since 1970.
@@ -78,14 +122,16 @@ class StatusFile:
         self._file = directory / "status.json"
         self._journal = journal
         self._clock = clock
-        self._written = ""
+        self._written: RunState | None = None
 
     def write(self, status: RunStatus) -> None:
         """Replace ``status.json``, durably, and append a change of the state to the journal."""
         write_atomically(self._storage, self._file, self._signed(status))
-        if status.state != self._written:
+        if status.state is not self._written:
             self._written = status.state
-            self._journal.append(status.state, step=status.step, generation=status.generation, reason=status.reason)
+            self._journal.append(
+                status.state.value, step=status.step, generation=status.generation, reason=status.reason
+            )
 
     def refresh(self, status: RunStatus) -> None:
         """Replace ``status.json`` atomically; not fsynced, since losing the latest refresh is harmless."""
@@ -94,12 +140,11 @@ class StatusFile:
         self._storage.replace(temporary, self._file)
 
     def _signed(self, status: RunStatus) -> bytes:
-        status.host, status.pid, status.job = socket.gethostname(), os.getpid(), job_number()
-        status.updated = self._clock()
-        return msgspec.json.encode(status)
+        host, pid, job = socket.gethostname(), os.getpid(), job_number()
+        return msgspec.json.encode(replace(status, host=host, pid=pid, job=job, updated=self._clock()))
 
     def read(self) -> RunStatus | None:
-        """Return the last status, or ``None`` where there is none that can be read."""
+        """Return the last status; ``None`` if there is none, or it cannot be decoded."""
         try:
             return msgspec.json.decode(self._storage.read(self._file), type=RunStatus)
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -107,7 +152,7 @@ class StatusFile:
 
 
 def is_alive(status: RunStatus) -> bool | None:
-    """Return whether the process that wrote a status still lives; ``None`` where it ran on another host."""
+    """Return whether the process that wrote a status is alive; ``None`` if it ran on another host."""
     if status.host != socket.gethostname():
         return None
     if not 0 < status.pid < 1 << 31:
@@ -116,10 +161,19 @@ def is_alive(status: RunStatus) -> bool | None:
         os.kill(status.pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is there, and somebody else's
+    except PermissionError:  # it exists, and belongs to another user
         pass
     if is_dead(status.pid):
         return False
     beginning = start_time(status.pid)
-    # A process that began after the status is another one, to which the number was given again.
+    # A process that began after the status was written is another one that got the same pid.
     return beginning is None or beginning <= status.updated + 2.0  # the boot time is known to the second
+
+
+def observed_state(status: RunStatus | None) -> RunState:
+    """Return the state of a run as seen from this process, which may find that the run was killed."""
+    if status is None:
+        return RunState.UNKNOWN
+    if status.state is RunState.RUNNING and is_alive(status) is False:
+        return RunState.KILLED
+    return status.state

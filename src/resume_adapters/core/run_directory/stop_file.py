@@ -11,10 +11,10 @@ _LONGEST = 200
 
 
 class StopFile:
-    """``.resume/stop``: while it is there, a stop is requested; its content is the reason.
+    """``.resume/stop``: while it exists, a stop is requested; its content is the reason.
 
     Args:
-        storage: where to write.
+        storage: the file operations.
         directory: the ``.resume`` directory.
     """
 
@@ -27,16 +27,20 @@ class StopFile:
         write_atomically(self._storage, self.path, reason.encode())
 
     def reason(self) -> str | None:
-        """Return why the file asks the run to stop; ``None`` where there is no such file."""
-        if not self.path.exists():
-            return None
+        """Return why the file asks the run to stop; ``None`` if there is no such file.
+
+        Raises:
+            OSError: the file system cannot tell whether there is one.
+        """
         try:
             written = self._storage.read(self.path).decode(errors="replace").strip()
-        except OSError:
+        except FileNotFoundError:
+            return None
+        except (PermissionError, IsADirectoryError):  # it exists, and its name is the request
             written = ""
         return written[:_LONGEST] or f"{self.path.name} in {self.path.parent.name}"
 
     def withdraw(self) -> None:
-        """Remove the request: the run obeys it, or a later start is not meant."""
-        if self.path.exists():
+        """Remove the request."""
+        if self._storage.exists(self.path):
             self._storage.remove_file(self.path)

@@ -1,7 +1,8 @@
-"""Commits in the background, one after the other, on a thread and a channel of their own, with what follows each."""
+"""Commits on a background thread, over a channel of its own."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,164 +11,144 @@ from pathlib import Path
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import superseded_path
-from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.checkpoint.retention import Plan, Policy
+from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.prune import plan_prune, prune
+from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.storage.base import Pointer, Storage
+from resume_adapters.core.saving.engine import SaveRequest
+from resume_adapters.core.storage.base import Pointer
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import SaveFailed
 
+THREAD_NAME = "resume-adapters-commit"
+"""How the names of the threads that commit begin."""
+
 
 class ThreadSaveEngine:
-    """Commits what one start of a run has written, and prunes.
+    """A :class:`~resume_adapters.core.saving.engine.SaveEngine` with one background thread.
 
     Args:
-        storage: the file operations.
-        ranks: the ranks of the run, with a channel of their own.
-        run_directory: where the run's checkpoints live.
+        ranks: the ranks of the run, on a channel that the engine may use from its thread; it closes the channel.
         journal: the history of the run.
-        keep: the retention policy.
+        pruner: applies the retention policy after each commit.
         latest: how ``latest`` names the newest checkpoint.
-        fence: raises where a later start owns the run directory.
-        tell: is told, after each commit, the seconds since its save began.
-        clock: returns seconds since 1970.
-
-    Attributes:
-        keep: the retention policy.
-        last: step of the newest checkpoint that is committed or being committed.
-        committed: step of the newest one that is committed.
-        under_way: the commits and prunes that nobody has waited for.
+        on_committed: is called after each commit, on the thread, with the seconds since the save began.
     """
 
     def __init__(
         self,
-        storage: Storage,
         ranks: Ranks,
-        run_directory: Path,
         journal: Journal,
+        pruner: Pruner,
         *,
-        keep: Policy,
         latest: Pointer,
-        fence: Callable[[], None],
-        tell: Callable[[float], None],
-        clock: Callable[[], float],
+        on_committed: Callable[[float], None],
     ) -> None:
-        self.keep = keep
-        self.last: int | None = None
-        self.committed: int | None = None
-        self.under_way: list[Future[None]] = []
-        self._storage = storage
         self._ranks = ranks
-        self._directory = run_directory
         self._journal = journal
+        self._pruner = pruner
         self._latest = latest
-        self._fence = fence
-        self._tell = tell
-        self._clock = clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="resume-adapters-commit")
+        self._on_committed = on_committed
+        self._last_submitted: int | None = None
+        self._last_committed: int | None = None
+        self._in_flight: list[Future[None]] = []
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=THREAD_NAME)
 
-    def commit(
-        self,
-        pending: PendingCheckpoint,
-        files: list[tuple[Path, Path]],
-        describe: Callable[[tuple[FileEntry, ...]], Manifest],
-        began: float,
-    ) -> None:
-        """Begin to commit a checkpoint, and then to announce it and to prune. Every rank calls it.
+    @property
+    def last_submitted(self) -> int | None:
+        """Step of the newest checkpoint that is committed or being committed."""
+        return self._last_submitted
 
-        Args:
-            pending: the checkpoint, written.
-            files: this rank's files, each after its path for the manifest.
-            describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
-            began: when the save began, by ``time.monotonic``.
-        """
-        pending.ranks = self._ranks
+    @property
+    def last_committed(self) -> int | None:
+        """Step of the newest checkpoint that is committed."""
+        return self._last_committed
 
-        def work() -> None:
-            manifest = pending.commit(files, describe)
-            self.committed = pending.step
-            took = time.monotonic() - began
-            self._tell(took)
-            run_on_all_ranks(
-                self._ranks,
-                lambda: self._follow(pending, manifest, took) if pending.sharing.leads else None,
-                f"prune after {pending.path.name}",
-                failed,
-            )
+    @property
+    def in_flight(self) -> tuple[Future[None], ...]:
+        """The commits and prunes that :meth:`drain` would wait for."""
+        return tuple(self._in_flight)
 
-        def failed(cause: Exception) -> SaveFailed:
-            return SaveFailed(
-                f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: "
-                f"{cause}. Nothing is lost: mend permissions or free space, then launch the same command again",
-                path=pending.path,
-                step=pending.step,
-            )
+    def continue_from(self, step: int) -> None:
+        """Count the checkpoint from which the run resumes as the last one committed."""
+        self._last_submitted = self._last_committed = step
 
-        self.last = pending.step
-        self._submit(work)
+    def submit(self, request: SaveRequest) -> None:
+        """Commit a checkpoint, then publish it and prune the run directory. Every rank calls it."""
+        self._last_submitted = request.pending.step
+        self._run_later(functools.partial(self._commit, request))
 
-    def _follow(self, pending: PendingCheckpoint, manifest: Manifest, took: float) -> None:
-        """Do what follows a commit, on the leaders of run directories: each has committed its own."""
+    def submit_prune(self, group: StorageGroup, best: str | None) -> None:
+        """Prune the run directory after the work submitted so far. Every rank calls it."""
+        self._run_later(functools.partial(self._prune, group, best))
 
-        def announce() -> None:
-            pending.announce(self._latest)
-            reason, cursor = manifest.reason, manifest.cursor
-            self._journal.append("commit", step=pending.step, reason=reason, cursor=cursor, seconds=took)
-
-        run_on_all_ranks(pending.sharing.leaders, announce, f"announce {pending.path.name}")
-        self.prune(pending.sharing, manifest.best, sealed=pending.path.name)
-        replaced = superseded_path(pending.path)
-        if layout.root_paths(replaced):  # damaged, or pruning would have removed it
-            set_aside(self._storage, replaced)
-
-    def prune(self, sharing: StorageGroup, best: str | None, sealed: str | None = None) -> Plan:
-        """Remove what the policy does not keep. Those who lead run directories call it, together.
-
-        Args:
-            sharing: which ranks share the run directory.
-            best: name of the best checkpoint.
-            sealed: name of the checkpoint that was just committed.
-        """
-        run_on_all_ranks(sharing.leaders, self._fence, "prune")
-        plan = plan_prune(
-            self._storage,
-            self._directory,
-            self.keep,
-            now=self._clock(),
-            best=best,
-            sealed=sealed,
-            leaders=sharing.leaders,
-        )
-        prune(self._storage, self._directory, plan, self._journal)
-        return plan
-
-    def prune_later(self, sharing: StorageGroup, best: str | None) -> None:
-        """Prune once the commits under way are done. Every rank calls it."""
-
-        def work() -> None:
-            run_on_all_ranks(self._ranks, lambda: self.prune(sharing, best) if sharing.leads else None, "prune", failed)
-
-        def failed(cause: Exception) -> SaveFailed:
-            return SaveFailed(f"could not prune {self._directory}: {cause}. Nothing is lost", path=self._directory)
-
-        self._submit(work)
-
-    def _submit(self, work: Callable[[], None]) -> None:
-        self.under_way.append(self._thread.submit(work))
-
-    def flush(self) -> None:
-        """Wait for what is under way, and raise what it raised."""
-        under_way, self.under_way = self.under_way, []
+    def drain(self) -> None:
+        """Wait for the work submitted so far, and raise its first error, once."""
+        in_flight, self._in_flight = self._in_flight, []
         try:
-            for each in under_way:
+            for each in in_flight:
                 each.result()
         except BaseException:
-            self.last = self.committed
+            self._last_submitted = self._last_committed
             raise
 
     def close(self) -> None:
-        """End the thread, once what is under way is done."""
-        self._thread.shutdown()
+        """Wait for the work submitted so far, then end the thread and close the channel."""
+        self._executor.shutdown()
+        self._ranks.close()
+
+    def _run_later(self, work: Callable[[], None]) -> None:
+        self._in_flight.append(self._executor.submit(work))
+
+    # ---- On the thread
+
+    def _commit(self, request: SaveRequest) -> None:
+        pending = request.pending
+        manifest = pending.commit(self._ranks, request.files, request.describe)
+        self._last_committed = pending.step
+        seconds = time.monotonic() - request.began
+        self._on_committed(seconds)
+        run_on_all_ranks(
+            self._ranks,
+            lambda: self._after_commit(pending, manifest, seconds) if pending.storage_group.is_leader else None,
+            f"prune after {pending.path.name}",
+            functools.partial(_after_commit_failed, pending.path, pending.step),
+        )
+
+    def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
+        """Publish a checkpoint and prune, on the leaders of all run directories."""
+        group = pending.storage_group
+
+        def publish() -> None:
+            pending.publish(self._latest)
+            reason, cursor = manifest.reason, manifest.cursor
+            self._journal.append("commit", step=pending.step, reason=reason, cursor=cursor, seconds=seconds)
+
+        # Every node has committed its part before any of them prunes.
+        run_on_all_ranks(group.leaders, publish, f"announce {pending.path.name}")
+        self._pruner.prune(group, manifest.best, just_committed=pending.path.name)
+        replaced = superseded_path(pending.path)
+        if layout.root_paths(pending.storage, replaced):  # it is damaged, or pruning would have removed it
+            set_aside(pending.storage, replaced)
+
+    def _prune(self, group: StorageGroup, best: str | None) -> None:
+        run_on_all_ranks(
+            self._ranks,
+            lambda: self._pruner.prune(group, best) if group.is_leader else None,
+            "prune",
+            functools.partial(_prune_failed, self._pruner.directory),
+        )
+
+
+def _after_commit_failed(path: Path, step: int, cause: Exception) -> SaveFailed:
+    return SaveFailed(
+        f"{path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
+        "Nothing is lost: fix permissions or free space, then launch the same command again",
+        path=path,
+        step=step,
+    )
+
+
+def _prune_failed(directory: Path, cause: Exception) -> SaveFailed:
+    return SaveFailed(f"could not prune {directory}: {cause}. Nothing is lost", path=directory)

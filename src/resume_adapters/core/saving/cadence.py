@@ -1,7 +1,7 @@
-"""How often a run saves: every so many steps, every so much time, or as often as is worth its cost.
+"""How often a run saves: by steps, by time, or at the interval of Young and Daly.
 
-A pure account: every time is an argument, in seconds of one clock. Where the answer depends on the clock only rank zero
-gives it, and the ranks agree on it together with their question whether to stop (``stop/vote.py``).
+Pure: every time is an argument, in seconds of one clock. If the answer depends on the clock, rank zero gives it, and
+the vote on a stop carries it to the other ranks (``stop/vote.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SaveEvery = int | timedelta | Literal["auto"]
 """Optimizer steps, a time, or ``"auto"``."""
 
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
-"""Bounds of ``"auto"``: below, saves follow each other for little; above, too much is at stake on an estimate."""
+"""Bounds of ``"auto"``: a shorter interval gains little; a longer one risks too much on an estimate."""
 
 _PRIOR = 24 * 3600.0
 """Seconds between failures of which ``"auto"`` assumes one, before the run's own history outweighs it."""
@@ -57,7 +57,7 @@ class Cadence:
         self._since = 0.0
 
     def start(self, now: float, history: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Begin to wait for the first save.
+        """Start the clock for the first save.
 
         Args:
             now: the clock.
@@ -68,7 +68,7 @@ class Cadence:
             self._mtbf = mean_time_between(history)
 
     def saved(self, now: float, cost: float) -> None:
-        """Note that a save was made, whatever for.
+        """Count a save, for whatever reason it was made.
 
         Args:
             now: the clock, when training went on.
@@ -78,14 +78,14 @@ class Cadence:
         self._costs.append(cost)
 
     def is_due(self, step: int, now: float) -> bool:
-        """Return whether to save after ``step``: on every rank alike if in steps, else on rank zero's word."""
+        """Return whether to save after ``step``. By time, only the answer of rank zero counts."""
         if self.steps is not None:
             return step > 0 and step % self.steps == 0
         return now - self._since >= self.interval
 
     @property
     def interval(self) -> float:
-        """Seconds between two saves; of no meaning where they are counted in steps."""
+        """Seconds between two saves; meaningless if saves are counted in steps."""
         if self._fixed is not None:
             return self._fixed
         if not self._costs:  # the first save is what measures the cost
@@ -94,7 +94,7 @@ class Cadence:
         return min(max(optimal(cost, self._mtbf), SHORTEST.total_seconds()), LONGEST.total_seconds())
 
     def next_save(self, step: int, now: float, rate: float | None) -> int | None:
-        """Return the step after which the next save falls; ``None`` where that cannot be told.
+        """Return the step of the next save; ``None`` if it is not known.
 
         Args:
             step: optimizer steps completed.
@@ -120,7 +120,7 @@ def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
 
 
 def optimal(cost: float, mtbf: float) -> float:
-    """Return the seconds between two saves that lose the least time, to saving and to work done twice, together.
+    """Return the seconds between two saves that minimise the time lost to saving and to repeated work.
 
     Young's first-order result, with the higher-order terms of Daly (*A higher order estimate of the optimum checkpoint
     interval for restart dumps*, 2006).
@@ -138,8 +138,8 @@ def optimal(cost: float, mtbf: float) -> float:
 def mean_time_between(history: Iterable[Mapping[str, Any]]) -> float:
     """Estimate the mean time between failures, in seconds, from a run's journal.
 
-    Each start that did not come to an end of its own counts as one failure after the time it was seen running. A start
-    of a day that fails once is assumed besides, which gives way to the run's own history as that grows.
+    Each start that neither finished nor halted counts as one failure, after the time it was seen running. One failure
+    in a day is added as a prior, which the run's own history outweighs as it grows.
 
     Args:
         history: the entries of the journal, oldest first.

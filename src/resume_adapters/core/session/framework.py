@@ -1,8 +1,19 @@
-"""What the session needs of a framework and of what is used with it."""
+"""What a session needs of a framework: its files and live objects, and where its training loop is.
+
+An adapter implements both protocols. It translates; it decides nothing: whether to save, what to resume from and what
+to keep is the core's business.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
+
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.session.records import RankState
+from resume_adapters.core.state.stateful import Stateful
 
 
 class Trackers(Protocol):
@@ -13,3 +24,95 @@ class Trackers(Protocol):
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Let the trackers continue those runs, and log nothing there a second time."""
+
+    def close(self) -> None:
+        """Undo what :meth:`restore` changed in the trackers."""
+
+
+class Framework(Protocol):
+    """A framework's files and live objects.
+
+    Attributes:
+        label: name and version, for the manifests: ``"transformers 5.23.0"``.
+        registers: what registers a further part of the state, as a user writes it.
+        accumulation: batches of the training loop in an optimizer step.
+        topology: settings that the order of the data may depend on beside the number of ranks, by the name under which
+            a user sets them.
+        invariants: settings that a resume must find unchanged, likewise.
+        trackers: the experiment trackers.
+    """
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def registers(self) -> str: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def topology(self) -> Mapping[str, int]: ...
+    @property
+    def invariants(self) -> Mapping[str, int]: ...
+    @property
+    def trackers(self) -> Trackers: ...
+
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a whole checkpoint that the bare framework wrote; ``None`` for anything else.
+
+        Raises:
+            CheckpointDamaged: it is not whole.
+        """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return tensors with the names, dtypes and whole shapes of the model's."""
+
+    def save(self, directory: Path) -> None:
+        """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Return what the framework does not save and is alike on all ranks."""
+
+    def sharded_state(self) -> Mapping[str, Any]:
+        """Return what is sharded over the ranks, by the name of the component."""
+
+    def modules(self) -> Iterable[Any]:
+        """Return the modules that may reduce gradients in buckets."""
+
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that the framework saves, and for what nobody captures."""
+
+    def close(self) -> None:
+        """Undo what was patched, hooked or registered in the framework for this training call."""
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a manifest says of a checkpoint that only the training loop knows.
+
+    Attributes:
+        epoch: epochs completed, with the fraction of the running one.
+        metrics: the evaluation of these weights; ``None`` where a value was not a finite number.
+        best: name of the best checkpoint so far, which retention keeps.
+    """
+
+    epoch: float
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    best: str | None = None
+
+
+class TrainingLoop(Protocol):
+    """Where the training is: what only the code that runs the loop knows when a checkpoint is saved."""
+
+    def rank_state(self) -> RankState:
+        """Return what belongs to this rank alone; after :meth:`Framework.save`, which may draw random numbers."""
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Return the parts of the loop that are alike on all ranks."""
+
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that the loop adds, and for what nobody captures."""
+
+    def facts(self) -> CheckpointFacts:
+        """Return what the manifest says of this checkpoint. Called last."""

@@ -1,4 +1,4 @@
-"""What a run tells its user."""
+"""What a run logs for its user."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from resume_adapters.core.log import logger
 
 
 def log_start(choice: ResumeChoice) -> None:
-    """Say what was chosen to resume from, and what was passed over and why."""
+    """Log the chosen checkpoint, and each rejected one with its reason."""
     chosen = choice.checkpoint
-    going_on = f"Resuming from {chosen.path.name}." if chosen else "Starting from step 0."
+    outcome = f"Resuming from {chosen.path.name}." if chosen else "Starting from step 0."
     for rejected in choice.rejected:
-        logger.warning("%s is damaged: %s. It was set aside. %s", rejected.path.name, rejected.reason, going_on)
+        logger.warning("%s is damaged: %s. It was set aside. %s", rejected.path.name, rejected.reason, outcome)
     if chosen is not None and chosen.manifest is None:
         logger.warning(
-            "%s was made without this package: its weights, optimizer and schedule are taken; random state and data "
+            "%s was made without this package: its weights, optimizer and schedule are restored; random state and data "
             "position only as far as the framework saved them.",
             chosen.path.name,
         )
     if not choice.rejected:
-        logger.info(going_on if chosen else "No checkpoint yet: starting from step 0.")
+        logger.info(outcome if chosen else "No checkpoint yet: starting from step 0.")
 
 
 def log_finished(step: int) -> None:
-    """Say that the run was finished before, and is not trained any more."""
+    """Log that the run had finished, so that nothing is trained."""
     logger.info("This run finished at step %d: nothing to do.", step)
 
 
 def log_parts(entries: Iterable[PartEntry]) -> None:
-    """Say of each part who captures it, or what its absence will cost."""
+    """Log for each part who captures it, or what its loss will cost."""
     for entry in entries:
         if entry.by == "missing":
             logger.warning("%-10s MISSING: %s", entry.name, entry.note)
@@ -41,21 +41,21 @@ def log_parts(entries: Iterable[PartEntry]) -> None:
 
 
 _PERIOD = 30.0
-"""Seconds between two lines about a stream that is read again."""
+"""Seconds between two log lines while a stream is skipped."""
 
 
 def log_skipping(batches: range) -> Iterator[int]:
-    """Yield each batch of a stream that is read only to pass over it; log how far that is, and how to avoid it."""
+    """Yield the batches to skip at the start of a stream; log the progress, and how to avoid the skipping."""
     if not batches:
         return
     logger.info(
-        "This stream can only be read again from its start: passing over %s batches. ElasticShards of "
-        "resume_adapters.data finds its place at once; so does map-style data, plain or in a StatefulDataLoader.",
+        "This stream can only be read from its start: skipping %s batches. ElasticShards of resume_adapters.data "
+        "seeks to its position at once; so does map-style data, plain or in a StatefulDataLoader.",
         f"{len(batches):,}",
     )
     logged = time.monotonic()
     for batch in batches:
         if time.monotonic() - logged >= _PERIOD:
             logged = time.monotonic()
-            logger.info("Passed over %s of %s batches.", f"{batch:,}", f"{len(batches):,}")
+            logger.info("Skipped %s of %s batches.", f"{batch:,}", f"{len(batches):,}")
         yield batch

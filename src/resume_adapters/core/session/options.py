@@ -1,26 +1,66 @@
-"""What the callbacks of all frameworks have in common: the options of a run, and its session while it trains."""
+"""The options of a run, alike under every framework, and the callback that carries them."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.stateful import named_parts
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
+from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """The options that every adapter takes.
+
+    Attributes:
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; ``None`` for the adapter's default.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``; ``None`` for the adapter's default.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: with a different number of samples in an optimizer step,
+            resume by samples.
+        parts: further Statefuls by name.
+    """
+
+    resume: str | os.PathLike[str] = "auto"
+    keep: Policy | None = None
+    stop: StopOn | None = None
+    save_every: SaveEvery | None = None
+    mtbf: timedelta | None = None
+    verify: bool = True
+    on_batch_change: str = "refuse"
+    parts: Mapping[str, Stateful] = field(default_factory=dict)
+
+    @property
+    def generators(self) -> dict[str, GeneratorState]:
+        """The generators among the parts."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, GeneratorState)}
+
+    def cadence(self) -> Cadence | None:
+        """Return when to save; ``None`` where the framework decides that.
+
+        Raises:
+            UnsupportedSetting: ``save_every`` or ``mtbf`` is not what :class:`Cadence` understands.
+        """
+        return chosen(self.save_every, self.mtbf)
 
 
 class OptionsCallback:
     """A callback with which a training call of any framework resumes; an adapter derives its own, and documents it.
 
     Attributes:
-        session: the training call that is under way.
+        options: the options of the run.
     """
-
-    session: Session | None = None
 
     def __init__(
         self,
@@ -34,14 +74,14 @@ class OptionsCallback:
         on_batch_change: str = "refuse",
         **parts: Any,
     ) -> None:
-        self.resume = resume
-        self.keep = keep
-        self.stop = stop
-        self.save_every = save_every
-        self.mtbf = mtbf
-        self.verify = verify
-        self.on_batch_change = on_batch_change
-        self.parts = named_parts(parts)
+        self.options = ResumeOptions(
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts)
+        )
+
+    @property
+    def active_run(self) -> ResumableRun | None:
+        """The run that is under way; ``None`` between two training calls."""
+        return None
 
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
@@ -51,5 +91,5 @@ class OptionsCallback:
         Args:
             reason: what the human is to look at.
         """
-        if self.session is not None:
-            self.session.run.halt(reason)
+        if self.active_run is not None:
+            self.active_run.halt(reason)

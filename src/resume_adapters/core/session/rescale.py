@@ -17,52 +17,68 @@ from resume_adapters.core.log import logger
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 KEEP_SAMPLES = "keep-samples"
-"""What ``on_batch_change`` is called where a run goes on by samples."""
+"""The value of ``on_batch_change`` with which a run resumes by samples."""
 
-GIVEN_IN_STEPS = "max_steps= counts steps, which have another number of samples now. Give the run's length in epochs"
-
+GIVEN_IN_STEPS = (
+    "max_steps= counts steps, which have a different number of samples now. Give the run's length in epochs"
+)
 SEVERAL_LOADERS = "of several training loaders each would have to be divided alike"
-"""Why a run's length cannot be computed; see :attr:`BatchChange.no_horizon`."""
 
 
-class BatchChange:
-    """Knows how many samples an optimizer step has, and what follows where that was another number.
+class Rescale:
+    """Knows how many samples an optimizer step has, and what follows if that number was different.
 
     Args:
-        on_batch_change: ``"keep-samples"`` goes on where an optimizer step has another number of samples; ``"refuse"``
-            does not.
+        on_batch_change: ``"keep-samples"`` resumes where an optimizer step has a different number of samples;
+            ``"refuse"`` does not.
         accumulation: batches of the training loop in an optimizer step.
+        accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
+        no_horizon: why the run's length cannot be computed for a different batch size; empty where it can.
 
     Attributes:
+        keeps_samples: the run resumes by samples.
         accumulation: batches of the training loop in an optimizer step.
-        keeps_samples: the run goes on by samples.
-        no_horizon: why the run's length cannot be computed anew.
-        carries_windows: an accumulation goes on from one pass over the data into the next.
-        begun: batches of the first step's accumulation that were consumed in steps of another size.
         shift: optimizer steps that the run has taken beyond those that would have brought it here in this launch.
-        steps: the latter, where the schedules are to be brought there; else ``None``.
+        schedules: the learning rate schedules, as they were before anything was loaded into them.
     """
 
-    def __init__(self, on_batch_change: str, accumulation: int) -> None:
+    def __init__(
+        self,
+        on_batch_change: str,
+        accumulation: int,
+        *,
+        accumulates_across_epochs: bool = False,
+        no_horizon: str = "",
+    ) -> None:
         if on_batch_change not in ("refuse", KEEP_SAMPLES):
-            raise UnsupportedSetting(f'on_batch_change={on_batch_change!r} is neither "refuse" nor "{KEEP_SAMPLES}"')
+            raise UnsupportedSetting(f'on_batch_change must be "refuse" or "{KEEP_SAMPLES}", got {on_batch_change!r}')
         self.keeps_samples = on_batch_change == KEEP_SAMPLES
-        self.no_horizon = ""
-        self.carries_windows = False
-        self.begun = self.shift = 0
-        self.steps: int | None = None
         self.accumulation = accumulation
+        self.shift = 0
+        self.schedules = Schedules()
+        self._across_epochs = accumulates_across_epochs
+        self._no_horizon = no_horizon
+        self._begun = 0
+        self._steps: int | None = None
 
-    def samples(self, together: int) -> int:
+    def forbid(self, reason: str) -> None:
+        """Remember why the run's length cannot be computed for a different batch size."""
+        self._no_horizon = reason
+
+    def restore(self, shift: int) -> None:
+        """Restore the shift that a checkpoint holds."""
+        self.shift = shift
+
+    def samples(self, global_batch: int) -> int:
         """Return the samples in an optimizer step.
 
         Args:
-            together: samples in a batch of the training loop, on all ranks together.
+            global_batch: samples in a batch of the training loop, on all ranks together.
         """
-        return together * self.accumulation
+        return global_batch * self.accumulation
 
     def obstacle(self, before: int, now: int, left: int | None, length: int | None) -> str:
-        """Return why the run cannot go on by samples; empty where it can.
+        """Return why the run cannot resume by samples; empty where it can.
 
         Args:
             before: samples in an optimizer step when the run was saved.
@@ -73,46 +89,66 @@ class BatchChange:
         if not self.keeps_samples:
             return (
                 f"an optimizer step had {before} samples and would now have {now}, and the learning rate and the "
-                "number of steps would silently be others. Change the batch size or the accumulation so that it has "
-                f'{before}, or go on by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"'
+                "number of steps would silently be different. Change the batch size or the accumulation so that it has "
+                f'{before}, or resume by samples, with a schedule of another length: on_batch_change="{KEEP_SAMPLES}"'
             )
-        if left is None or length is None or self.no_horizon:
-            reason = self.no_horizon or "how many samples a pass over the data has is not known"
-            return f"the schedule's length cannot be computed anew: {reason}"
+        if left is None or length is None or self._no_horizon:
+            reason = self._no_horizon or "how many samples a pass over the data has is not known"
+            return f"the schedule's new length cannot be computed: {reason}"
         return ""
 
-    def go_on(self, step: int, epoch: int, consumed: int, length: int) -> int:
-        """Go on by samples; return the steps of this size that would have brought the run where it is.
+    def resume_by_samples(self, step: int, epoch: int, consumed: int, length: int) -> int:
+        """Return the steps of this size that would have brought the run where it is, and count from there.
 
         Args:
             step: optimizer steps completed.
             epoch: the epoch, from 0, of the pass that was under way or had ended.
-            consumed: batches of the training loop, of the size that they have now, that are done of it.
+            consumed: batches of the training loop, of the size that they have now, that are done in it.
             length: batches of the training loop in a pass.
         """
-        self.begun = consumed % self.accumulation
-        self.steps = steps_done(epoch, consumed, length, self.accumulation, carried=self.carries_windows)
-        self.shift = step - self.steps
-        return self.steps
+        self._begun = consumed % self.accumulation
+        self._steps = steps_done(epoch, consumed, length, self.accumulation, carried=self._across_epochs)
+        self.shift = step - self._steps
+        return self._steps
 
-    def stay(self, step: int) -> None:
-        """Go on with steps of the size that the last ones had.
+    def resume_by_steps(self, step: int) -> None:
+        """Resume with steps of the size that the last ones had.
 
         Args:
             step: optimizer steps completed.
         """
         if self.keeps_samples:
-            self.steps = step - self.shift
+            self._steps = step - self.shift
+
+    def take_begun(self) -> int:
+        """Return, once, the batches of the first step's accumulation that were consumed in steps of another size."""
+        begun, self._begun = self._begun, 0
+        return begun
+
+    def move_schedules(self) -> None:
+        """Move the schedules to where the run is by samples, if it resumes by samples.
+
+        Call it when schedules and loaders are restored.
+
+        Raises:
+            StateMismatch: a schedule does not count steps.
+        """
+        if self._steps is not None:
+            self.schedules.move(self._steps)
 
 
 class Schedules:
-    """The schedules of a run, noted before anything is loaded into them."""
+    """The learning rate schedules of a run, as they were before anything was loaded into them.
+
+    A schedule counts its own steps, and was made for the length that the run has in this launch. Where the run resumes
+    by samples, its schedules are stepped again, from their beginning to the step that stands for as many samples.
+    """
 
     def __init__(self) -> None:
         self._fresh: list[tuple[Any, Any, Fraction]] = []
 
-    def note(self, schedule: Any, each: int | Fraction = 1) -> None:
-        """Note a schedule that has not stepped; one that steps by a metric has no length, and is left alone.
+    def remember(self, schedule: Any, each: int | Fraction = 1) -> None:
+        """Remember a schedule that has not stepped; one that steps by a metric has no length, and is left alone.
 
         Args:
             schedule: of torch or of DeepSpeed, or what a framework wraps around one.
@@ -126,10 +162,10 @@ class Schedules:
             self._fresh.append((schedule, copy.deepcopy(schedule.state_dict()), Fraction(each)))
 
     def move(self, steps: int) -> None:
-        """Bring each schedule to where it is after some optimizer steps of this launch, and say the learning rates.
+        """Move each schedule to where it is after some optimizer steps of this launch, and log the learning rates.
 
         Raises:
-            StateMismatch: a schedule does not go by counting steps.
+            StateMismatch: a schedule does not count steps.
         """
         for schedule, fresh, each in self._fresh:
             before = rates(schedule)
@@ -140,13 +176,12 @@ class Schedules:
                 restep(schedule, fresh["_last_lr"], int(steps * each))
             else:
                 raise StateMismatch(
-                    f"the {type(schedule).__name__} does not go by counting steps, so its length cannot be computed "
-                    "anew: launch with as many samples in an optimizer step as before"
+                    f"the {type(schedule).__name__} does not count steps, so its length cannot be computed again: "
+                    "launch with as many samples in an optimizer step as before"
                 )
-            name = type(schedule).__name__
             logger.info(
                 "%s: step %d of its new length; learning rate %s, was %s.",
-                name,
+                type(schedule).__name__,
                 int(steps * each),
                 rates(schedule),
                 before,

@@ -1,24 +1,32 @@
 """One training call of any framework: what every adapter does around the core's verbs, in the order it must happen.
 
-An adapter derives from :class:`Session`, translates its framework's events, and adds what only it can know: where the
-weights are, which loader feeds the steps, which counters the framework resets.
+A save is read here from the top: :meth:`Session.save` asks the framework for its files and the training loop for its
+state, and gives both to the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, describe_cursor
-from resume_adapters.core.dataloader.progress import cursor_of
 from resume_adapters.core.log import logger
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.context import RestoreContext, shard_digests
+from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
+from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_parts
-from resume_adapters.core.session.restore import Restorer, Tree
-from resume_adapters.core.state import rng
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
+from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.session.restore import Restorer
+from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
-from resume_adapters.core.state.weights import architecture_digest
+from resume_adapters.core.state.weights import architecture, architecture_digest
 
 _CAPTURED = {
     "rng": "python, numpy, torch and every CUDA device, on every rank",
@@ -28,19 +36,64 @@ _CAPTURED = {
 """What is captured under every framework alike."""
 
 
-class Session(Restorer):
+class Session:
     """One training call on a run directory.
 
+    Args:
+        run: the run, not yet opened.
+        framework: the framework's files and live objects.
+        options: the options of the run.
+        kind: the record of the state that each rank saves.
+        rescale: what follows from a different global batch size.
+
     Attributes:
+        loaders: tracks and restores the training loaders.
+        restorer: restores everything else.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
-        under_way: the first step has begun.
+        has_begun: the first step has begun.
+        has_saved: this call has written a checkpoint.
     """
 
-    reason = "scheduled"
-    stopping = False
-    under_way = False
-    _reported = False
+    def __init__(
+        self,
+        run: ResumableRun,
+        framework: Framework,
+        options: ResumeOptions,
+        kind: type[RankState],
+        rescale: Rescale,
+    ) -> None:
+        self.run = run
+        self.framework = framework
+        self.options = options
+        self.rescale = rescale
+        self.loaders = LoaderRestorer(run, options.generators, rescale)
+        self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
+        self.reason = "scheduled"
+        self.stopping = False
+        self.has_begun = False
+        self.has_saved = False
+        self._architecture: dict[str, str] | None = None
+        run.undo_at_close(self._undo)
+
+    # ---- Resuming
+
+    def open(self) -> RestoreContext | None:
+        """Choose what to resume from, and begin; see :meth:`Restorer.choose`."""
+        return self.restorer.choose()
+
+    @property
+    def context(self) -> RestoreContext | None:
+        """What this call resumes from; ``None`` for a fresh start."""
+        return self.restorer.context
+
+    def random_state(self) -> dict[str, Any]:
+        """Return the random state of the process and of the user's generators."""
+        return capture_with(self.options.generators)
+
+    def restore_random_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what :meth:`random_state` returned."""
+        restore_with(saved, self.options.generators)
 
     # ---- Training
 
@@ -50,17 +103,17 @@ class Session(Restorer):
         Raises:
             Stopped: one was.
         """
-        if not self.under_way:
-            self.under_way = True
+        if not self.has_begun:
+            self.has_begun = True
             self.run.end_skipping()
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
-        """Note that a step was completed, and return what all ranks do now; see :meth:`ResumableRun.end_step`.
+        """Count a completed step, and return what all ranks do now; see :meth:`ResumableRun.end_step`.
 
         Every rank calls it at the end of every step.
         """
         decision = self.run.end_step(step, epoch, horizon)
-        self._heed(decision.stop)
+        self._apply(decision.stop)
         return decision
 
     def ask_to_stop(self) -> bool:
@@ -69,120 +122,84 @@ class Session(Restorer):
         Every rank asks at the same places between two ends of a step: between the batches of an evaluation.
         """
         if not self.stopping:
-            self._heed(self.run.should_stop())
+            self._apply(self.run.should_stop())
         return self.stopping
 
-    def _heed(self, stop: bool) -> None:
+    def _apply(self, stop: bool) -> None:
         if stop and not self.stopping:
             self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
 
-    def save_checkpoint(
-        self,
-        name: str,
-        step: int,
-        *,
-        model: Any,
-        native: Callable[[], object],
-        own: Callable[[], dict[str, Any]],
-        parts: Mapping[str, Stateful],
-        owner: Callable[[Path], int],
-        entries: Callable[[], Sequence[PartEntry]],
-        facts: Callable[[], dict[str, Any]],
-        best: str | None,
-        is_file: bool = False,
-    ) -> None:
-        """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, say what each part holds.
+    def set_reason(self, reason: str) -> None:
+        """Say why the next checkpoint is saved."""
+        self.reason = reason
+
+    # ---- Saving
+
+    def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False) -> None:
+        """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, log what each part holds.
 
         Args:
             name: name of the checkpoint.
             step: optimizer steps completed.
-            model: the module whose tensors the checkpoint holds.
-            native: lets the framework write its own files.
-            own: what belongs to this rank alone, beside what this class adds.
-            parts: further parts of the adapter.
-            owner: the rank that answers for a file of the framework.
-            entries: says of each part who captures it.
-            facts: ``epoch`` and ``metrics`` of the manifest.
-            best: name of the best checkpoint.
+            loop: where the training is.
             is_file: the framework writes one file of that name, not a directory.
         """
-        kept: Tree = {}
-        architecture = self._architecture(model)
-
-        def of_this_rank() -> Tree:
-            kept.update(own())
-            return kept | self._of_this_launch()
-
-        def described() -> dict[str, Any]:
-            found, known = entries(), facts()
-            cursor = cursor_of(known["epoch"], kept)
-            self._say(found, f"{name} saved at {describe_cursor(cursor)}.")
-            return {
-                "reason": self.reason,
-                "parts": tuple(found),
-                "architecture": architecture_digest(architecture),
-                "cursor": cursor,
-                **known,
-            }
-
-        added = {"architecture": StaticState(architecture), "trackers": StaticState(self._trackers.capture())}
-        self.run.save(
-            name,
-            step,
-            native=native,
-            own=of_this_rank,
-            parts={**self.parts, **parts, **added},
-            owner=owner,
-            facts=described,
-            best=best,
-            is_file=is_file,
-        )
+        content = _SessionContent(self, loop, name)
+        self.run.save(name, step, content, is_file=is_file)
         self.reason = "scheduled"
+        self.has_saved = True
 
-    def _of_this_launch(self) -> Tree:
-        return {
-            "topology": self.topology,
-            "fixed": self.fixed,
-            "shares": self._shares(),
-            "shift": self.batch_change.shift,
-            "buckets": [each.order for each in self._orders],
-        }
+    def architecture(self) -> dict[str, str]:
+        """Return the dtype and shape of each of the model's tensors, by its name without wrappers."""
+        if self._architecture is None:
+            self._architecture = architecture(dict(self.framework.state_dict()))
+        return self._architecture
 
-    def _say(self, entries: Sequence[PartEntry], saved: str) -> None:
+    def launch_state(self) -> LaunchState:
+        """Return what the session adds to the state of each rank."""
+        sharded = self.framework.sharded_state() if self.options.verify else {}
+        return LaunchState(
+            topology=dict(self.framework.topology),
+            invariants=dict(self.framework.invariants),
+            shard_digests=shard_digests(sharded, self.run.ranks.rank),
+            shift=self.rescale.shift,
+            ddp_buckets=[each.order for each in self.restorer.bucket_orders],
+        )
+
+    def log_saved(self, entries: Sequence[PartEntry], saved: str) -> None:
+        """Log a save; at the first, what each part holds."""
         if self.run.ranks.rank == 0:
-            if not self._reported:
+            if not self.has_saved:
                 log_parts(entries)
             logger.info(saved)
-        self._reported = True
 
-    def entries(self, further: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
+    def part_entries(self, parts: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
         """Return an entry for each part that this package captures.
 
         Args:
-            further: parts of the adapter, beside those that the user named.
-            notes: what it captures of others, such as ``counters``, in a user's words.
+            parts: those of the framework and of the training loop, beside those that the user named.
+            notes: what the package captures of others, such as ``counters``, in a user's words.
         """
-        named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self.parts, **further}.items()}
+        named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self.options.parts, **parts}.items()}
         return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
 
-    def missing_generators(self, places: Mapping[str, Any], registers: str) -> list[PartEntry]:
+    def missing_generators(self, places: Mapping[str, Any]) -> list[PartEntry]:
         """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
 
         Args:
             places: the objects to look at, by the name under which a user knows them.
-            registers: what registers a part, as a user writes it.
         """
-        held = {id(getattr(part, "generator", part)) for part in self.parts.values()}
+        held = {id(getattr(part, "generator", part)) for part in self.options.parts.values()}
         return [
             PartEntry(
                 "data",
                 "missing",
-                f"{place}.{name} is a generator of its own: after a resume it starts anew; register it with "
-                f"{registers}({name.strip('_').lower()}={place}.{name})",
+                f"{place}.{name} is a generator of its own: after a resume it starts over; register it with "
+                f"{self.framework.registers}({name.strip('_').lower()}={place}.{name})",
             )
             for place, thing in places.items()
             for name, value in getattr(thing, "__dict__", {}).items()
-            if rng.is_generator(value) and id(value) not in held
+            if is_generator(value) and id(value) not in held
         ]
 
     # ---- Ending
@@ -190,9 +207,80 @@ class Session(Restorer):
     def is_finished(self, step: int, horizon: int) -> bool:
         """Return whether the run was left as finished at this step, with the same horizon: nothing is left to do."""
         former = self.run.previous
-        return former is not None and (former.state, former.step, former.horizon) == ("finished", step, horizon)
+        return former is not None and (former.state, former.step, former.horizon) == (
+            RunState.FINISHED,
+            step,
+            horizon,
+        )
 
-    def record_failure(self, error: Exception, step: int) -> None:
-        """Record why the run failed, if it got as far as owning its directory."""
+    def fail(self, error: Exception, step: int) -> None:
+        """Write why the run failed into its status, if it got as far as owning its directory."""
         if self.run.generation:
-            self.run.record("failed", step=step, reason=f"{type(error).__name__}: {error}")
+            self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
+
+    def close(self, *undo: Callable[[], object]) -> None:
+        """Undo what the session patched, started and registered. Closing a closed session does nothing.
+
+        Where the run has closed itself, as it does when it is left, that is done but for ``undo``.
+
+        Args:
+            undo: what the adapter has to undo before the run is closed.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.run.close)
+            for each in undo:
+                stack.callback(each)
+
+    def _undo(self) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.loaders.close)
+            stack.callback(self.restorer.close)
+            stack.callback(self.framework.trackers.close)
+            stack.callback(self.framework.close)
+
+
+class _SessionContent:
+    """What one checkpoint is to hold: the framework's files, the loop's state, and what the session adds."""
+
+    def __init__(self, session: Session, loop: TrainingLoop, name: str) -> None:
+        self._session = session
+        self._loop = loop
+        self._name = name
+        self._state: RankState | None = None
+        self._facts: CheckpointFacts | None = None
+
+    def save(self, directory: Path) -> None:
+        self._session.framework.save(directory)
+
+    def rank_state(self) -> dict[str, Any]:
+        self._state = self._loop.rank_state()
+        return {**self._state.to_tree(), **self._session.launch_state().to_tree()}
+
+    def parts(self) -> dict[str, Stateful]:
+        session = self._session
+        return {
+            **session.options.parts,
+            **session.framework.parts(),
+            **self._loop.parts(),
+            "architecture": StaticState(session.architecture()),
+            "trackers": StaticState(session.framework.trackers.capture()),
+        }
+
+    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
+        session, facts = self._session, self._loop.facts()
+        assert self._state is not None, "the state of the rank was captured"
+        cursor = data_cursor(facts.epoch, self._state.loader_states)
+        entries = [*session.framework.describe(), *self._loop.describe()]
+        session.log_saved(entries, f"{self._name} saved at {describe_cursor(cursor)}.")
+        return {
+            "reason": session.reason,
+            "parts": tuple(entries),
+            "architecture": architecture_digest(session.architecture()),
+            "cursor": cursor,
+            "epoch": facts.epoch,
+            "metrics": facts.metrics,
+            "best": facts.best,
+        }
+
+    def owner_of(self, file: Path) -> int:
+        return self._session.framework.owner_of(file)

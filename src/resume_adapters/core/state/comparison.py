@@ -1,4 +1,4 @@
-"""State dict trees, and tensors, compared bit for bit."""
+"""Compare state dicts and tensors, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def first_difference(saved: Any, live: Any, where: str = "") -> str | None:
-    """Return the place of the first difference between two trees, or ``None`` where they agree bit for bit.
+    """Return where two trees first differ and how, or ``None`` if they are equal bit for bit.
 
     Numbers are compared by value and kind, tensors and arrays by dtype, shape and every byte (so NaN equals NaN).
     """
@@ -49,7 +49,7 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
 
 
 def _kind(value: Any) -> type:
-    """Return what counts as the same kind of value: subclasses do, and a numpy number stands for python's."""
+    """Return the type to compare by: a subclass counts as its base, a numpy scalar as python's number."""
     import numpy as np
 
     plain = value.item() if isinstance(value, np.generic) else value
@@ -59,7 +59,7 @@ def _kind(value: Any) -> type:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bytes, wherever they are."""
+    """Return whether two tensors have the same dtype, shape and bytes, on any devices."""
     import torch
 
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -69,11 +69,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes, in the order of its elements, on the CPU."""
+    """Return a tensor's bytes in element order, on the CPU."""
     import torch
 
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # Of a dimension of one element the stride means nothing, but view() minds it.
+    # view() checks the stride even of a dimension of size one, where it has no meaning.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
@@ -85,11 +85,11 @@ def verify_equal(name: str, saved: Any, live: Any) -> None:
     """Compare a saved tree with the live one.
 
     Raises:
-        NotRestored: naming the part and the first difference.
+        NotRestored: they differ; the message names the part and the first difference.
     """
     difference = first_difference(saved, live)
     if difference is not None:
         raise NotRestored(
-            f"{name} was loaded but did not come back as it was saved; {difference}. Its load_state_dict() drops or "
-            "converts state: mend it, or pass verify=False to continue with the difference"
+            f"{name} was loaded, but its state is not the saved one; {difference}. Its load_state_dict() drops or "
+            "converts state: fix it, or pass verify=False to continue with the difference"
         )

@@ -1,9 +1,9 @@
-"""The gradient buckets of DDP, so that a resumed run reduces its first step in the order of the uninterrupted one.
+"""The order in which DDP reduces gradients, so that a resumed run sums them in the order of the uninterrupted one.
 
-DDP builds its buckets anew after the first backward of a process, in the order in which gradients became ready. An
-uninterrupted run has long done so when a checkpoint is taken; a resumed process would reduce its first step with the
-initial buckets, in another order of additions, and three or more ranks then differ in the last bit. The remedy is to
-record the order once and, in a resumed process, to let DDP see it in a backward of zeros before the first real step.
+DDP rebuilds its buckets after the first backward of a process, in the order in which gradients became ready. When a
+checkpoint is saved, that is long past. A resumed process would reduce its first step with the initial buckets: it would
+add in a different order, and with three or more ranks the sums differ in the last bit. So the order is captured once,
+and a resumed process replays it in a backward of zeros before its first real step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from resume_adapters.errors import StateMismatch
 
 
 class BucketOrder:
-    """Records and replays the order in which a DDP module's gradients become ready.
+    """Captures and replays the order in which a DDP module's gradients become ready.
 
     Args:
         ddp: a ``torch.nn.parallel.DistributedDataParallel``.
@@ -37,39 +37,41 @@ class BucketOrder:
             module.find_unused_parameters and not module.static_graph
         )
 
-    def record(self) -> None:
-        """Note the order of the first backward from now on; after it the hooks cost nothing, for they are gone."""
+    def observe(self) -> None:
+        """Capture the order in the next backward; its hooks then remove themselves."""
         for parameter in self._names:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._note))
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._append))
 
-    def _note(self, parameter: Any) -> None:
+    def _append(self, parameter: Any) -> None:
         name = self._names[parameter]
         if name not in self.order:
             self.order.append(name)
         if len(self.order) == len(self._names):
-            self._remove_hooks()
+            self.close()
 
-    def _remove_hooks(self) -> None:
+    def close(self) -> None:
+        """Remove the hooks of :meth:`record`, if its backward has not come."""
         while self._handles:
             self._handles.pop().remove()
 
     def replay(self, order: list[str]) -> None:
         """Run a backward of zeros through every parameter in ``order``, and rebuild the buckets from it.
 
-        Call it before the first step, with no gradients held. Weights, gradients and random state are left as they
-        were.
+        Call it before the first step, while no gradients are held. Weights, gradients and random state do not change.
 
         Raises:
-            StateMismatch: the order names other parameters than the module has.
+            StateMismatch: the module has different parameters.
         """
         import torch
 
         by_name = {name: parameter for parameter, name in self._names.items()}
         if set(order) != set(by_name):
-            odd = sorted(set(order) ^ set(by_name))[:3]
-            raise StateMismatch(f"the recorded gradient order and the model differ in {', '.join(odd)}")
+            differing = sorted(set(order) ^ set(by_name))[:3]
+            raise StateMismatch(
+                f"the saved gradient order and the model differ in {', '.join(differing)}. Build the model as it was"
+            )
         self.order = list(order)
-        # Autograd runs what was created last first, so a chain built in reverse accumulates in the recorded order.
+        # Autograd runs the newest node first, so a chain that is built in reverse accumulates in the saved order.
         with torch.enable_grad():
             terms = [_zero(by_name[name]) for name in reversed(order)]
             total = torch.stack([term.to("cpu", torch.float32) for term in terms]).sum()

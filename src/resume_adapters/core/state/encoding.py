@@ -1,8 +1,8 @@
-"""State dict trees as data: to and from safetensors plus JSON, and their digests. Nothing here runs code on load.
+"""State dicts as data: encoded as JSON plus safetensors, decoded without running code, and digested.
 
-A tree is made of dicts, lists, tuples, sets, numbers, strings, bytes, ``None``, torch tensors and numpy arrays.
-Tensors, arrays and bytes go into a safetensors file, the rest into JSON, where ``{"$": kind, ...}`` marks what JSON has
-no word for.
+A tree consists of dicts, lists, tuples, sets, numbers, strings, bytes, ``None``, torch tensors and numpy arrays.
+Tensors, arrays and bytes go into a safetensors file, the rest into JSON. ``{"$": kind, ...}`` stands for a type that
+JSON lacks.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
     """Split a tree into a JSON document and the tensors it refers to.
 
     Raises:
-        NotSerialisable: naming the place of the first object that is not data.
+        NotSerialisable: the tree holds an object that is not data; the message names its place.
     """
     tensors: dict[str, torch.Tensor] = {}
     document = msgspec.json.encode(_encode(tree, "", tensors))
-    return document, _apart(tensors)
+    return document, _unshared(tensors)
 
 
 def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
@@ -46,12 +46,13 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return _text(value, where)
+        return _require_unicode(value, where)
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.ndarray | np.generic):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {"$": kind, "of": _encode(torch.from_numpy(_numeric(np.array(value, order="C"), where)), where, tensors)}
+        array = _require_numeric(np.array(value, order="C"), where)
+        return {"$": kind, "of": _encode(torch.from_numpy(array), where, tensors)}
     if isinstance(value, bytes | bytearray):
         content = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         return {"$": "bytes", "of": _encode(content, where, tensors)}
@@ -79,12 +80,12 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 def _encode_dict(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if all(type(key) is str for key in value) and "$" not in value:
-        return {_text(key, where): _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        return {_require_unicode(key, where): _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
     pairs = [[_encode(key, where, tensors), _encode(item, f"{where}.{key}", tensors)] for key, item in value.items()]
     return {"$": "dict", "of": pairs}
 
 
-def _text(value: str, where: str) -> str:
+def _require_unicode(value: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -100,10 +101,10 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         raise NotSerialisable(
             f"{where.lstrip('.') or 'the state'} is a {value.dtype} tensor of layout {value.layout} on {value.device}; "
-            "expected a dense one with content"
+            "expected a dense tensor with data"
         )
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.dtype in (torch.complex128, torch.complex32):  # safetensors has no word for them
+    if plain.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
         parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
         return {"$": "complex", "of": parts}
     key = f"{len(tensors)}{where}"
@@ -111,19 +112,19 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     return {"$": "tensor", "key": key}
 
 
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give each tensor a storage of its own: safetensors refuses shared ones, and a view would carry its base along."""
+def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Clone tensors that share a storage, which safetensors refuses, and views, whose whole base would be written."""
     seen: set[int] = set()
-    apart = {}
+    unshared = {}
     for key, tensor in tensors.items():
         storage = tensor.untyped_storage()
         whole = storage.nbytes() == tensor.numel() * tensor.element_size()
-        apart[key] = tensor if whole and storage.data_ptr() not in seen else tensor.clone()
+        unshared[key] = tensor if whole and storage.data_ptr() not in seen else tensor.clone()
         seen.add(storage.data_ptr())
-    return apart
+    return unshared
 
 
-def _numeric(array: Any, where: str) -> Any:
+def _require_numeric(array: Any, where: str) -> Any:
     dtype = array.dtype
     if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise NotSerialisable(
@@ -149,7 +150,7 @@ def _decode(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def _decode_dtype(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
-    # Looked up, not asked of the module by name: that would import whatever a document names.
+    # vars(), not getattr(): torch imports submodules on attribute access, and the name comes from a file.
     dtype = vars(torch).get(of)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{of!r} is not a torch dtype")
@@ -186,7 +187,7 @@ def digest(document: bytes, tensors: dict[str, torch.Tensor]) -> str:
 
 
 def digest_of(tree: Any) -> str | None:
-    """Return the digest of a tree, or ``None`` where it holds something that is not data."""
+    """Return the digest of a tree, or ``None`` if it holds an object that is not data."""
     try:
         return digest(*encode(tree))
     except NotSerialisable:

@@ -1,7 +1,7 @@
 """Wrapper prefixes in state dict keys. Pure.
 
-DDP names a parameter ``module.x``, ``torch.compile`` ``_orig_mod.x``, FSDP ``_fsdp_wrapped_module.x``. The same weights
-must restore whichever of these wrapped the model when it was saved and whichever wraps it now.
+DDP names a parameter ``module.x``, ``torch.compile`` ``_orig_mod.x``, FSDP ``_fsdp_wrapped_module.x``. Weights
+must load whichever of these wraps the model now, and whichever did when it was saved.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Path components that only a wrapper adds, wherever they stand: a compiled submodule has one in the middle."""
+"""Components that only a wrapper adds, at any depth: a compiled submodule has one in the middle."""
 
 LEADING = ("module",)
-"""Components that a wrapper adds in front of every key, but that a model may also use for a name of its own."""
+"""Components that a wrapper puts in front of every key; a model may also use such a name itself."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Match:
     """How saved keys and live keys correspond.
 
     Attributes:
-        saved_by_live: for each live key that has one, its saved key.
-        missing: live keys that the checkpoint lacks.
-        unexpected: saved keys that the model lacks.
+        saved_by_live: the saved key of each live key that has one.
+        missing: live keys without a saved one.
+        unexpected: saved keys without a live one.
     """
 
     saved_by_live: dict[str, str]
@@ -32,10 +32,10 @@ class Match:
 
 
 def canonical(keys: Iterable[str]) -> dict[str, str]:
-    """Return the keys by their name without wrappers, in order.
+    """Return the keys by name without wrapper prefixes, in order.
 
     Raises:
-        ValueError: two keys have the same name without wrappers.
+        ValueError: two keys have the same name without prefixes.
     """
     stripped = {key: ".".join(part for part in key.split(".") if part not in ANYWHERE) for key in keys}
     for prefix in LEADING:
@@ -44,13 +44,13 @@ def canonical(keys: Iterable[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for key, name in stripped.items():
         if name in named:
-            raise ValueError(f"{named[name]!r} and {key!r} are both {name!r} once wrapper prefixes are taken off")
+            raise ValueError(f"{named[name]!r} and {key!r} are both {name!r} without wrapper prefixes")
         named[name] = key
     return named
 
 
 def match(saved: Collection[str], live: Collection[str]) -> Match:
-    """Pair the keys of a checkpoint with those of a model, whatever wraps either."""
+    """Pair the keys of a checkpoint with those of a model, ignoring wrapper prefixes."""
     saved_names, live_names = canonical(saved), canonical(live)
     return Match(
         saved_by_live={key: saved_names[name] for name, key in live_names.items() if name in saved_names},

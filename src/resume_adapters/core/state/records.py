@@ -1,20 +1,19 @@
 """Typed records of saved state: dataclasses that are written as trees, and read again field by field.
 
-What this package saves for itself is a :class:`Record`. A field may have another name on disk (``stored("together")``):
-names on disk never change, names in the code may. A field that a checkpoint lacks is a :class:`FormatMismatch` that
-says which version wrote it; a field that a later version added is passed over.
+What this package saves for itself is a :class:`Record`. A field may have another name on disk
+(``Annotated[int, Stored("together")]``): names on disk never change, names in the code may. A field that a checkpoint
+lacks is a :class:`FormatMismatch` that says which version wrote it; a field that a later version added is passed over.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from resume_adapters.errors import FormatMismatch
 
@@ -47,18 +46,19 @@ class Source(NamedTuple):
         )
 
 
-def stored(name: str) -> Any:
-    """Return a dataclass field that has another name on disk."""
-    return field(metadata={"stored": name})
+class Stored(NamedTuple):
+    """Annotates a field that has another name on disk."""
+
+    name: str
 
 
 @dataclass
 class Record:
-    """Base of the records: a dataclass whose fields are data, other records, or lists and dicts of records."""
+    """Base of the records: a dataclass whose fields are data, other records, or lists of records."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the record as a tree, with the names that it has on disk."""
-        return {_stored_name(each): _to_tree(getattr(self, each.name)) for each in dataclasses.fields(self)}
+        return {stored: _to_tree(getattr(self, name)) for name, stored, _ in _fields(cast("Any", type(self)))}
 
     @classmethod
     def from_tree(cls: type[R], tree: Mapping[str, Any], source: Source, where: str = "") -> R:
@@ -75,22 +75,26 @@ class Record:
         if not isinstance(tree, Mapping):
             raise source.lacks(f"record {where.rstrip('.')} in {source.file}")
         values = {}
-        for each, kind in _fields(cls):  # type: ignore[arg-type]  # a class is hashable
-            name = _stored_name(each)
+        for field, name, kind in _fields(cast("Any", cls)):
+            if name not in tree and hasattr(cls, field):  # it has a default: not every version saved it
+                continue
             if name not in tree:
                 raise source.lacks(f"{where}{name} in {source.file}")
-            values[each.name] = _from_tree(kind, tree[name], source, f"{where}{name}.")
+            values[field] = _from_tree(kind, tree[name], source, f"{where}{name}.")
         return cls(**values)
 
 
-def _stored_name(each: dataclasses.Field[Any]) -> str:
-    return str(each.metadata.get("stored", each.name))
-
-
 @functools.cache
-def _fields(cls: type[Record]) -> list[tuple[dataclasses.Field[Any], Any]]:
-    kinds = typing.get_type_hints(cls)
-    return [(each, kinds[each.name]) for each in dataclasses.fields(cls)]
+def _fields(cls: Any) -> list[tuple[str, str, Any]]:
+    """Return each field's name, its name on disk, and its type."""
+    found = []
+    for name, kind in typing.get_type_hints(cls, include_extras=True).items():
+        stored = name
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, *extras = typing.get_args(kind)
+            stored = next((each.name for each in extras if isinstance(each, Stored)), name)
+        found.append((name, stored, kind))
+    return found
 
 
 def _to_tree(value: Any) -> Any:
@@ -98,8 +102,6 @@ def _to_tree(value: Any) -> Any:
         return value.to_tree()
     if isinstance(value, list) and any(isinstance(each, Record) for each in value):
         return [_to_tree(each) for each in value]
-    if isinstance(value, dict) and any(isinstance(each, Record) for each in value.values()):
-        return {key: _to_tree(each) for key, each in value.items()}
     return value
 
 
@@ -111,16 +113,13 @@ def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
             return None
         kinds = [each for each in arguments if each is not type(None)]
         return _from_tree(kinds[0], value, source, where) if len(kinds) == 1 else value
-    if isinstance(kind, type) and issubclass(kind, Record):
+    if _is_record(kind):
         return kind.from_tree(value, source, where)
-    if origin is list and _holds_records(arguments[0]) and isinstance(value, list):
+    if origin is list and _is_record(arguments[0]) and isinstance(value, list):
         return [_from_tree(arguments[0], each, source, f"{where}{index}.") for index, each in enumerate(value)]
-    if origin is dict and _holds_records(arguments[1]) and isinstance(value, dict):
-        return {key: _from_tree(arguments[1], each, source, f"{where}{key}.") for key, each in value.items()}
     return value
 
 
-def _holds_records(kind: Any) -> bool:
-    if isinstance(kind, type) and typing.get_origin(kind) is None:
-        return issubclass(kind, Record)
-    return any(_holds_records(each) for each in typing.get_args(kind))
+def _is_record(kind: Any) -> bool:
+    # Python 3.10 takes ``list[str]`` for a class, too.
+    return typing.get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Record)

@@ -1,4 +1,4 @@
-"""Reading what torch has pickled, as data: code that a file names is not run, whoever calls ``torch.load``."""
+"""Make every ``torch.load`` read data only, so that no code named in a file is run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _FORCED, _FREE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-"""Variables of torch for callers of ``torch.load`` that cannot be reached. It refuses to load where both are set."""
+"""Torch's environment variables that override the caller of ``torch.load``. It refuses to load if both are set."""
 
 
 @contextlib.contextmanager
 def allowing(classes: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Let torch load these too as data; one of these contexts may be within another."""
+    """Allow torch to load these classes as data too. Contexts can be nested."""
     import torch
 
     before = torch.serialization.get_safe_globals()
@@ -23,10 +23,10 @@ def allowing(classes: Sequence[Callable[..., Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def data_only(classes: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Let every ``torch.load`` read data only, also where a framework asks it to unpickle freely.
+    """Make every ``torch.load`` read data only, even where a framework asks for ``weights_only=False``.
 
     Args:
-        classes: what may be made beyond what torch makes by itself.
+        classes: classes allowed beyond those that torch allows.
     """
     former = {name: os.environ.pop(name, None) for name in (_FORCED, _FREE)}
     os.environ[_FORCED] = "1"

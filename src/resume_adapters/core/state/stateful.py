@@ -1,4 +1,4 @@
-"""Objects that save and load their state, and the wrappers that make others such objects."""
+"""Objects with ``state_dict()`` and ``load_state_dict()``, and wrappers that add both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resume_adapters.core.state import rng
 from resume_adapters.errors import UnsupportedSetting
 
 RESERVED = ("architecture", "buffers", "callbacks", "manifest", "metrics", "registered", "scaler", "trackers")
-"""Names of this package's own parts, under whatever framework, which a user cannot give to parts of their own."""
+"""Names of this package's own parts; a user's parts cannot have them, under any framework."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -23,11 +23,11 @@ class Stateful(Protocol):
         """Return the state as data."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Put back what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
 
 
 class StaticState:
-    """Makes a tree of data a part that is saved, and read by whoever needs it rather than loaded.
+    """A part whose state is a fixed tree: it is saved, and read where it is needed.
 
     Args:
         value: the tree.
@@ -46,10 +46,10 @@ class StaticState:
 
 
 class ModuleBuffers:
-    """The buffers of modules, as a part: each rank has its own, and not every framework saves them all.
+    """The buffers of modules, as a part. Each rank has its own, and some frameworks save only those of one rank.
 
     Args:
-        modules: the modules, by names that stay.
+        modules: the modules, by names that are the same in every launch.
     """
 
     def __init__(self, modules: Mapping[Any, Any]) -> None:
@@ -58,20 +58,20 @@ class ModuleBuffers:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buffers by module and name."""
+        """Return the buffers, by module and name."""
         return dict(self._named)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Copy what :meth:`state_dict` returned into the buffers."""
+        """Copy the saved values into the buffers."""
         for name, buffer in self._named.items():
             buffer.data.copy_(saved[name])
 
 
 class StatefulGroup:
-    """Several Statefuls as one part: what one of them saved goes to the one of its name, in whatever order they are.
+    """Several Statefuls as one part; each restores the state saved under its name.
 
     Args:
-        named: the objects, by names that stay.
+        named: the objects, by names that are the same in every launch.
     """
 
     def __init__(self, named: Mapping[str, Stateful]) -> None:
@@ -82,17 +82,17 @@ class StatefulGroup:
         return {name: each.state_dict() for name, each in self._named.items()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Put back what :meth:`state_dict` returned, where there was one of that name."""
+        """Restore each object whose name was saved."""
         for name, each in self._named.items():
             if name in saved:
                 each.load_state_dict(saved[name])
 
 
 def named_parts(parts: dict[str, Any]) -> dict[str, Stateful]:
-    """Check the extra parts that a user names, and make plain generators Stateful.
+    """Check the names of the user's parts, and wrap plain generators so that they are Stateful.
 
     Raises:
-        UnsupportedSetting: a name is taken or unfit for a file name, or an object cannot save its state.
+        UnsupportedSetting: a name is reserved or cannot be a file name, or an object cannot save its state.
     """
     named: dict[str, Stateful] = {}
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""A model's weights against a checkpoint's: the same architecture, every key, every bit."""
+"""Load a model's weights from a checkpoint: check the architecture, match the keys, verify every bit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 
-_NAMED = 5
-"""How many differing names an error lists."""
+_LISTED = 5
+"""Names that an error lists at most."""
 
 
 def architecture(state: dict[str, torch.Tensor]) -> dict[str, str]:
-    """Return the dtype and shape of each tensor of a model's state dict, by its name without wrappers."""
+    """Return the dtype and shape of each tensor of a model's state dict, by name without wrapper prefixes."""
     names = keys.canonical(state)
     return {
         name: f"{str(state[key].dtype).removeprefix('torch.')}{list(state[key].shape)}" for name, key in names.items()
@@ -30,31 +30,31 @@ def architecture(state: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def architecture_digest(described: dict[str, str]) -> str:
-    """Return the digest of an architecture, whatever the order of its tensors."""
+    """Return the digest of an architecture; the order of the tensors does not matter."""
     return xxhash.xxh3_128_hexdigest(json.dumps(described, sort_keys=True).encode())
 
 
 def require_architecture(saved: dict[str, str], live: dict[str, str], checkpoint: Path) -> None:
-    """Check that the model is the one whose weights were saved, before any weight is touched.
+    """Check that the checkpoint is of this model, before any weight is changed.
 
     Raises:
-        StateMismatch: with the first names that differ.
+        StateMismatch: tensors differ; the message names the first of them.
     """
-    odd = [name for name in {**saved, **live} if saved.get(name) != live.get(name)]
-    if odd:
+    differing = [name for name in {**saved, **live} if saved.get(name) != live.get(name)]
+    if differing:
         lines = "".join(
             f"\n  {name}: saved {saved.get(name, 'nothing')}, the model has {live.get(name, 'nothing')}"
-            for name in odd[:_NAMED]
+            for name in differing[:_LISTED]
         )
         raise StateMismatch(
-            f"{checkpoint.name} was saved from another model; {len(odd)} of its tensors differ:{lines}\n"
+            f"{checkpoint.name} was saved from another model; {len(differing)} of its tensors differ:{lines}\n"
             "Build the model as it was, or start another run directory.",
             path=checkpoint,
         )
 
 
 def load_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
-    """Load weights into a module, whatever wrapped it when they were saved and whatever wraps it now.
+    """Load weights into a module; wrapper prefixes may differ between the checkpoint and the module.
 
     Raises:
         StateMismatch: keys are missing (other than of tied weights, of which one is saved) or unexpected.
@@ -75,8 +75,8 @@ def match_weights(saved: dict[str, Any], live: dict[str, torch.Tensor], checkpoi
     missing = [key for key in found.missing if _storage(live[key]) not in held]
     if missing or found.unexpected:
         raise StateMismatch(
-            f"the weights of {checkpoint.name} do not fit the model: {_names('missing', missing)}"
-            f"{'; ' if missing and found.unexpected else ''}{_names('unexpected', found.unexpected)}. "
+            f"the weights of {checkpoint.name} do not fit the model: {_listed('missing', missing)}"
+            f"{'; ' if missing and found.unexpected else ''}{_listed('unexpected', found.unexpected)}. "
             "Build the model as it was when it was saved",
             path=checkpoint,
         )
@@ -87,7 +87,7 @@ def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], chec
     """Compare a module's weights with the saved ones, bit for bit.
 
     Raises:
-        NotRestored: naming the first tensor that differs.
+        NotRestored: a tensor differs; the message names the first one.
     """
     live = module.state_dict()
     for key, name in match_weights(saved, live, checkpoint).items():
@@ -103,9 +103,9 @@ def _storage(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 
 
-def _names(what: str, names: Iterable[str]) -> str:
+def _listed(what: str, names: Iterable[str]) -> str:
     listed = list(names)
     if not listed:
         return ""
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return f"{what} {', '.join(listed[:_NAMED])}{more}"
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return f"{what} {', '.join(listed[:_LISTED])}{more}"

@@ -1,1 +1,5 @@
-"""Why and when to stop: the policy, the signals, the walltime, and how all ranks agree."""
+"""Why and when to stop.
+
+Read ``policy`` (what the user asks for), ``signals`` (the flag of one process), ``vote`` (how all ranks agree), then
+``walltime``, ``slurm`` and ``processes`` (other reasons to stop).
+"""

@@ -21,19 +21,19 @@ class StopOn:
     """What asks a run to stop: save, then leave.
 
     Args:
-        signals: which signals ask for it. Previous handlers are put back when training ends.
-        exit_code: exit status of a stopped run; 0 tells most schedulers that nothing is wrong. A supervisor that
-            resubmits on a certain code wants that code here.
-        walltime: how long the process may take, from its beginning: ``"11:50:00"``, a timedelta or seconds. By default
-            what ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME`` or Slurm itself says, in this order.
-        reserve: how long before its end the run begins to leave, written in the same way. ``"auto"`` measures: from the
-            slowest save and the slowest step of this run so far, with a margin, and at least a minute until a save has
-            been measured.
-        requeue: ``"slurm"`` asks Slurm to queue the job again after a stop that was a warning: the walltime, SIGUSR1 or
-            SIGUSR2. After SIGTERM, SIGINT or ``resume-adapters stop`` the job is left to whoever ended it.
+        signals: the signals that ask for it. The previous handlers are restored when training ends.
+        exit_code: exit status of a stopped run; 0 means success to most schedulers. Set the code on which your
+            supervisor resubmits the job.
+        walltime: how long the process may run, from its start: ``"11:50:00"``, a timedelta or seconds. By default
+            taken from ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME`` or ``squeue``, in this order.
+        reserve: how long before the walltime ends the run begins to save and exit, in the same formats. ``"auto"``
+            takes it from the slowest save and the slowest step of this run so far, with a margin, and at least a minute
+            until a save has been measured.
+        requeue: ``"slurm"`` asks Slurm to requeue the job after a stop for the walltime, SIGUSR1 or SIGUSR2. After
+            SIGTERM, SIGINT or ``resume-adapters stop``, whatever ended the job decides.
 
     Raises:
-        UnsupportedSetting: a time is written in a way that is not understood, or ``requeue`` names no scheduler.
+        UnsupportedSetting: a duration is invalid, or ``requeue`` is not a known scheduler.
     """
 
     signals: tuple[signal.Signals, ...] = SIGNALS
@@ -48,9 +48,9 @@ class StopOn:
         if self.reserve != "auto":
             parse_walltime(self.reserve)
         if self.requeue not in (None, "slurm"):
-            raise UnsupportedSetting(f'requeue={self.requeue!r} names no scheduler; expected "slurm", or None')
+            raise UnsupportedSetting(f'invalid requeue={self.requeue!r}: expected "slurm" or None')
 
 
 def is_warning(reason: str) -> bool:
-    """Return whether a reason to stop says that the job's time is nearly over, rather than that it was ended."""
+    """Return whether a reason to stop warns that the job's time is nearly over."""
     return reason in _WARNINGS

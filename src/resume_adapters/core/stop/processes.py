@@ -1,13 +1,16 @@
-"""What the system knows of a process: whether it is alive, since when, and who started it."""
+"""Facts about processes: whether one is alive, since when, and which launchers started this one. Read by psutil.
+
+psutil is imported when it is first needed, so that importing this package stays cheap.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_BTIME = "btime "
+if TYPE_CHECKING:
+    import psutil
 
 _LAUNCHER = re.compile(
     r"(.*/)?(torchrun|accelerate|deepspeed)"
@@ -19,55 +22,64 @@ _WORDS = 5
 
 
 def start_time(pid: int) -> float | None:
-    """Return when a process began, in seconds since 1970; ``None`` where there is no ``/proc`` to say so."""
+    """Return when a process began, in seconds since 1970; ``None`` if there is no such process or it is hidden."""
+    import psutil
+
     try:
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(_BTIME))
-        ticks = float(_stat(pid)[19])
-    except (OSError, StopIteration):
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
         return None
-    return float(boot.removeprefix(_BTIME)) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def is_dead(pid: int) -> bool:
+    """Return whether a process is dead but not yet reaped; ``False`` if it is hidden."""
+    import psutil
+
+    try:
+        return _is_dead(psutil.Process(pid))
+    except psutil.Error:
+        return False
 
 
 def find_launchers() -> Callable[[], bool]:
     """Find the launchers among this process's ancestors (torchrun, accelerate, deepspeed).
 
     Returns:
-        Asks whether all of them are still there. A launcher that is killed leaves its workers running; a shell or a
-        ``nohup`` that goes is no such loss. Where there is no ``/proc``, none is found.
+        A function that returns whether all of them are alive. A killed launcher leaves its workers running. Other
+        ancestors do not count: a shell or ``nohup`` may end before the run does.
     """
-    found = [pid for pid in _ancestors(os.getpid()) if _is_launcher(pid)]
-    identities = {pid: start_time(pid) for pid in found}
-    return lambda: all(start_time(pid) == beginning and not is_dead(pid) for pid, beginning in identities.items())
+    import psutil
 
-
-def _ancestors(pid: int) -> list[int]:
-    found = []
-    while pid > 1:
-        try:
-            pid = int(_stat(pid)[1])
-        except OSError:
-            break
-        found.append(pid)
-    return found
-
-
-def _is_launcher(pid: int) -> bool:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
+        launchers = [ancestor for ancestor in psutil.Process().parents() if _is_launcher(ancestor)]
+    except psutil.Error:  # ancestors are hidden, as in some containers
+        launchers = []
+    return lambda: all(_is_alive(launcher) for launcher in launchers)
+
+
+def _is_launcher(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        words = process.cmdline()
+    except psutil.Error:
         return False
     return any(_LAUNCHER.fullmatch(word) for word in words[:_WORDS])
 
 
-def is_dead(pid: int) -> bool:
-    """Return whether a process is dead but not yet reaped. Answers only where there is a ``/proc``."""
+def _is_alive(process: psutil.Process) -> bool:
+    import psutil
+
     try:
-        return _stat(pid)[0] in "ZX"
-    except OSError:
+        # The second question recognises another process that got the same pid.
+        return not _is_dead(process) and bool(process.is_running())
+    except psutil.NoSuchProcess:
         return False
+    except psutil.Error:  # hidden: nobody can say that it is gone
+        return True
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of a process's status from its state on."""
-    # The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _is_dead(process: psutil.Process) -> bool:
+    import psutil
+
+    return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import signal
 import sys
 import threading
@@ -10,17 +11,24 @@ from typing import Any
 
 from resume_adapters.core.stop.policy import StopOn
 
-_NOTHING, _STOP, _HALT = 0, 1, 2
+ANOTHER_RANK = "another rank was asked to stop"
+"""The reason on a rank that was not asked itself."""
 
-_ELSEWHERE = "another rank was asked to stop"
+
+class StopLevel(enum.IntEnum):
+    """What a rank asks for; all ranks do the highest that one of them asks for."""
+
+    GO_ON = 0
+    STOP = 1
+    HALT = 2
 
 
 class StopFlag:
-    """The flag of one process, and the handlers that set it.
+    """The stop flag of one process, and the signal handlers that set it.
 
     Attributes:
-        reason: why to stop; ``None`` as long as nothing asked for it.
-        halted: a human must look at the run before it goes on.
+        reason: why to stop; ``None`` until a stop is requested.
+        halted: a human must look at the run before it is launched again.
     """
 
     def __init__(self, on: StopOn) -> None:
@@ -31,7 +39,7 @@ class StopFlag:
         self._previous: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Take the signals over. In an interactive interpreter SIGINT is left alone; off the main thread, all are."""
+        """Install the handlers: not for SIGINT in an interactive interpreter, and none outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         interactive = hasattr(sys, "ps1") or sys.flags.interactive
@@ -40,33 +48,35 @@ class StopFlag:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def uninstall(self) -> None:
-        """Put the previous handlers back."""
+        """Restore the previous handlers."""
         while self._previous:
             number, handler = self._previous.popitem()
-            # A handler that was not installed from python cannot be put back from python.
+            # Python cannot restore a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def request(self, reason: str) -> None:
-        """Ask for a stop; the first reason stays."""
+        """Request a stop; the first reason is kept."""
         if self.reason is None:
             self.reason = reason
 
     def halt(self, reason: str) -> None:
-        """Ask for a stop that a human must look at; its reason counts for more than that of a plain stop."""
+        """Request a stop after which a human must look at the run; its reason replaces that of a plain stop."""
         if not self.halted:
             self.reason, self.halted = reason, True
 
     @property
-    def level(self) -> int:
-        """What this process asks for, as a vote: the highest of all ranks is what they do."""
-        return _HALT if self.halted else _NOTHING if self.reason is None else _STOP
+    def level(self) -> StopLevel:
+        """What this process votes for."""
+        if self.halted:
+            return StopLevel.HALT
+        return StopLevel.GO_ON if self.reason is None else StopLevel.STOP
 
-    def heed(self, level: int) -> None:
-        """Take over what the ranks agreed on."""
-        if level == _HALT and not self.halted:
-            self.halt(_ELSEWHERE)
-        elif level == _STOP:
-            self.request(_ELSEWHERE)
+    def apply(self, level: StopLevel) -> None:
+        """Set the flag to what the ranks agreed on."""
+        if level is StopLevel.HALT and not self.halted:
+            self.halt(ANOTHER_RANK)
+        elif level is StopLevel.STOP:
+            self.request(ANOTHER_RANK)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

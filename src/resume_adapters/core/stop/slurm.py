@@ -1,4 +1,4 @@
-"""What is asked of Slurm: when the job ends, and to queue it again. Elsewhere nothing is asked."""
+"""Two requests to Slurm: the time that the job has left, and to requeue it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from collections.abc import Mapping
 from resume_adapters.core.log import logger
 
 _PATIENCE = 20.0
-"""Seconds to wait for a controller that is busy."""
+"""Seconds to wait for a busy controller."""
 
 
 def job(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the number of the Slurm job that this process belongs to."""
+    """Return the id of the Slurm job of this process; ``None`` outside Slurm."""
     return environment.get("SLURM_JOB_ID")
 
 
 def time_left(number: str) -> str | None:
-    """Return what ``squeue`` says of the time that a job has left, for example ``1-02:03:04`` or ``UNLIMITED``."""
+    """Return the time that a job has left, as ``squeue`` prints it: ``1-02:03:04`` or ``UNLIMITED``, for example."""
     return _ask("squeue", "-h", "-j", number, "-o", "%L")
 
 
 def requeue(number: str) -> bool:
-    """Ask Slurm to put a running job back into the queue, which ends it; return whether it will."""
+    """Ask Slurm to requeue a running job, which ends it; return whether Slurm accepted."""
     return _ask("scontrol", "requeue", number) is not None
 
 
 def _ask(*command: str) -> str | None:
-    """Return what a command of Slurm answers; where it fails, say so and return ``None``."""
+    """Return the output of a Slurm command; ``None`` if it fails, with a warning."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
     except subprocess.CalledProcessError as error:

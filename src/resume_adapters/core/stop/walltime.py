@@ -1,4 +1,4 @@
-"""How long a run may take: where its end is known from, and how long before it the run must begin to leave."""
+"""When the scheduler will end a run, and how long before that the run must begin to save and exit."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Walltime = str | timedelta | float
 """``"1-12:00:00"`` (days-hours:minutes:seconds), ``"11:50:00"``, ``"50:00"``, seconds, or a timedelta."""
 
 UNMEASURED = 60.0
-"""Least reserve, in seconds, until a commit has been measured."""
+"""Least margin in seconds until a commit has been measured."""
 
 _MARGIN = 1.5
-"""A save that meets a busy file system takes longer than the slowest that was measured."""
+"""On a busy file system, a save may take longer than the slowest one so far."""
 _STEPS = 2
-"""The flag may be set right after one step began, and the ranks agree one step behind."""
+"""The flag may be set right after a step began, and the ranks agree one step later."""
 _LEAVING = 10.0
-"""Seconds for all that comes after the commit: trackers, threads and the interpreter end."""
+"""Seconds for what follows the commit: trackers, threads and the interpreter end."""
 
 _CLOCK = re.compile(r"(?:(?P<days>\d+)-)?(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):)?(?P<seconds>\d+(?:\.\d+)?)")
 
 
 def parse_walltime(walltime: Walltime) -> float:
-    """Return a time in seconds.
+    """Return a walltime in seconds.
 
     Raises:
-        UnsupportedSetting: it is written otherwise, or is not positive.
+        UnsupportedSetting: it is not a duration, or not positive.
     """
     if isinstance(walltime, timedelta):
         found = walltime.total_seconds()
@@ -40,7 +40,7 @@ def parse_walltime(walltime: Walltime) -> float:
     else:
         found = float(walltime)
     if not found > 0:
-        raise UnsupportedSetting(f"a walltime of {walltime!r} is none; expected a positive time")
+        raise UnsupportedSetting(f"invalid walltime {walltime!r}: expected a positive duration")
     return found
 
 
@@ -48,14 +48,15 @@ def _parse(text: str) -> float:
     written = _CLOCK.fullmatch(text)
     if written is None or (written["days"] and not written["hours"]):
         raise UnsupportedSetting(
-            f'{text!r} is no walltime; expected days-hours:minutes:seconds, such as "1-12:00:00", "11:50:00" or "50:00"'
+            f"invalid walltime {text!r}: expected days-hours:minutes:seconds, such as "
+            '"1-12:00:00", "11:50:00" or "50:00"'
         )
     days, hours, minutes, rest = (float(written[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 class Deadline(NamedTuple):
-    """When a run is ended from outside: seconds since 1970, and who says so."""
+    """When a run is ended from outside, in seconds since 1970, and the source of that."""
 
     at: float
     source: str
@@ -69,20 +70,20 @@ def find_deadline(
     began: float,
     ask: Callable[[str], str | None],
 ) -> Deadline | None:
-    """Return when the run will be ended, by the first that says so.
+    """Return when the run will be ended, from the first source that knows.
 
-    In this order: the argument, ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME``, and Slurm itself of the job
-    that this is (before 22.05 it sets no end time).
+    The sources are the argument, ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME``, and ``squeue`` (Slurm before
+    22.05 sets no end time), in this order.
 
     Args:
         walltime: the argument of :class:`~resume_adapters.core.stop.policy.StopOn`.
-        environment: the process's.
+        environment: the environment variables.
         now: seconds since 1970.
         began: when the process began; a walltime counts from there.
-        ask: returns the time that a Slurm job has left, as ``squeue`` writes it.
+        ask: returns the time that a Slurm job has left, in the format of ``squeue``.
 
     Raises:
-        UnsupportedSetting: a time is written in a way that is not understood.
+        UnsupportedSetting: a walltime is invalid.
     """
     if walltime is not None:
         return Deadline(began + parse_walltime(walltime), "walltime=")
@@ -92,41 +93,41 @@ def find_deadline(
         return Deadline(float(end), "SLURM_JOB_END_TIME")
     job = environment.get("SLURM_JOB_ID")
     left = ask(job) if job else None
-    if left and _CLOCK.fullmatch(left):  # else the job has no limit, or is not known
+    if left and _CLOCK.fullmatch(left):  # otherwise the job is unknown or has no limit
         return Deadline(now + _parse(left), "squeue")
     return None
 
 
 class ShutdownMargin:
-    """How long before its end a run must begin to leave, from what its saves and steps have taken so far.
+    """How long before the walltime ends a run must begin to save, from its slowest save and step so far.
 
     Args:
-        fixed: the seconds that the user wants; ``"auto"`` measures.
+        margin: the margin that the user set; ``"auto"`` measures.
     """
 
-    def __init__(self, fixed: Walltime | Literal["auto"]) -> None:
-        self._fixed = None if fixed == "auto" else parse_walltime(fixed)
+    def __init__(self, margin: Walltime | Literal["auto"]) -> None:
+        self._fixed = None if margin == "auto" else parse_walltime(margin)
         self._save = 0.0
         self._gap = 0.0
-        self._asked: float | None = None
+        self._polled: float | None = None
 
-    def asked(self, now: float) -> None:
-        """Note that the flag was read; the longest time between two readings is the slowest step."""
-        if self._asked is not None and now - self._asked > self._gap:
-            self._gap = now - self._asked
-        self._asked = now
+    def polled(self, now: float) -> None:
+        """Count a poll of the stop flag; the longest time between two polls is the slowest step."""
+        if self._polled is not None and now - self._polled > self._gap:
+            self._gap = now - self._polled
+        self._polled = now
 
     def paused(self) -> None:
-        """Note that what comes before the next reading is no step: a save."""
-        self._asked = None
+        """Do not count the time until the next poll as a step: it includes a save."""
+        self._polled = None
 
-    def saved(self, took: float) -> None:
-        """Note the seconds from the beginning of a save until it was committed."""
-        self._save = max(self._save, took)
+    def saved(self, seconds: float) -> None:
+        """Count a commit, from the seconds since its save began."""
+        self._save = max(self._save, seconds)
 
     @property
     def seconds(self) -> float:
-        """The reserve."""
+        """The margin."""
         if self._fixed is not None:
             return self._fixed
         measured = _MARGIN * self._save + _STEPS * self._gap + _LEAVING

@@ -1,38 +1,78 @@
-"""The file operations that the core needs. Nothing else in the core touches a disk.
+"""The file operations that the core needs, for reading and for writing. Nothing else in the core touches a disk.
 
-Each method is one operation that a crash can fall before or after. Tests stop a storage before its nth operation, so
-every guarantee of the commit holds for every n.
+Each method that changes something is one operation that a crash can fall before or after. Tests stop a storage before
+its nth operation, so every guarantee of the commit holds for every n.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
+
+
+class Entry(NamedTuple):
+    """An entry of a directory; a symbolic link is a link, whatever it points to."""
+
+    name: str
+    kind: Literal["file", "directory", "link", "other"]
 
 
 class Storage(Protocol):
-    """What the core asks of a file system. Paths are absolute. Every method may raise :class:`OSError`."""
+    """A file system. Paths are absolute. Every method may raise :class:`OSError`."""
+
+    # ---- Reading
+
+    def exists(self, path: Path) -> bool:
+        """Return whether there is a file or a directory, or a symbolic link to one."""
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether there is a regular file, or a symbolic link to one."""
+
+    def is_directory(self, path: Path) -> bool:
+        """Return whether there is a directory, or a symbolic link to one."""
+
+    def is_link(self, path: Path) -> bool:
+        """Return whether there is a symbolic link, also one to nothing."""
+
+    def read_link(self, path: Path) -> str:
+        """Return what a symbolic link points to, as it is written in the link."""
+
+    def real_path(self, path: Path) -> Path:
+        """Return the path without symbolic links; missing components are kept."""
+
+    def size(self, path: Path) -> int:
+        """Return the size of a file in bytes."""
+
+    def entries(self, path: Path) -> list[Entry]:
+        """Return the entries of a directory, in no particular order."""
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file."""
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        """Return the size of a file and the XXH3-128 digest of its content."""
+
+    # ---- Writing
 
     def write(self, path: Path, content: bytes) -> None:
         """Create or replace a file. Neither atomic nor durable: see :meth:`replace` and :meth:`sync`."""
 
     def append(self, path: Path, content: bytes) -> None:
-        """Add to the end of a file, creating it where it is missing."""
+        """Append to a file; create it if it is missing."""
 
     def sync(self, path: Path) -> None:
-        """Force a file's content, or a directory's entries, onto the disk."""
+        """Force the content of a file, or the entries of a directory, onto the disk."""
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename, atomically replacing a file (or an empty directory) of that name."""
 
     def symlink(self, target: str, link: Path) -> bool:
-        """Make a symbolic link; ``False`` where the file system has none."""
+        """Create a symbolic link; return ``False`` if the file system has none."""
 
     def make_directory(self, path: Path) -> None:
-        """Make a directory and its parents; no error where it exists."""
+        """Create a directory and its parents; no error if it exists."""
 
     def remove_file(self, path: Path) -> None:
         """Remove a file or a symbolic link (never what it points to)."""
@@ -40,24 +80,23 @@ class Storage(Protocol):
     def remove_directory(self, path: Path) -> None:
         """Remove an empty directory."""
 
-    def read(self, path: Path) -> bytes:
-        """Return a file's content."""
 
-    def digest(self, path: Path) -> tuple[int, str]:
-        """Return a file's size and the XXH3-128 digest of its content."""
+def is_present(storage: Storage, path: Path) -> bool:
+    """Return whether something has this name, be it a symbolic link to nothing."""
+    return storage.is_link(path) or storage.exists(path)
 
 
-def files_under(directory: Path) -> Iterator[Path]:
+def files_under(storage: Storage, directory: Path) -> Iterator[Path]:
     """Yield the regular files below a directory, in name order; symbolic links are not followed."""
-    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            yield from files_under(Path(entry.path))
-        elif entry.is_file(follow_symlinks=False):
-            yield Path(entry.path)
+    for entry in sorted(storage.entries(directory)):
+        if entry.kind == "directory":
+            yield from files_under(storage, directory / entry.name)
+        elif entry.kind == "file":
+            yield directory / entry.name
 
 
 def write_atomically(storage: Storage, path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves the old or the new content, durably."""
+    """Replace a file durably, so that a crash leaves either the old or the new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     storage.write(temporary, content)
     storage.sync(temporary)
@@ -70,7 +109,7 @@ Pointer = Literal["link", "file"]
 
 
 def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> None:
-    """Replace a pointer atomically; where the file system has no symbolic links, it is a text file in any case."""
+    """Replace a pointer atomically; on a file system without symbolic links it is always a text file."""
     temporary = pointer.with_name(f".{pointer.name}.tmp")
     with contextlib.suppress(FileNotFoundError):
         storage.remove_file(temporary)
@@ -82,13 +121,13 @@ def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> Non
 
 
 def remove_tree(storage: Storage, directory: Path) -> None:
-    """Remove a directory (or a file), files first, one operation at a time; symbolic links go, their targets stay."""
-    if directory.is_symlink() or not directory.is_dir():
+    """Remove a directory (or a file), files first, one operation at a time; the targets of symbolic links stay."""
+    if storage.is_link(directory) or not storage.is_directory(directory):
         storage.remove_file(directory)
         return
-    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(storage, Path(entry.path))
+    for entry in sorted(storage.entries(directory)):
+        if entry.kind == "directory":
+            remove_tree(storage, directory / entry.name)
         else:
-            storage.remove_file(Path(entry.path))
+            storage.remove_file(directory / entry.name)
     storage.remove_directory(directory)

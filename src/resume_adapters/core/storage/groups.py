@@ -1,7 +1,7 @@
-"""Which ranks share a run directory: all of a run, or those of one node where each node has a disk of its own.
+"""Which ranks share a run directory: all ranks of a run, or those of one node where each node has its own disk.
 
-What is done once for a directory (making room for a checkpoint, its manifest, ``latest``, pruning, the status) is done
-by the rank that leads it. What is decided once for a run is decided by rank zero, which always leads its own.
+Work done once per directory (preparing it, the manifest, ``latest``, pruning, the status) is done by its leader rank.
+Decisions made once per run are made by rank zero, which is always a leader.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
 
 @dataclass(frozen=True)
 class StorageGroup:
-    """The ranks that share the run directory of this one.
+    """The ranks that share the run directory of this rank.
 
     Attributes:
         rank: this rank.
-        members: the ranks that see this directory, in ascending order. The first leads it.
-        leaders: those who lead a directory, among themselves; for leaders to use.
+        members: the ranks that share this directory, in ascending order. The first is the leader.
+        leaders: the leaders of all groups of the run; only leaders may use this channel.
     """
 
     rank: int
@@ -27,24 +27,28 @@ class StorageGroup:
 
     @property
     def leader(self) -> int:
-        """The rank that leads this directory."""
+        """The leader rank of this group."""
         return self.members[0]
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank leads its directory."""
+    def is_leader(self) -> bool:
+        """Whether this rank is the leader of its group."""
         return self.rank == self.leader
 
     @property
     def is_partial(self) -> bool:
-        """Whether other ranks have other directories, so that this one holds a part of each checkpoint."""
+        """Whether the run has other groups, so that this directory holds only a part of each checkpoint."""
         return self.leaders.world_size > 1
 
-    def answering(self, rank: int) -> int:
-        """Return who answers here for a file of some rank: that rank, or for one that is not here a member."""
+    def owner_in_group(self, rank: int) -> int:
+        """Return the rank in this group that is responsible for a file written by ``rank``."""
         return rank if rank in self.members else self.members[rank % len(self.members)]
+
+    def close(self) -> None:
+        """Close the channel of the leaders."""
+        self.leaders.close()
 
 
 def shared_by_all(ranks: Ranks) -> StorageGroup:
-    """Return that all ranks share one run directory."""
+    """Return the group of a run whose ranks all share one run directory."""
     return StorageGroup(ranks.rank, tuple(range(ranks.world_size)), SINGLE_PROCESS)

@@ -1,19 +1,61 @@
-"""The local disk, or one that is mounted like it."""
+"""The local disk, or a file system that is mounted like one."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
+from typing import Literal
 
 import xxhash
 
+from resume_adapters.core.storage.base import Entry
+
 _CHUNK = 1 << 21
-"""Bytes read and hashed at a time: large enough that the calls cost little, small enough to stay in a core's caches."""
+"""Bytes read and hashed at a time: large enough for few calls, small enough for a core's caches."""
 
 
 class LocalStorage:
-    """A :class:`Storage` on a mounted file system, local or shared."""
+    """A :class:`~resume_adapters.core.storage.base.Storage` on a mounted file system, local or shared."""
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_file(self, path: Path) -> bool:
+        return path.is_file()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def is_link(self, path: Path) -> bool:
+        return path.is_symlink()
+
+    def read_link(self, path: Path) -> str:
+        return os.readlink(path)
+
+    def real_path(self, path: Path) -> Path:
+        return Path(os.path.realpath(path))
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
+
+    def entries(self, path: Path) -> list[Entry]:
+        with os.scandir(path) as entries:
+            return [Entry(entry.name, _kind(entry)) for entry in entries]
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        hasher = xxhash.xxh3_128()
+        buffer = bytearray(_CHUNK)
+        view = memoryview(buffer)
+        size = 0
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                hasher.update(view[:count])
+                size += count
+        return size, hasher.hexdigest()
 
     def write(self, path: Path, content: bytes) -> None:
         with open(path, "wb") as file:
@@ -51,16 +93,10 @@ class LocalStorage:
     def remove_directory(self, path: Path) -> None:
         path.rmdir()
 
-    def read(self, path: Path) -> bytes:
-        return path.read_bytes()
 
-    def digest(self, path: Path) -> tuple[int, str]:
-        hasher = xxhash.xxh3_128()
-        buffer = bytearray(_CHUNK)
-        view = memoryview(buffer)
-        size = 0
-        with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                hasher.update(view[:count])
-                size += count
-        return size, hasher.hexdigest()
+def _kind(entry: os.DirEntry[str]) -> Literal["file", "directory", "link", "other"]:
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir():
+        return "directory"
+    return "file" if entry.is_file() else "other"

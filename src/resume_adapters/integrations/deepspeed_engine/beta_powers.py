@@ -1,9 +1,8 @@
-"""The powers of beta that DeepSpeed's C++ optimizers keep, which are in no checkpoint.
+"""Capture and restore the powers of beta in DeepSpeed's C++ optimizers, which DeepSpeed does not save.
 
-``DeepSpeedCPUAdam``, and ``FusedAdam`` where it runs on the CPU, correct their bias with ``beta ** step``, kept as a
-product in single precision that each step multiplies by ``beta`` once more. A resumed process would compute the power
-afresh, and differ in the last bit. The C++ object has no setter, but stepping it on a dummy of one element multiplies
-its product as the lost process did.
+``DeepSpeedCPUAdam``, and ``FusedAdam`` on the CPU, correct their bias with ``beta ** step``: a product in single
+precision that each step multiplies by ``beta``. A resumed process would compute the power directly, and differ in the
+last bit. The C++ object has no setter, but stepping it on a dummy of one element repeats the multiplications.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
-Tree = dict[str, Any]
 Betas = tuple[tuple[float, float], ...]
 
 _NEGLIGIBLE = 2.0**-30
-"""A power below it is lost in ``1 - power`` in single precision, and with it how it came about."""
+"""``1 - power`` is 1 in single precision for a power below this, so the rounding of the power does not matter."""
 
 
 class BetaPowers:
@@ -42,10 +40,10 @@ class BetaPowers:
         return max((int(state.get("step", 0)) for state in self._optimizer.state.values()), default=0)
 
     def observe(self, applied: bool) -> None:
-        """Note with which betas a step was taken: where they change, C++ computes the power afresh.
+        """Keep track of the betas after a step: when they change, C++ computes the power directly again.
 
         Args:
-            applied: the step was not skipped for an overflow.
+            applied: the step was not skipped because of an overflow.
         """
         if self._step_dummy is None:
             return
@@ -55,15 +53,15 @@ class BetaPowers:
             self._used = self._next
         self._next = self._betas()
 
-    def state_dict(self) -> Tree:
-        """Return the step since which the products are multiplied on, and with which betas."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step at which the products began, and their betas."""
         return {"since": self._since, "betas": [list(betas) for betas in self._used]}
 
-    def replay(self, saved: Tree | None) -> None:
-        """Give the C++ object the products that it had after as many steps as the optimizer counts.
+    def replay(self, saved: dict[str, Any] | None) -> None:
+        """Restore the products of the C++ object, for the number of steps that the optimizer counts.
 
         Args:
-            saved: what :meth:`state_dict` returned; ``None``: the betas never changed.
+            saved: what :meth:`state_dict` returned; ``None`` if the betas never changed.
         """
         if saved is not None:
             self._since = saved["since"]
@@ -74,13 +72,13 @@ class BetaPowers:
         steps, betas = self.count(), self._used[-1]
         if steps == 0 or max(betas) ** steps < _NEGLIGIBLE:
             return
-        self._step_dummy(0, (0.0, 0.0))  # other betas than follow: it then computes the first power afresh
+        self._step_dummy(0, (0.0, 0.0))  # other betas, so that the next step computes the first power directly
         for step in range(max(self._since, 1), steps + 1):
             self._step_dummy(step, betas)
 
 
 def _dummy_step(optimizer: Any) -> Callable[[int, tuple[float, float]], None] | None:
-    """Return what steps the C++ object on a dummy, for the optimizers that keep powers."""
+    """Return a function that steps the C++ object on a dummy; ``None`` for an optimizer without powers."""
     tensors = [torch.zeros(1) for _ in range(4)]
     if isinstance(optimizer, DeepSpeedCPUAdam):
 

@@ -1,6 +1,6 @@
-"""What of a DeepSpeed engine must be saved and restored, whoever drives it: a loop, or another framework.
+"""State of a DeepSpeed engine, for every adapter that uses one: a loop of its own, or another framework.
 
-Every private name of DeepSpeed that concerns the engine itself is used here.
+All private names of the engine that we need are used in this file.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.requirements import refuse
-from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
 from resume_adapters.integrations.deepspeed_engine import files, names, universal
 from resume_adapters.integrations.deepspeed_engine.beta_powers import BetaPowers
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
-
-Tree = dict[str, Any]
 
 
 def attach_engine(engine: Any, run_directory: Path) -> EngineState:
     """Return the state of an engine that another framework drives.
 
     Raises:
-        UnsupportedSetting: a setting rules an exact resume out.
+        UnsupportedSetting: with one of the settings a resume cannot be exact.
     """
     require_supported(engine, str(run_directory))
-    scatters = '"use_node_local_storage": true scatters a checkpoint over nodes, which only ResumeHooks follows'
+    scatters = '"use_node_local_storage": true scatters a checkpoint over nodes, which only ResumeHooks supports'
     refuse({scatters: engine.use_node_local_storage()})
     return EngineState(engine)
 
 
 class LossScale:
-    """The state of whatever scales the loss.
+    """The state of the loss scalers: ZeRO's own, and autocast's.
 
     Args:
         engine: a DeepSpeed engine.
@@ -48,24 +47,24 @@ class LossScale:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def _found(self) -> dict[str, Any]:
-        # ZeRO replaces its scaler when it loads, so it is looked up each time.
+    def _scalers(self) -> dict[str, Any]:
+        # ZeRO replaces its scaler when it loads, so look it up each time.
         optimizer = self._engine.optimizer
         held = {name: getattr(optimizer, name, None) for name in ("loss_scaler", "loss_scale_config")}
         return {name: scaler for name, scaler in held.items() if scaler is not None}
 
-    def state_dict(self) -> Tree:
+    def state_dict(self) -> dict[str, Any]:
         """Return the numbers of each scaler."""
         numbers = {
             name: {key: value for key, value in vars(scaler).items() if value is None or isinstance(value, int | float)}
-            for name, scaler in self._found().items()
+            for name, scaler in self._scalers().items()
         }
         autocast = self._engine.torch_autocast_z0_gradscaler
         return {**numbers, "autocast": autocast.state_dict() if autocast else None}
 
-    def load_state_dict(self, saved: Tree) -> None:
-        """Put them back; DeepSpeed's own load leaves some out."""
-        for name, scaler in self._found().items():
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore them; DeepSpeed's own load leaves some out."""
+        for name, scaler in self._scalers().items():
             vars(scaler).update(saved[name])
         if saved["autocast"] is not None:
             self._engine.torch_autocast_z0_gradscaler.load_state_dict(saved["autocast"])
@@ -79,26 +78,26 @@ class EngineState:
 
     Attributes:
         stage: ZeRO's stage.
-        fixed: what must be as it was when the checkpoint was saved, in a user's words.
+        invariants: settings that a resume must find unchanged, by the names that users know.
     """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.stage = int(engine.zero_optimization_stage())
-        self.fixed = names.invariants(self.stage, int(engine.dp_world_size))
+        self.invariants = names.invariants(self.stage, int(engine.dp_world_size))
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
         self._checked: set[str] = set()
 
     def has_stepped(self) -> bool:
-        """Return whether the engine has counted a step since this was last asked; one that overflowed counts."""
+        """Return whether the engine has counted a step since the last call; a step that overflowed counts."""
         before, self._steps = self._steps, self.engine.global_steps
         if self._steps == before:
             return False
         self._powers.observe(self.engine.was_step_applied())
         return True
 
-    def in_window(self) -> bool:
+    def is_accumulating(self) -> bool:
         """Return whether the engine is accumulating gradients, which it does not save."""
         engine = self.engine
         if not engine.managed_gradient_accumulation():
@@ -109,8 +108,8 @@ class EngineState:
 
     # ---- Saving
 
-    def state_dict(self) -> Tree:
-        """Return tensors with the names, types and whole shapes of the model's, and without content."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors with the names, types and unsharded shapes of the model's, but without data."""
         named = [*self.engine.module.named_parameters(), *self.engine.module.named_buffers()]
         return {
             name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
@@ -122,7 +121,7 @@ class EngineState:
         """Let ``save_checkpoint`` and ``load_checkpoint`` write and read data, and no pickled code.
 
         Raises:
-            Exception: what kept this rank from writing.
+            Exception: the first error of this rank's writes.
         """
         ours = files.DataCheckpointEngine(self.engine._config, self._checked)  # seam: deepspeed 0.19
 
@@ -136,16 +135,16 @@ class EngineState:
             yield ours
         ours.require_written()
 
-    def own(self) -> Tree:
-        """Return what DeepSpeed does not save and belongs to this rank alone."""
-        return {
-            "windows": self.engine.micro_steps // self.engine.gradient_accumulation_steps(),
-            "powers": self._powers.state_dict(),
-            "random": get_cuda_rng_tracker().get_states(),
-        }
+    def rank_state(self) -> EngineRankState:
+        """Return the state of this rank that DeepSpeed does not save."""
+        return EngineRankState(
+            windows=self.engine.micro_steps // self.engine.gradient_accumulation_steps(),
+            powers=self._powers.state_dict(),
+            random=get_cuda_rng_tracker().get_states(),
+        )
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the loss scale, and buffers where rank zero's would be given to all."""
+        """Return the loss scale, and the buffers if DeepSpeed would load rank zero's on all ranks."""
         found: dict[str, Stateful] = {"scaler": LossScale(self.engine)}
         if self.stage < 3 and self.engine.world_size > 1 and any(True for _ in self.engine.module.buffers()):
             found["buffers"] = ModuleBuffers({0: self.engine.module})
@@ -153,65 +152,64 @@ class EngineState:
 
     # ---- Loading
 
-    def load(self, session: Session, directory: Path, tag: str) -> None:
-        """Let ``load_checkpoint`` load as data, and prove what it loaded.
+    def load(self, context: RestoreContext, directory: Path, tag: str) -> None:
+        """Call ``load_checkpoint``, let it read data only, and verify what it loaded.
 
         Args:
-            session: what is resumed.
-            directory: what DeepSpeed calls ``load_dir``.
+            context: what is being restored.
+            directory: DeepSpeed's ``load_dir``.
             tag: the directory in it.
 
         Raises:
-            NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
+            NotRestored: it loaded nothing or something else, or the ranks are at different steps.
         """
-        if self.stage and session.has_other_ranks:
-            self._load_universal(session, directory / tag)
+        if self.stage and context.has_other_ranks:
+            self._load_universal(context, directory / tag)
             return
-        with self.loading(session):
+        with self.loading(context):
             self.engine.load_checkpoint(str(directory), tag=tag)
 
-    def _load_universal(self, session: Session, shards: Path) -> None:
-        with universal.converted(session, shards) as place:
-            with self.loading(session), universal.loading(self.engine):
+    def _load_universal(self, context: RestoreContext, shards: Path) -> None:
+        with universal.converted(context, shards) as place:
+            with self.loading(context), universal.loading(self.engine):
                 self.engine.load_checkpoint(str(place.parent), tag=place.name)
                 universal.complete(self.engine, place)
-            if session.verify:
-                universal.verify(session, self.engine, place)
+            if context.verify:
+                universal.verify(context, self.engine, place)
 
     @contextlib.contextmanager
-    def loading(self, session: Session) -> Iterator[None]:
-        """Let ``load_checkpoint``, whoever calls it meanwhile, load as data; then prove what it loaded.
+    def loading(self, context: RestoreContext) -> Iterator[None]:
+        """Let ``load_checkpoint``, called while the context lasts, read data only; then verify what it loaded.
 
         Raises:
-            NotRestored: it loaded nothing or something else, or the ranks stand at different steps.
+            NotRestored: it loaded nothing or something else, or the ranks are at different steps.
         """
-        checkpoint, engine = session.checkpoint, self.engine
-        assert checkpoint is not None
-        session.schedules.note(engine.lr_scheduler)
+        checkpoint, engine = context.checkpoint, self.engine
+        context.rescale.schedules.remember(engine.lr_scheduler)
         with self.data_only() as checkpoint_engine:
             yield
-        steps = session.run.ranks.gather(engine.global_steps if checkpoint_engine.read else None)
+        steps = context.ranks.gather(engine.global_steps if checkpoint_engine.read else None)
         if set(steps) != {checkpoint.step}:
             raise NotRestored(
-                f"DeepSpeed was to load step {checkpoint.step} from {checkpoint.path.name}, and the ranks now stand at "
+                f"expected DeepSpeed to load step {checkpoint.step} from {checkpoint.path.name}, but the ranks are at "
                 f"{steps} (None: nothing was loaded). Compare the ZeRO settings with those it was saved with",
                 path=checkpoint.path,
                 step=checkpoint.step,
             )
-        if session.verify:
-            self._prove(checkpoint_engine.read)
+        if context.verify:
+            self._verify(checkpoint_engine.read)
         self._steps = engine.global_steps
-        if session.own is None:
+        if context.rank_state is None:
             self._powers.replay(None)
 
-    def _prove(self, read: dict[str, Any]) -> None:
+    def _verify(self, read: dict[str, Any]) -> None:
         engine = self.engine
         for name, content in read.items():
             if name.endswith("_optim_states.pt"):
                 verify_equal("optimizer", content["optimizer_state_dict"], engine.optimizer.state_dict())
                 continue
             live = engine.module_state_dict()
-            # At stage 3 the weights are in the optimizer's partitions; whether modules hold them changes all the time.
+            # At stage 3 the optimizer's partitions hold the weights; modules hold them only at times.
             keys = content["buffer_names"] if self.stage == 3 else content["module"]
             saved = {key: content["module"][key] for key in keys}
             verify_equal("model", saved, {key: live[key] for key in keys})
@@ -220,9 +218,9 @@ class EngineState:
             if engine.lr_scheduler is not None:
                 verify_equal("scheduler", content["lr_scheduler"], engine.lr_scheduler.state_dict())
 
-    def restore(self, own: Tree) -> None:
-        """Put back what :meth:`own` returned."""
-        self.engine.micro_steps = own["windows"] * self.engine.gradient_accumulation_steps()
-        self._powers.replay(own["powers"])
-        if own["random"]:
-            get_cuda_rng_tracker().set_states(own["random"])
+    def load_rank_state(self, state: EngineRankState) -> None:
+        """Restore what :meth:`rank_state` returned."""
+        self.engine.micro_steps = state.windows * self.engine.gradient_accumulation_steps()
+        self._powers.replay(state.powers)
+        if state.random:
+            get_cuda_rng_tracker().set_states(state.random)

@@ -1,4 +1,4 @@
-"""The whole weights of a checkpoint of which each rank wrote its piece, put together as DeepSpeed does it."""
+"""Merge the weights that DeepSpeed's ZeRO sharded, with DeepSpeed's own function."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ def whole_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         MissingFramework: DeepSpeed is not installed.
         UnsupportedSetting: a file holds objects whose loading could run code.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed tells of each piece
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed prints each shard
         try:
-            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as put_together
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
             from resume_adapters.integrations.deepspeed_engine.files import as_data
         except ImportError as error:
             raise MissingFramework(
-                f"{checkpoint.name} is in pieces that only DeepSpeed can put together: "
+                f"the weights of {checkpoint.name} are in shards that only DeepSpeed can merge: "
                 "pip install 'resume-adapters[deepspeed]'"
             ) from error
         try:
             with as_data():
-                weights: dict[str, torch.Tensor] = put_together(str(checkpoint.parent), tag=checkpoint.name)
+                weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
+                    str(checkpoint.parent), tag=checkpoint.name
+                )
         except UnpicklingError as error:
             raise UnsupportedSetting(
                 f"{checkpoint.name} cannot be read without running code from it: {error}", path=checkpoint

@@ -1,4 +1,4 @@
-"""What a checkpoint of DeepSpeed is made of, on disk, and how it is written and read without running its pickles."""
+"""Write and read DeepSpeed's files without running code from their pickles."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DATA_CLASSES: list[Callable[..., Any]] = [
     ZeroStageEnum,
     fragment_address,
 ]
-"""The classes of DeepSpeed that its checkpoints hold. Their instances are made of numbers; unpickling one runs no more
-than assigning them."""
+"""The classes of DeepSpeed that its checkpoints hold. Their instances consist of numbers; unpickling one only assigns
+them."""
 
 
 class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # DeepSpeed has no types
     """Writes what DeepSpeed's own engine writes, and reads it as data: no file is unpickled freely.
 
-    A rank that cannot write goes on to the end of ``save_checkpoint``, at whose barriers the other ranks wait; the
-    error is raised by :meth:`require_written`.
+    A rank that cannot write continues to the end of ``save_checkpoint``, because the other ranks wait at its barriers;
+    :meth:`require_written` then raises the error.
 
     Args:
-        config: DeepSpeed's configuration, of the engine that this one stands in for.
-        checked: names of files that need no check any more: what is in them was found to be data at an earlier save.
+        config: DeepSpeed's configuration, of the engine that this one replaces.
+        checked: names of files that an earlier save has checked; they are not checked again.
 
     Attributes:
         read: what was loaded, by the name of its file.
@@ -51,7 +51,7 @@ class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # Deep
         self._failures: list[Exception] = []
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Write a file; the first of its name, make sure that it can be read again without running code."""
+        """Write a file. The first time, check that it can be read again without running code."""
         self.attempt(lambda: self._save(state_dict, path))
 
     def _save(self, state_dict: Any, path: str) -> None:
@@ -67,10 +67,10 @@ class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # Deep
             )
 
     def attempt(self, work: Callable[[], None]) -> None:
-        """Do ``work``; an error waits for :meth:`require_written`."""
+        """Call ``work``, and keep an error for :meth:`require_written`."""
         try:
             work()
-        except Exception as error:  # raised by require_written, when no rank is left waiting
+        except Exception as error:  # require_written raises it, when no other rank is waiting
             self._failures.append(error)
 
     def require_written(self) -> None:
@@ -89,7 +89,7 @@ class DataCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]  # Deep
 
 
 def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
-    """Read a file of DeepSpeed, running no code of it.
+    """Read a file of DeepSpeed without running code from it.
 
     Raises:
         UnsupportedSetting: it holds objects whose loading could run code.
@@ -108,7 +108,7 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
 
 
 def as_data() -> contextlib.AbstractContextManager[None]:
-    """Return the context in which ``torch.load`` reads data only, also where DeepSpeed asks it to unpickle freely."""
+    """Return a context in which ``torch.load`` reads data only, also if DeepSpeed asks it to unpickle freely."""
     return safe_load.data_only(DATA_CLASSES)
 
 
@@ -126,8 +126,7 @@ class ForeignCheckpoints:
     Args:
         world_size: ranks of this launch.
         stage: ZeRO's stage in this launch.
-        rank: this rank, where it looks on a disk that only the ranks of its node write to: there its own files are
-            enough.
+        rank: this rank, if each node has a disk of its own: then only this rank's files are required.
     """
 
     def __init__(self, world_size: int, stage: int, rank: int | None = None) -> None:
@@ -139,7 +138,7 @@ class ForeignCheckpoints:
         """Return the step of a checkpoint that DeepSpeed wrote; ``None`` for anything else.
 
         Raises:
-            CheckpointDamaged: it is not whole, or was saved by another number of ranks or with another stage of ZeRO.
+            CheckpointDamaged: files are missing, or it was saved with a different number of ranks or stage of ZeRO.
         """
         names = {file.name for file in path.iterdir()} if path.is_dir() else set()
         shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]

@@ -1,4 +1,4 @@
-"""Settings of DeepSpeed under which no resume is exact."""
+"""Refuse settings of DeepSpeed under which a resume cannot be exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from resume_adapters.core.requirements import refuse
 from resume_adapters.integrations.deepspeed_engine.compat import require_ordered_gathers
 
 _FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
-"""Optimizers that begin with empty error feedback after every load."""
+"""Optimizers that reset their error feedback at every load."""
 
 
 def require_supported(engine: Any, run_dir: str) -> None:
@@ -24,16 +24,16 @@ def require_supported(engine: Any, run_dir: str) -> None:
     refused = {
         "a PipelineModule's engine has a loop of its own": isinstance(engine, PipelineEngine),
         "the engine has no optimizer": engine.basic_optimizer is None,
-        "layers of experts (MoE) are saved in files of their own, which is not followed": engine.has_moe_layers,
-        "model parallelism divides the files, which is not followed": engine.mp_world_size > 1,
+        "layers of experts (MoE) are saved in files of their own, which is not supported": engine.has_moe_layers,
+        "model parallelism divides the files, which is not supported": engine.mp_world_size > 1,
         f"{optimizer} forgets its error feedback whenever it is loaded": optimizer in _FORGETFUL,
         "offload to NVMe leaves state in the swap files": engine.zero_nvme_offload_optimizer(),
-        "zenflow and super_offload step beside the training thread": bool(engine.zenflow or engine.super_offload()),
+        "zenflow and super_offload step in another thread": bool(engine.zenflow or engine.super_offload()),
         '"load_universal": true converts a checkpoint on the way': engine.load_universal_checkpoint(),
-        '"checkpoint": {"writer": ...} and other checkpoint engines write on behind a save': (
+        '"checkpoint": {"writer": ...} and other checkpoint engines still write after a save has returned': (
             type(engine.checkpoint_engine) is not TorchCheckpointEngine
         ),
-        "curriculum learning chooses the data by state of its own": engine.curriculum_learning_enabled(),
+        "curriculum learning chooses the data by its own state": engine.curriculum_learning_enabled(),
         f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
     }
     refuse(refused)

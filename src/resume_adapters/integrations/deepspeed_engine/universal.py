@@ -1,8 +1,8 @@
-"""ZeRO's shards for another number of ranks: through DeepSpeed's universal checkpoint, made when it is needed.
+"""Load ZeRO's shards on a different number of ranks, through DeepSpeed's universal checkpoint.
 
-A shard is a slice of all parameters laid end to end, so it fits no other number of ranks. DeepSpeed's own converter
-makes one file of each parameter and of each of its moments, which its loader slices anew. Both unpickle freely; here
-they read data only.
+A shard is a slice of all parameters concatenated, so it fits only the number of ranks that saved it. DeepSpeed's
+converter writes one file for each parameter and each of its moments, and its loader slices them for the ranks of this
+launch. Both would unpickle freely; here they read data only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import run_on_all_ranks
-from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.storage.base import remove_tree
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
@@ -30,35 +30,34 @@ from resume_adapters.integrations.deepspeed_engine import files, names
 from resume_adapters.integrations.deepspeed_engine.compat import require_universal
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What the converter knows of an optimizer, beside its steps; it leaves out everything else."""
+"""The optimizer state that the converter keeps, besides the steps."""
 
 _PLACE = "remove-universal"
-"""In ``.resume``: by this name, the next start removes what a crash leaves."""
+"""The directory in ``.resume``. Because of its name the next start removes it after a crash."""
 
 
 @contextlib.contextmanager
-def converted(session: Session, shards: Path) -> Iterator[Path]:
+def converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
     """Convert a checkpoint's shards, and remove the result afterwards. Every rank calls it.
 
     Args:
-        session: what is resumed.
+        context: what is being restored.
         shards: the directory of DeepSpeed's files.
 
     Yields:
         The directory of the universal checkpoint.
 
     Raises:
-        StateMismatch: this version of DeepSpeed would load it wrong.
-        UnsupportedSetting: the optimizer keeps what the converter would lose.
-        SaveFailed: it could not be written.
+        StateMismatch: this version of DeepSpeed would load it wrongly.
+        UnsupportedSetting: the optimizer has state that the converter would lose.
+        SaveFailed: the result could not be written.
     """
-    run, checkpoint = session.run, session.checkpoint
-    assert checkpoint is not None and checkpoint.manifest is not None
-    place, before = run.directory / CONTROL / _PLACE, checkpoint.manifest.world_size
+    run, checkpoint, before = context.run, context.checkpoint, context.saved_by
+    place = run.directory / CONTROL / _PLACE
     require_universal(checkpoint.path, checkpoint.step, before, run.ranks.world_size)
 
     def convert() -> None:
-        if run.sharing.leads:
+        if run.storage_group.is_leader:
             logger.info(
                 "%s was saved by %d ranks: converting it to DeepSpeed's universal checkpoint, for %d.",
                 checkpoint.path.name,
@@ -71,14 +70,14 @@ def converted(session: Session, shards: Path) -> Iterator[Path]:
 
     def failed(cause: Exception) -> SaveFailed:
         return SaveFailed(
-            f"could not convert {checkpoint.path.name} for another number of ranks: {cause}. It is intact. It needs 24 "
-            f"bytes a parameter in {place.parent}; free space, or launch with as many ranks as before",
+            f"could not convert {checkpoint.path.name} for {run.ranks.world_size} ranks: {cause}. The checkpoint is "
+            f"intact. Converting needs 24 bytes a parameter in {place.parent}: free space, or launch with {before}",
             path=checkpoint.path,
             step=checkpoint.step,
         )
 
     def remove() -> None:
-        if run.sharing.leads and place.exists():
+        if run.storage_group.is_leader and place.exists():
             remove_tree(run.storage, place)
 
     run_on_all_ranks(run.ranks, convert, f"convert {checkpoint.path.name}", failed)
@@ -88,10 +87,10 @@ def converted(session: Session, shards: Path) -> Iterator[Path]:
 
 
 def _require_adam(shards: Path) -> None:
-    """Refuse an optimizer whose state the converter would lose a part of.
+    """Refuse an optimizer of whose state the converter would lose a part.
 
     Raises:
-        UnsupportedSetting: it has another state than Adam.
+        UnsupportedSetting: its state is not Adam's.
     """
     for file in sorted(shards.glob("*_optim_states.pt")):
         saved = files.read(file, mmap=True)["optimizer_state_dict"]
@@ -100,7 +99,7 @@ def _require_adam(shards: Path) -> None:
         if kept - {"step"} != set(_MOMENTS):
             raise UnsupportedSetting(
                 f"the optimizer keeps {', '.join(sorted(kept))} for each parameter, and DeepSpeed's universal "
-                f"checkpoint holds {', '.join(_MOMENTS)} alone: launch with as many ranks as before, or use Adam",
+                f"checkpoint holds only {', '.join(_MOMENTS)}: launch with as many ranks as before, or use Adam",
                 path=file,
             )
 
@@ -108,13 +107,13 @@ def _require_adam(shards: Path) -> None:
 def _convert(shards: Path, place: Path) -> None:
     place.mkdir(parents=True)
     how = {"keep_temp_folder": False, "strict": True, "inject_missing_state": True}
-    one = {"num_extract_workers": 1, "num_merge_workers": 1}  # in this process, where data alone are read
+    one = {"num_extract_workers": 1, "num_merge_workers": 1}  # in this process, which reads data only
     with files.as_data(), contextlib.redirect_stdout(sys.stderr):
         ds_to_universal.main(Namespace(input_folder=str(shards), output_folder=str(place), **one, **how))
 
 
 def loading(engine: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which ``load_checkpoint`` takes what it is given for a universal checkpoint."""
+    """Return a context in which ``load_checkpoint`` loads a universal checkpoint."""
     return replaced(engine._config, "load_universal_checkpoint", True)  # seam: deepspeed 0.19
 
 
@@ -134,7 +133,7 @@ def _frozen(engine: Any) -> list[tuple[str, Any]]:
     return [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
 
 
-def verify(session: Session, engine: Any, place: Path) -> None:
+def verify(context: RestoreContext, engine: Any, place: Path) -> None:
     """Compare each parameter and its moments, put together from all ranks, with the universal checkpoint.
 
     Raises:
@@ -149,11 +148,11 @@ def verify(session: Session, engine: Any, place: Path) -> None:
             continue
         live = {"fp32": safe_get_full_fp32_param(parameter)}
         live |= {moment: safe_get_full_optimizer_state(parameter, moment) for moment in _MOMENTS}
-        saved = {key: _whole(place / "zero" / name / f"{key}.pt", parameter) for key in live}
-        run_on_all_ranks(session.run.ranks, compare, f"prove {name}")
+        saved = {key: _load_whole(place / "zero" / name / f"{key}.pt", parameter) for key in live}
+        run_on_all_ranks(context.ranks, compare, f"verify {name}")
 
 
-def _whole(file: Path, parameter: Any) -> torch.Tensor:
+def _load_whole(file: Path, parameter: Any) -> torch.Tensor:
     content = files.read(file)
     tensor: torch.Tensor = content["param"] if isinstance(content, dict) else content
     return tensor.view(getattr(parameter, "ds_shape", parameter.shape))

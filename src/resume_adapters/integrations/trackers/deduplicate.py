@@ -1,87 +1,124 @@
-"""What of W&B, MLflow and TensorBoard is wrapped, so that a run has each value once.
+"""The methods of W&B, MLflow and TensorBoard that skip a value which a run already has.
 
-None of them has a public way to pass over what a run has. Each is wrapped once, when a checkpoint says that it was in
-use; ``tests/stores.py`` reads their stores.
+A tracker's class is patched while a context lasts, and has its former methods afterwards. A value is identified by its
+name and its step.
+
+The trackers' own ways were tried first, and do not serve:
+
+- TensorBoard has ``SummaryWriter(purge_step=...)``, which writes ``SessionLog.START``. Readers then drop the values of
+  every tag from that step on. A tag that counts otherwise, such as the batches of a validation, loses values from
+  before the checkpoint, which are not logged again.
+- W&B ignores a step that is behind the run's own. Offline, a launch does not know what an earlier one logged: it
+  accepts the same steps again, and ``wandb sync`` uploads both.
+- MLflow stores each value that it is given.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import glob
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-Known = set[tuple[str, int]]
-"""Names and steps of what a run has."""
+from resume_adapters.core.patching import wrapped
 
-
-def _wrap(owner: Any, name: str, method: Callable[..., Any]) -> None:
-    """Let ``method`` stand before a method of a class; it gets the former as its first argument."""
-    former = getattr(owner, name)
-
-    @functools.wraps(former)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return method(former, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
+Logged = set[tuple[str, int]]
+"""Names and steps of the values that a run has."""
 
 
 # ---- W&B
 
 
-def log_rows_once(run: str, following: int) -> None:
-    """Give the rows of a run the steps that they had, or would have had, without the kill.
+class WandbRows:
+    """Logs the rows of a W&B run with the steps that they had, or would have had, without the kill.
 
-    A row that is logged again so has its former step. Online, W&B ignores a step that lies behind what the run has;
-    offline, nothing is logged that an earlier launch's log has.
+    A row that is logged again then has its former step. Online, W&B ignores a step that is behind the run's own.
+    Offline, what the log of an earlier launch has is skipped.
 
     Args:
-        run: its id.
-        following: the step of the first row after the checkpoint.
+        run_id: the run's id.
+        next_step: the step of the first row after the checkpoint.
+
+    Attributes:
+        run_id: the run's id.
+        next_step: the step of the next row. W&B itself starts at 0 offline, and online behind what was logged before
+            the kill.
+    """
+
+    def __init__(self, run_id: str, next_step: int) -> None:
+        self.run_id = run_id
+        self.next_step = next_step
+        self._logged: Logged | None = None
+
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """Patch W&B while the context lasts."""
+        import wandb
+
+        try:
+            with wrapped(wandb.Run, "log", self._log):  # seam: wandb 0.31
+                _bind_wandb_log()
+                yield
+        finally:
+            _bind_wandb_log()
+
+    def _log(self, native: Any, run: Any, data: Any, step: int | None = None, commit: bool | None = None) -> None:
+        if run.id == self.run_id:
+            if step is None:
+                step, commit = self.next_step, commit is not False
+            self.next_step = max(self.next_step, step + bool(commit))  # as W&B counts
+            if self._logged is None:
+                self._logged = _offline_rows(run) if run.offline else set()
+            data = {name: value for name, value in data.items() if (name, step) not in self._logged}
+            if not data:
+                return
+        native(run, data, step, commit)
+
+
+def resumed_wandb_rows(run_id: str, next_step: int) -> WandbRows | None:
+    """Return what logs the rows of a run with their former steps; ``None`` if the run itself knows its step.
+
+    It does where this process has logged to it before the resume.
     """
     import wandb
 
-    if wandb.run is not None and wandb.run.id == run and wandb.run.step > wandb.run.starting_step:
-        return  # this process has logged since the checkpoint, so the run itself knows where it is
-    known: Known | None = None
-
-    def log(native: Any, self: Any, data: Any, step: int | None = None, commit: bool | None = None) -> None:
-        nonlocal following, known
-        if self.id == run:
-            if step is None:
-                step, commit = following, commit is not False
-                following += commit
-            if known is None:
-                known = _offline_rows(self) if self.offline else set()
-            data = {name: value for name, value in data.items() if (name, step) not in known}
-            if not data:
-                return
-        native(self, data, step, commit)
-
-    _wrap(wandb.Run, "log", log)  # seam: wandb 0.31
+    if wandb.run is not None and wandb.run.id == run_id and wandb.run.step > wandb.run.starting_step:
+        return None
+    return WandbRows(run_id, next_step)
 
 
-def _offline_rows(run: Any) -> Known:
+def _bind_wandb_log() -> None:
+    """Let ``wandb.log`` be the method that the run's class has now: W&B looks it up once, when the run starts."""
+    import wandb
+
+    if (run := wandb.run) is not None and getattr(wandb.log, "__self__", None) == run:
+        wandb.log = run.log
+
+
+def _offline_rows(run: Any) -> Logged:
     """Return what earlier launches logged offline to a run. Each launch has a directory of its own."""
     from wandb.proto import wandb_internal_pb2
 
     protocol: Any = wandb_internal_pb2  # seam: wandb 0.31
     here = Path(run.dir).parent
-    known: Known = set()
+    logged: Logged = set()
     for file in here.parent.glob(f"offline-run-*-{glob.escape(run.id)}/*.wandb"):  # seam: wandb 0.31
         if file.parent == here:
             continue
         for record in offline_records(file.read_bytes()):
             items = {each.key or each.nested_key[0]: each for each in protocol.Record.FromString(record).history.item}
-            known |= {(name, int(items["_step"].value_json)) for name in items}
-    return known
+            logged |= {(name, int(items["_step"].value_json)) for name in items}
+    return logged
 
 
 def offline_records(log: bytes) -> Iterator[bytes]:
-    """Yield the whole records of W&B's offline log: LevelDB's log format, after a header of 7 bytes."""
+    """Yield the complete records of W&B's offline log: LevelDB's log format, after a header of 7 bytes.
+
+    W&B 0.31 has no reader of its own in Python.
+    """
     position, block, record = 7, 1 << 15, b""
     while position + 7 <= len(log):
         left = block - position % block
@@ -94,7 +131,7 @@ def offline_records(log: bytes) -> Iterator[bytes]:
             return  # cut off by the kill
         record += log[position : position + length]
         position += length
-        if kind in (1, 4):  # the whole of a record, or its last piece
+        if kind in (1, 4):  # a whole record, or its last piece
             yield record
             record = b""
 
@@ -102,27 +139,32 @@ def offline_records(log: bytes) -> Iterator[bytes]:
 # ---- MLflow
 
 
-def log_metrics_once(run: str) -> None:
-    """Pass over metrics that a run has at that step."""
+@contextlib.contextmanager
+def mlflow_metrics(run: str) -> Iterator[None]:
+    """Skip metrics that an MLflow run already has at that step.
+
+    Args:
+        run: the run's id.
+    """
     from mlflow import MlflowClient
 
-    known: Known | None = None
+    logged: Logged | None = None
 
-    def is_known(client: Any, key: str, step: int | None) -> bool:
-        nonlocal known
-        if known is None:
+    def is_logged(client: Any, key: str, step: int | None) -> bool:
+        nonlocal logged
+        if logged is None:
             keys = client.get_run(run).data.metrics
-            known = {(name, each.step) for name in keys for each in client.get_metric_history(run, name)}
-        return (key, step or 0) in known
+            logged = {(name, each.step) for name in keys for each in client.get_metric_history(run, name)}
+        return (key, step or 0) in logged
 
-    def log_batch(native: Any, self: Any, run_id: str, metrics: Any = (), *args: Any, **kwargs: Any) -> Any:
+    def log_batch(native: Any, client: Any, run_id: str, metrics: Any = (), *args: Any, **kwargs: Any) -> Any:
         if run_id == run:
-            metrics = [each for each in metrics if not is_known(self, each.key, each.step)]
-        return native(self, run_id, metrics, *args, **kwargs)
+            metrics = [each for each in metrics if not is_logged(client, each.key, each.step)]
+        return native(client, run_id, metrics, *args, **kwargs)
 
     def log_metric(
         native: Any,
-        self: Any,
+        client: Any,
         run_id: str,
         key: str,
         value: Any,
@@ -130,38 +172,46 @@ def log_metrics_once(run: str) -> None:
         step: Any = None,
         **kwargs: Any,
     ) -> Any:
-        if run_id == run and is_known(self, key, step):
+        if run_id == run and is_logged(client, key, step):
             return None
-        return native(self, run_id, key, value, timestamp, step, **kwargs)
+        return native(client, run_id, key, value, timestamp, step, **kwargs)
 
-    _wrap(MlflowClient, "log_batch", log_batch)  # seam: mlflow 3.17
-    _wrap(MlflowClient, "log_metric", log_metric)  # seam: mlflow 3.17
+    with (
+        wrapped(MlflowClient, "log_batch", log_batch),  # seam: mlflow 3.17
+        wrapped(MlflowClient, "log_metric", log_metric),  # seam: mlflow 3.17
+    ):
+        yield
 
 
 # ---- TensorBoard
 
 
-def write_summaries_once(directories: Sequence[str]) -> None:
-    """Pass over summaries that the event files of these directories, and those below them, have at that step."""
+def tensorboard_summaries(directories: Sequence[str]) -> contextlib.AbstractContextManager[None]:
+    """Skip summaries that the event files of these directories, or of those below them, already have at that step.
+
+    Args:
+        directories: absolute paths.
+    """
     from torch.utils.tensorboard.writer import FileWriter
 
-    known: dict[str, Known] = {}
+    logged: dict[str, Logged] = {}
 
-    def add_summary(native: Any, self: Any, summary: Any, global_step: Any = None, walltime: Any = None) -> None:
-        directory = os.path.abspath(self.get_logdir())
+    def add_summary(native: Any, writer: Any, summary: Any, global_step: Any = None, walltime: Any = None) -> None:
+        directory = os.path.abspath(writer.get_logdir())
         if any(Path(directory).is_relative_to(each) for each in directories):
-            if directory not in known:
-                known[directory] = _summaries(directory)
-            fresh = [each for each in summary.value if (each.tag, int(global_step or 0)) not in known[directory]]
-            if not fresh:
+            if directory not in logged:
+                writer.flush()  # it may hold what this process logged before it resumed
+                logged[directory] = _summaries(directory)
+            unseen = [each for each in summary.value if (each.tag, int(global_step or 0)) not in logged[directory]]
+            if not unseen:
                 return
-            summary = type(summary)(value=fresh)
-        native(self, summary, global_step, walltime)
+            summary = type(summary)(value=unseen)
+        native(writer, summary, global_step, walltime)
 
-    _wrap(FileWriter, "add_summary", add_summary)  # seam: torch 2.13
+    return wrapped(FileWriter, "add_summary", add_summary)  # seam: torch 2.13
 
 
-def _summaries(directory: str) -> Known:
+def _summaries(directory: str) -> Logged:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     files = sorted(Path(directory).glob("*tfevents*"))

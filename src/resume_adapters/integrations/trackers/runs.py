@@ -1,39 +1,35 @@
-"""Experiment trackers: a resumed run continues the tracker's run, and logs nothing there a second time.
+"""Experiment trackers: a resumed run continues the tracker's run, and logs each value there once.
 
-What was logged between the newest checkpoint and the kill is logged again after the resume, with the same values. Each
-tracker is kept from holding it twice by what identifies a value there: its name and its step. Trackers belong to no
-framework, so all adapters share this module; what it takes the place of in them is in ``_tracker_seams``.
+What was logged between the newest checkpoint and the kill is logged again after the resume, with the same values; it is
+skipped. Trackers belong to no framework, so all adapters share this module. The methods that skip are in
+``deduplicate``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.catalog import candidates
-from resume_adapters.core.checkpoint.parts import read_part
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.trackers import deduplicate
-
-_ENVIRONMENT = {"wandb": "WANDB_RUN_ID", "mlflow": "MLFLOW_RUN_ID"}
-"""What each tracker reads the id of the run to continue from."""
 
 
 class Trackers:
     """The trackers that a training logs to.
+
+    :meth:`restore` sets environment variables and patches the trackers' classes; :meth:`close` undoes that.
 
     Args:
         writers: returns the ``SummaryWriter`` objects of TensorBoard that the framework has on this rank.
         mlflow_run: returns the id of a run that the framework logs to without making it MLflow's active one.
 
     Attributes:
-        directories: those that TensorBoard's writers had in the checkpoint that the training goes on from.
+        directories: where TensorBoard's writers wrote to, in the checkpoint that the training resumes from.
     """
 
     def __init__(
@@ -41,17 +37,21 @@ class Trackers:
     ) -> None:
         self._writers = writers
         self._mlflow_run = mlflow_run
+        self._effects = contextlib.ExitStack()
+        self._rows: deduplicate.WandbRows | None = None
         self.directories: list[str] = []
 
     def capture(self) -> dict[str, Any]:
-        """Return which runs are logged to, by tracker, once all that was logged is on its way to a disk.
+        """Return which runs are logged to, by tracker, after flushing what MLflow and TensorBoard hold in memory.
 
         Imports no tracker.
         """
         found: dict[str, Any] = {}
         wandb: Any = sys.modules.get("wandb")
         if wandb is not None and getattr(wandb, "run", None) is not None:
-            found |= {"wandb": wandb.run.id, "wandb_step": wandb.run.step}
+            rows = self._rows
+            step = wandb.run.step if rows is None or rows.run_id != wandb.run.id else rows.next_step
+            found |= {"wandb": wandb.run.id, "wandb_step": step}
         mlflow: Any = sys.modules.get("mlflow")
         if mlflow is not None:
             active = mlflow.active_run()
@@ -68,37 +68,72 @@ class Trackers:
         return found
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Let each tracker continue its run, and pass over what it has. What the user set in the environment wins."""
-        for tracker, variable in _ENVIRONMENT.items():
-            if tracker in saved:
-                os.environ.setdefault(variable, saved[tracker])
+        """Let each tracker continue its run, and skip the values that it has, until :meth:`close`.
+
+        Args:
+            saved: what :meth:`capture` returned. A variable that is set in the environment wins over it.
+        """
         if "wandb" in saved:
-            os.environ.setdefault("WANDB_RESUME", "allow")
+            self._effects.enter_context(_default_variable("WANDB_RUN_ID", saved["wandb"]))
+            self._effects.enter_context(_default_variable("WANDB_RESUME", "allow"))
             if _is_installed("wandb"):
-                deduplicate.log_rows_once(saved["wandb"], saved["wandb_step"])
-        if "mlflow" in saved and _is_installed("mlflow"):
-            deduplicate.log_metrics_once(saved["mlflow"])
+                self._rows = deduplicate.resumed_wandb_rows(saved["wandb"], saved["wandb_step"])
+            if self._rows is not None:
+                self._effects.enter_context(self._rows.patched())
+        if "mlflow" in saved:
+            self._effects.enter_context(_default_variable("MLFLOW_RUN_ID", saved["mlflow"]))
+            if _is_installed("mlflow"):
+                self._effects.enter_context(deduplicate.mlflow_metrics(saved["mlflow"]))
         if "tensorboard" in saved and _is_installed("tensorboard"):
             self.directories = saved["tensorboard"]
-            deduplicate.write_summaries_once(saved["tensorboard"])
+            self._effects.enter_context(deduplicate.tensorboard_summaries(saved["tensorboard"]))
+
+    def close(self) -> None:
+        """Give the trackers' classes their former methods, and remove the variables that :meth:`restore` set.
+
+        What is logged afterwards is logged as if nothing had been resumed.
+        """
+        self._effects.close()
+        self._rows = None
+
+
+@contextlib.contextmanager
+def _default_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable while the context lasts, unless it is set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if os.environ.get(name) == value:  # else somebody has changed it since
+            del os.environ[name]
 
 
 def tracker_run(run_directory: str | os.PathLike[str], tracker: str) -> str | None:
-    """Return the id of the run that a tracker is to continue, for a logger that is made before the training begins.
+    """Return the id of the run that a tracker should continue, for a logger that is made before the training begins.
 
     Args:
         run_directory: where the checkpoints are.
         tracker: ``"mlflow"`` or ``"wandb"``.
 
     Returns:
-        The id that the newest committed checkpoint knows; ``None`` where there is none: a fresh start.
+        The id in the newest committed checkpoint; ``None`` without a checkpoint, which is a fresh start.
     """
-    for path in candidates(Path(run_directory)):
-        if layout.is_committed(path):
+    # Imported here, since `import resume_adapters` imports this module: they would double its time.
+    from resume_adapters.core.checkpoint import layout
+    from resume_adapters.core.checkpoint.catalog import candidates
+    from resume_adapters.core.checkpoint.parts import read_part
+    from resume_adapters.core.storage.local import LocalStorage
+
+    storage = LocalStorage()
+    for path in candidates(storage, Path(run_directory)):
+        if layout.is_committed(storage, path):
             try:
-                saved = read_part(LocalStorage(), layout.extras_dir(path), "trackers", 0)
+                saved = read_part(storage, layout.extras_dir(storage, path), "trackers", 0)
             except CheckpointDamaged:
-                continue  # the resume will say so
+                continue  # the resume reports it
             return None if saved is None else saved.get(tracker)
     return None
 

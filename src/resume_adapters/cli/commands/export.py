@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from resume_adapters.cli import documents, run_directory
+from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
-from resume_adapters.cli.render import size
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes
@@ -33,8 +32,8 @@ _SINGLE = (
     "adapter_model.bin",
 )
 _SHARDED = "*.distcp"
-_WITHIN: tuple[str, ...] = ("state_dict", "module")
-"""Under which key Lightning and DeepSpeed keep the weights in a file that holds more."""
+_WEIGHT_KEYS = ("state_dict", "module")
+"""The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
 
 
 @app.command(epilog=EXIT_CODES)
@@ -46,22 +45,21 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; must be new.")] = (
         Path("model.safetensors")
     ),
-    best: Annotated[bool, typer.Option("--best", help="The best checkpoint, as the run itself says.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint, according to the run.")] = False,
     json: Json = False,
 ) -> None:
     """Write the weights of a checkpoint to one safetensors file, by their names without wrappers.
 
-    The files that are read are compared with the manifest's digests first. Nothing of the run directory is changed, and
-    no framework is needed: torch alone. Pieces that DeepSpeed's ZeRO wrote are put together by DeepSpeed, in single
-    precision; other weights that are sharded over processes are not.
+    The digests of the files are verified first. The run directory is not changed. Only torch is needed, no framework;
+    but DeepSpeed is needed to merge what its ZeRO sharded, in single precision. Other sharded weights are refused.
     """
     run = run_directory.read(run_dir)
     row = _choose(run, checkpoint, best)
     if os.path.lexists(output):
-        raise UnsupportedSetting(f"{output} is there already: name another file with --output, or remove it")
-    files = weight_files(row.path)
-    _require_all_pieces(row, files)
-    _check(row, files)
+        raise UnsupportedSetting(f"{output} already exists: name another file with --output, or remove it")
+    files = _weight_files(row.path)
+    _require_all_shards(row, files)
+    _verify(row, files)
     count, written = _write(_read(files), output, row)
     document = {
         "run_directory": str(run.path),
@@ -74,35 +72,34 @@ def export(
     if json:
         documents.write(document)
     else:
-        text = f"Wrote {count} tensors of {row.path.name} to {output} ({size(written)})."
-        console().print(text, markup=False, soft_wrap=True)
+        render.exporting(console(), document)
 
 
 def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
     """Return the checkpoint to export.
 
     Raises:
-        UnsupportedSetting: there is none of that name.
-        NoValidCheckpoint: there is none at all.
+        UnsupportedSetting: no checkpoint has that name.
+        NoValidCheckpoint: the run directory has no valid checkpoint.
     """
     wanted = run.best(None) if best else name
     if best and wanted is None:
         raise UnsupportedSetting(f"the run in {run.path} does not say which checkpoint is its best")
     if wanted is None:
         if run.anchor is None:
-            raise NoValidCheckpoint(f"{run.path} holds no valid checkpoint to export", path=run.path)
+            raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
         return run.anchor
     by_name = {row.path.name: row for row in run.rows if row.step is not None}
     if Path(wanted).name not in by_name:
-        raise UnsupportedSetting(f"there is no whole checkpoint {wanted} in {run.path}; it holds {', '.join(by_name)}")
+        raise UnsupportedSetting(f"there is no valid checkpoint {wanted} in {run.path}; it holds {', '.join(by_name)}")
     return by_name[Path(wanted).name]
 
 
-def weight_files(checkpoint: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's weights: of one model, whole.
+def _weight_files(checkpoint: Path) -> list[Path]:
+    """Return the files that hold the weights of a checkpoint's model.
 
     Raises:
-        UnsupportedSetting: they are sharded over processes, or there are none.
+        UnsupportedSetting: the weights are sharded over processes, or the checkpoint has none.
     """
     if checkpoint.is_file():
         return [checkpoint]
@@ -113,56 +110,56 @@ def weight_files(checkpoint: Path) -> list[Path]:
     for name in _SINGLE:
         if (checkpoint / name).is_file():
             return [checkpoint / name]
-    pieces = _pieces(checkpoint)
-    if pieces:
-        return pieces
+    shards_of_zero = _zero_shards(checkpoint)
+    if shards_of_zero:
+        return shards_of_zero
     if (checkpoint / names.MODEL).is_file():
         return [checkpoint / names.MODEL]
     sharded = next(checkpoint.rglob(_SHARDED), None)
     if sharded is not None:
         raise UnsupportedSetting(
-            f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): put them together with the "
+            f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): merge them with the "
             "framework's own tool first (accelerate merge-weights)"
         )
     known = ", ".join((*_SINGLE, names.MODEL))
-    raise UnsupportedSetting(f"{checkpoint.name} holds no weights in a file that is known: {known}")
+    raise UnsupportedSetting(f"{checkpoint.name} has no file of weights; expected one of {known}")
 
 
-def _pieces(checkpoint: Path) -> list[Path]:
-    """Return the files in which DeepSpeed's ZeRO keeps the weights in single precision; none where it does not."""
+def _zero_shards(checkpoint: Path) -> list[Path]:
+    """Return the files in which DeepSpeed's ZeRO shards the weights in single precision; empty without ZeRO."""
     shards = sorted(path for path in checkpoint.rglob("*_states.pt") if names.SHARD.fullmatch(path.name))
     if not shards:
         return []
-    together = shards[0].with_name(names.MODEL)
-    return [*shards, together] if together.is_file() else shards
+    model = shards[0].with_name(names.MODEL)
+    return [*shards, model] if model.is_file() else shards
 
 
-def _require_all_pieces(row: CheckpointInfo, files: list[Path]) -> None:
-    """Refuse pieces of a checkpoint of which other nodes have the others.
+def _require_all_shards(row: CheckpointInfo, files: list[Path]) -> None:
+    """Refuse the shards of some ranks, where other nodes have those of the others.
 
     Raises:
-        UnsupportedSetting: they are that.
+        UnsupportedSetting: shards are missing here.
     """
     here = row.manifest.ranks if row.manifest else None
     if row.manifest is not None and here is not None and names.SHARD.fullmatch(files[0].name):
         raise UnsupportedSetting(
-            f"{row.path} holds the pieces of the ranks {', '.join(map(str, here))} of {row.manifest.world_size}, and "
+            f"{row.path} holds the shards of the ranks {', '.join(map(str, here))} of {row.manifest.world_size}, and "
             f"the disks of other nodes hold the others: copy the files of all nodes' {row.path.name} into one "
-            "directory, and put them together there with DeepSpeed's zero_to_fp32.py"
+            "directory, and merge them there with DeepSpeed's zero_to_fp32.py"
         )
 
 
-def _check(row: CheckpointInfo, files: list[Path]) -> None:
-    """Compare the files with their manifest, where there is one.
+def _verify(row: CheckpointInfo, files: list[Path]) -> None:
+    """Compare the files with their manifest, if there is one.
 
     Raises:
         CheckpointDamaged: naming the first that differs.
     """
     if row.manifest is None:
         return
-    names = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
-    entries = tuple(entry for entry in row.manifest.files if entry.path in names)
-    check_sizes(row.path, msgspec.structs.replace(row.manifest, files=entries))
+    paths = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
+    entries = tuple(entry for entry in row.manifest.files if entry.path in paths)
+    check_sizes(STORAGE, row.path, msgspec.structs.replace(row.manifest, files=entries))
     for _ in check_digests(STORAGE, row.path, entries):
         pass
 
@@ -185,8 +182,8 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
         if file.suffix == ".json":
             continue
         content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file, torch.load)
-        inner: dict[str, Any] = next((content[key] for key in _WITHIN if isinstance(content.get(key), dict)), content)
-        found.update({name: value for name, value in inner.items() if isinstance(value, torch.Tensor)})
+        weights = next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content)
+        found.update({name: value for name, value in weights.items() if isinstance(value, torch.Tensor)})
     return {name: found[key] for name, key in keys.canonical(found).items()}
 
 
@@ -199,11 +196,11 @@ def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _write(weights: dict[str, torch.Tensor], output: Path, row: CheckpointInfo) -> tuple[int, int]:
-    """Write the file under a name of its own first, so that it is there whole or not at all."""
+    """Write a temporary file and rename it, so that the output is either complete or absent."""
     from safetensors.torch import save_file
 
     temporary = output.with_name(f".{output.name}.tmp")
-    # Tied weights share their memory, which the format has no word for: each name gets its own.
+    # Tied weights share their memory, which the format cannot express: each name gets its own.
     plain = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
     save_file(plain, temporary, metadata={"format": "pt", "checkpoint": row.path.name, "step": str(row.step)})
     os.replace(temporary, output)

@@ -1,0 +1,71 @@
+"""Who finishes a save: the interface between a run, which writes a checkpoint, and the engine that commits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.storage.groups import StorageGroup
+
+
+@dataclass(frozen=True)
+class SaveRequest:
+    """A checkpoint that all ranks have written and that is to be committed.
+
+    Attributes:
+        pending: the checkpoint.
+        files: this rank's files, each after its path for the manifest.
+        describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
+        began: when the save began, by ``time.monotonic``.
+    """
+
+    pending: PendingCheckpoint
+    files: tuple[tuple[Path, Path], ...]
+    describe: Callable[[tuple[FileEntry, ...]], Manifest]
+    began: float
+
+
+class SaveEngine(Protocol):
+    """Commits the checkpoints of one start of a run, one after the other, in the order of submission.
+
+    Every rank has an engine and submits the same work to it in the same order. The engine may return before the work
+    is done: it works on a channel of its own, and keeps an error until :meth:`drain`.
+    """
+
+    @property
+    def last_submitted(self) -> int | None:
+        """Step of the newest checkpoint that is committed or being committed."""
+
+    @property
+    def last_committed(self) -> int | None:
+        """Step of the newest checkpoint that is committed."""
+
+    def continue_from(self, step: int) -> None:
+        """Count the checkpoint from which the run resumes as the last one committed."""
+
+    def submit(self, request: SaveRequest) -> None:
+        """Commit a checkpoint, then publish it and prune the run directory."""
+
+    def submit_prune(self, group: StorageGroup, best: str | None) -> None:
+        """Prune the run directory after the work submitted so far.
+
+        Args:
+            group: the ranks that share the run directory.
+            best: name of the best checkpoint.
+        """
+
+    def drain(self) -> None:
+        """Wait for the work submitted so far, and raise its first error, once.
+
+        Raises:
+            SaveFailed: this rank could not commit, publish or prune.
+            PeerFailed: another rank could not.
+            FencedOff: a later start owns the run directory.
+        """
+
+    def close(self) -> None:
+        """Wait for the work submitted so far, then release threads and channels. Errors stay for :meth:`drain`."""

@@ -1,0 +1,183 @@
+"""The checkpoint that a training call resumes from, and what of it this launch may load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.parts import CheckpointReader
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.records import LaunchState, RankState
+from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
+from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
+from resume_adapters.errors import StateMismatch
+
+
+class RestoreContext:
+    """What is being restored. A framework loads from it; the loop reads its own state of this rank in it.
+
+    Args:
+        run: the run, opened.
+        checkpoint: the checkpoint.
+        kind: the record of the state that each rank saved.
+        verify: compare what is restored with what was saved.
+        rescale: what follows from a different global batch size; it knows the schedules.
+
+    Attributes:
+        rank_state: what this rank saved; ``None`` in a foreign checkpoint. Where fewer ranks saved, what another rank
+            saved.
+        launch: what the session had added to it, likewise.
+    """
+
+    def __init__(
+        self,
+        run: ResumableRun,
+        checkpoint: Checkpoint,
+        kind: type[RankState],
+        *,
+        verify: bool,
+        rescale: Rescale,
+    ) -> None:
+        self.run = run
+        self.checkpoint = checkpoint
+        self.verify = verify
+        self.rescale = rescale
+        self.rank_state: Any = None
+        self.launch: LaunchState | None = None
+        self._kind = kind
+        self._trees: list[Mapping[str, Any]] = []
+        self._own_tree = self._read(self.ranks.rank % self.saved_by) if checkpoint.manifest is not None else None
+        if self._own_tree is not None:
+            self.rank_state = self._rank_state(self._own_tree)
+            self.launch = LaunchState.from_tree(self._own_tree, self.source)
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's path."""
+        return self.checkpoint.path
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed."""
+        return self.checkpoint.step
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of this launch."""
+        return self.run.ranks
+
+    @property
+    def saved_by(self) -> int:
+        """The number of ranks that saved; this launch's, for a foreign checkpoint."""
+        manifest = self.checkpoint.manifest
+        return manifest.world_size if manifest is not None else self.ranks.world_size
+
+    @property
+    def has_other_ranks(self) -> bool:
+        """Whether a different number of ranks saved."""
+        return self.saved_by != self.ranks.world_size
+
+    @property
+    def reader(self) -> CheckpointReader:
+        """Reads what the checkpoint holds beside the framework's files."""
+        return self.run.reader(self.checkpoint)
+
+    @property
+    def source(self) -> Source:
+        """Where this rank's state was read, for errors."""
+        return self.reader.rank_source(self.ranks.rank % self.saved_by)
+
+    def _read(self, rank: int) -> Mapping[str, Any] | None:
+        return self.reader.rank_tree(rank)
+
+    def _rank_state(self, tree: Mapping[str, Any]) -> RankState:
+        return self._kind.from_tree(tree, self.source)
+
+    def all_rank_states(self) -> list[Any]:
+        """Return what each rank saved, in rank order. Every rank asks."""
+        return [self._rank_state(tree) for tree in self._all_trees()]
+
+    def _all_shard_digests(self) -> list[Mapping[str, int]]:
+        """Return each rank's shares of the digests of sharded state. Every rank asks."""
+        return [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
+
+    def _all_trees(self) -> list[Mapping[str, Any]]:
+        manifest = self.checkpoint.manifest
+        assert manifest is not None, "a foreign checkpoint holds no state of ranks"
+        if not self._trees and manifest.ranks is not None:
+            self._trees = [each or {} for each in self.ranks.gather(self._own_tree)]  # no rank sees the files of all
+        elif not self._trees:
+            self._trees = [self._read(rank) or {} for rank in range(manifest.world_size)]
+        return self._trees
+
+    def mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
+        """Return the error that the checkpoint was saved with other settings than this launch has."""
+        return StateMismatch(
+            f"{self.path.name} was saved with {'; '.join(differences)}: {why}. Launch as before, or start another run "
+            "directory",
+            path=self.path,
+            step=self.step,
+        )
+
+    def require_architecture(self, live: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a different model, before any weight is touched.
+
+        Args:
+            live: tensors with the names, dtypes and whole shapes of the model's.
+
+        Raises:
+            StateMismatch: with the first tensors that differ.
+        """
+        saved = self.reader.part("architecture")
+        if saved is not None:
+            require_architecture(saved, architecture(dict(live)), self.path)
+
+    def load_weights(self, model: Any, content: dict[str, Any]) -> None:
+        """Load weights that were read from the checkpoint, whatever wraps the model, and verify them.
+
+        Raises:
+            StateMismatch: they do not fit the model.
+            NotRestored: a tensor did not come back bit for bit.
+        """
+        load_weights(model, content, self.path)
+        if self.verify:
+            verify_weights(model, content, self.path)
+
+    def verify_shards(self, live: Callable[[], Mapping[str, Any]]) -> None:
+        """Verify that sharded state came back, on whatever number of ranks. Every rank calls it.
+
+        Args:
+            live: returns the sharded state of now, by the name of the component.
+
+        Raises:
+            NotRestored: naming the first component that differs; on every rank.
+        """
+        if self.verify and self.launch is not None:
+            shares = self.ranks.gather(shard_digests(live(), self.ranks.rank))
+            verify_shards(self._all_shard_digests(), shares, self.path, self.step)
+
+
+def shard_digests(state: Mapping[str, Any], rank: int) -> dict[str, int]:
+    """Return a rank's shares of the digests of sharded state, by the name of the component."""
+    return {name: shard_digest(component, is_first=rank == 0) for name, component in state.items()}
+
+
+def setting_differences(
+    saved: Mapping[str, int], here: Mapping[str, int], lacks: Callable[[str], Exception]
+) -> list[str]:
+    """Return in words which settings were different when a checkpoint was saved.
+
+    Args:
+        saved: the settings then.
+        here: the settings of this launch.
+        lacks: returns the error that a setting was not saved.
+    """
+    missing = [name for name in here if name not in saved]
+    if missing:
+        raise lacks(missing[0])
+    return [f"{name} {saved[name]}, this launch has {here[name]}" for name in here if saved[name] != here[name]]

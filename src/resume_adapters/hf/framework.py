@@ -1,0 +1,191 @@
+"""The Trainer's files and live objects: saved by the trainer, loaded and verified here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import read_weight_files
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.state.weights import load_weights
+from resume_adapters.hf import engine, files
+from resume_adapters.hf.records import TrainerRankState
+from resume_adapters.integrations.deepspeed_engine import names
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.trackers.runs import Trackers
+
+if TYPE_CHECKING:
+    from resume_adapters.integrations.deepspeed_engine.engine import EngineState
+
+
+class TrainerFramework:
+    """A trainer's side of a session.
+
+    Args:
+        trainer: the trainer.
+    """
+
+    label = f"transformers {transformers.__version__}"
+    registers = "ResumeCallback"
+
+    def __init__(self, trainer: Any) -> None:
+        args = trainer.args
+        self.trainer = trainer
+        self.accumulation = int(args.gradient_accumulation_steps)
+        self.topology = {
+            "per_device_train_batch_size": args.per_device_train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        }
+        self.invariants = engine.invariants(trainer)
+        self.trackers = Trackers(self._writers)
+        self.engine: EngineState | None = None
+        self._engine_files = engine.foreign(trainer, args.world_size)
+        self._native: Callable[[], None] | None = None
+
+    # ---- Trackers
+
+    def _tensorboards(self) -> list[Any]:
+        return [each for each in self.trainer.callback_handler.callbacks if isinstance(each, TensorBoardCallback)]
+
+    def _writers(self) -> list[Any]:
+        return [each.tb_writer for each in self._tensorboards() if each.tb_writer is not None]
+
+    def continue_tensorboards(self) -> None:
+        """Let TensorBoard's callbacks write into the directories that they had in the checkpoint."""
+        for each, directory in zip(self._tensorboards(), self.trackers.directories, strict=False):
+            if each.tb_writer is None:
+                where = each if hasattr(each, "logging_dir") else self.trainer.args  # transformers 4 has it there
+                where.logging_dir = directory
+
+    # ---- Saving
+
+    @contextlib.contextmanager
+    def saving(self, native: Callable[[], None]) -> Iterator[None]:
+        """Let :meth:`save` call the trainer's own save, as the trainer was about to.
+
+        Args:
+            native: the trainer's own save, with its arguments.
+        """
+        self._native = native
+        try:
+            yield
+        finally:
+            self._native = None
+
+    def save(self, directory: Path) -> None:
+        """Let the trainer write its checkpoint."""
+        assert self._native is not None, "a save is under way"
+        with contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+            self._native()
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return tensors with the names, dtypes and whole shapes of the model's."""
+        found: Mapping[str, Any] = (self.engine or self.trainer.model).state_dict()
+        return found
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file of the trainer."""
+        return files.owner(file)
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the callbacks that save their state, and what DeepSpeed does not save."""
+        of_engine = {} if self.engine is None else self.engine.parts()
+        return {**files.stateful_callbacks(self.trainer), **of_engine}
+
+    def sharded_state(self) -> dict[str, Any]:
+        """Return nothing: what DeepSpeed shards, it loads and this package verifies file by file."""
+        return {}
+
+    def modules(self) -> list[Any]:
+        """Return the module that may reduce gradients in buckets."""
+        return [self.trainer.model_wrapped]
+
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that the trainer saves, and for what nobody captures."""
+        return files.entries(self.trainer)
+
+    def engine_state(self) -> EngineRankState | None:
+        """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
+        return None if self.engine is None else self.engine.rank_state()
+
+    # ---- Loading
+
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a checkpoint that the bare trainer wrote; ``None`` for anything else."""
+        return files.foreign_step(path, self.trainer.args.world_size, self._engine_files)
+
+    def load_model(self, context: RestoreContext, model: Any, native: Callable[[], None]) -> None:
+        """Load the weights, whatever wraps the model, and verify them.
+
+        Args:
+            context: what is being restored.
+            model: the model.
+            native: the trainer's own way to load them.
+        """
+        context.require_architecture(model.state_dict())
+        weight_files = files.weights(context.path)
+        if weight_files:
+            context.load_weights(model, read_weight_files(weight_files))
+        else:  # adapters: only peft knows under which names they are saved
+            native()
+
+    def attach_engine(self, deepspeed: Any, run_directory: Path, context: RestoreContext | None) -> None:
+        """Attach to the engine through which DeepSpeed trains, and load what it saved in the checkpoint."""
+        self.engine = engine.attach_engine(deepspeed, run_directory)
+        if context is not None:
+            context.require_architecture(self.engine.state_dict())
+            self.engine.load(context, context.path, names.tag(context.step))
+
+    def load_best(self, run: ResumableRun, native: Callable[[], None]) -> None:
+        """Load the best weights at the end, whatever wrapped the model when they were saved."""
+        best = Path(self.trainer.state.best_model_checkpoint)
+        weight_files = files.weights(best)
+        if self.engine is not None:
+            run.require_valid(best)
+            with self.engine.data_only():
+                native()
+        elif weight_files:
+            run.require_valid(best)
+            load_weights(self.trainer.model, read_weight_files(weight_files), best)
+        else:
+            native()
+
+    def verify(self, context: RestoreContext) -> None:
+        """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds.
+
+        Raises:
+            NotRestored: naming the component and the first difference.
+        """
+        if context.verify:
+            files.verify(self.trainer, context.path)
+
+    def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
+        """Restore what the trainer resets at the start of its loop.
+
+        Args:
+            context: what is being restored.
+            state: what this rank saved.
+            is_resharded: the topology was different when it was saved.
+        """
+        trainer, counters = self.trainer, state.counters
+        running = counters.tr_loss
+        if is_resharded:  # each rank's is its share of what is averaged when it is logged
+            running = torch.stack([each.counters.tr_loss for each in context.all_rank_states()]).mean(0)
+        trainer._tr_loss = running.to(trainer._tr_loss.device)
+        trainer._total_loss_scalar = counters.total_loss
+        trainer._globalstep_last_logged = counters.last_logged
+        trainer._initial_global_step = counters.initial_step
+        if self.engine is not None and state.engine is not None:
+            self.engine.load_rank_state(state.engine)
+
+    def close(self) -> None:
+        """No-op: what is patched in the trainer is undone by ``hf.patch``."""

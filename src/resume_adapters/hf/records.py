@@ -1,0 +1,73 @@
+"""What one rank of the Trainer saves for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resume_adapters.core.session.records import LoaderState, RankState
+from resume_adapters.core.state.records import Record
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+
+
+@dataclass
+class TrainerCounters(Record):
+    """What the trainer resets at the start of its loop.
+
+    Attributes:
+        tr_loss: the running loss since the last log.
+        total_loss: the loss that was logged.
+        last_logged: the step of the last log.
+        initial_step: the step from which the trainer counts its speed.
+        seconds: the time that earlier launches have trained.
+    """
+
+    tr_loss: Any
+    total_loss: float
+    last_logged: int
+    initial_step: int
+    seconds: float
+
+
+@dataclass
+class DueEvaluation(Record):
+    """An evaluation that a stop has interrupted; the next launch does it again.
+
+    Attributes:
+        save: a save was due after it.
+    """
+
+    save: bool
+
+
+@dataclass(kw_only=True)
+class TrainerRankState(LoaderState, RankState):
+    """What one rank saves for itself, beside where its training loader is.
+
+    Attributes:
+        epoch: the epoch that is running or has ended, from 0.
+        first_slice: what fills up the last batch of a dispatching loader's running pass.
+        between_epochs: it was saved after the epoch's end.
+        stopping: the trainer had decided to stop training.
+        max_steps: the trainer's ``max_steps``.
+        engine: what DeepSpeed does not save; ``None`` without DeepSpeed.
+        evaluation: an evaluation that is due; ``None`` where none is.
+        evaluation_workers: names of the evaluation loaders whose persistent workers were running.
+        counters: what the trainer resets at the start of its loop.
+    """
+
+    epoch: int
+    first_slice: Any
+    between_epochs: bool
+    stopping: bool
+    max_steps: int
+    engine: EngineRankState | None
+    evaluation: DueEvaluation | None = None  # absent where an evaluation was done again before the first step
+    evaluation_workers: list[str]
+    counters: TrainerCounters
+
+    @property
+    def loader_states(self) -> Sequence[LoaderState]:
+        """The state of the training loader."""
+        return (self,)

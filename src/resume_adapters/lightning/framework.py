@@ -1,0 +1,260 @@
+"""Lightning's side of a checkpoint: its file or directory, and the live objects that a trainer has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.log import logger
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.rescale import Schedules
+from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.state.weights import match_weights
+from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.trackers.runs import Trackers
+from resume_adapters.lightning import engine, files, model_checkpoints, module_state
+from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
+from resume_adapters.lightning.compat import VERSION, pl
+
+
+class LightningFramework:
+    """The files and live objects of one ``fit``. It is the session's :class:`Framework`.
+
+    Args:
+        trainer: the trainer, with its strategy set up as far as it is before a checkpoint is loaded.
+        directory: the run directory.
+
+    Attributes:
+        label: name and version, for the manifests.
+        registers: what registers a further part of the state, as a user writes it.
+        accumulation: batches of the training loop in an optimizer step.
+        topology: settings that the order of the data may depend on beside the number of ranks.
+        invariants: settings that a resume must find unchanged.
+        trackers: the experiment trackers.
+        engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
+    """
+
+    def __init__(self, trainer: Any, directory: Path) -> None:
+        self._trainer = trainer
+        self._ranks = _world_size()
+        self.label = VERSION
+        self.registers = "ResumeCallback"
+        self.accumulation = int(trainer.accumulate_grad_batches)
+        self.topology: Mapping[str, int] = {"accumulate_grad_batches": self.accumulation}
+        self.engine = engine.engine_state(trainer.strategy, directory)
+        of_engine = {} if self.engine is None else self.engine.invariants
+        self.invariants: Mapping[str, int] = {**module_state.invariants(trainer, self._ranks), **of_engine}
+        self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
+        self._foreign: ForeignDetector = files.foreign_step if self.engine is None else engine.foreign(self.engine)
+        self._saving: tuple[Path, Callable[[], object]] | None = None
+        self._is_checked = False
+        self._loaded: dict[str, Any] = {}
+
+    # ---- Live objects
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return tensors with the names, dtypes and whole shapes of the module's."""
+        live: Mapping[str, Any] = (self.engine or self._trainer.lightning_module).state_dict()
+        return live
+
+    def modules(self) -> Iterable[Any]:
+        """Return the module as the strategy wraps it: DDP reduces its gradients in buckets."""
+        return (self._trainer.model,)
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return what DeepSpeed does not save, and what differs between ranks where Lightning saves the first's."""
+        found = {} if self.engine is None else self.engine.parts()
+        return {**found, "buffers": module_state.buffers(self._trainer)} if self._ranks > 1 else found
+
+    def sharded_state(self) -> Mapping[str, Any]:
+        """Return what is sharded over the ranks, by the name of the component."""
+        return module_state.sharded_state(self._trainer)
+
+    def remember_schedules(self, schedules: Schedules) -> None:
+        """Remember the schedules that count steps. Call it when they are made, and nothing is loaded into them."""
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "step":
+                schedules.remember(config.scheduler, Fraction(1, config.frequency))
+
+    def _tensorboard_writers(self) -> list[Any]:
+        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
+        return [each.experiment for each in loggers if isinstance(each, pl.loggers.TensorBoardLogger)]
+
+    def _mlflow_run(self) -> str | None:
+        loggers = self._trainer.loggers if self._trainer.is_global_zero else []
+        return next((each.run_id for each in loggers if isinstance(each, pl.loggers.MLFlowLogger)), None)
+
+    # ---- Saving
+
+    @property
+    def saves_directories(self) -> bool:
+        """Whether a checkpoint is a directory, into which every rank writes its shards."""
+        return module_state.saves_directories(self._trainer.strategy)
+
+    @contextlib.contextmanager
+    def saving(self, path: Path, native: Callable[[], object]) -> Iterator[None]:
+        """Return the context in which a checkpoint is saved.
+
+        Args:
+            path: the checkpoint, as the trainer named it.
+            native: the trainer's own save of it.
+        """
+        self._saving = (path, native)
+        try:
+            yield
+        finally:
+            self._saving = None
+
+    def save(self, directory: Path) -> None:
+        """Let Lightning's own ``save_checkpoint`` write. The first file is checked to be loadable.
+
+        Raises:
+            OSError: :class:`ResumeCheckpointIO` could not write.
+            UnsupportedSetting: loading the file would have to run code.
+        """
+        assert self._saving is not None, "a session saves within saving()"
+        path, native = self._saving
+        with data_only(), contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+            native()
+        plugin = self._trainer.strategy.checkpoint_io
+        if isinstance(plugin, ResumeCheckpointIO):
+            plugin.raise_error()
+        if not self._is_checked and path.is_file():
+            files.require_loadable(path)
+        self._is_checked = True
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file of Lightning or DeepSpeed."""
+        return files.owner_of(file)
+
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that Lightning saves."""
+        return files.entries(self._trainer)
+
+    def capture_checkpoints(self) -> dict[str, Any]:
+        """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way."""
+        assert self._saving is not None, "a session saves within saving()"
+        path, _ = self._saving
+        return {
+            each.state_key: model_checkpoints.capture(each, path, self._trainer.global_step)
+            for each in model_checkpoints.saving(self._trainer)
+        }
+
+    def engine_state(self) -> EngineRankState | None:
+        """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
+        return None if self.engine is None else self.engine.rank_state()
+
+    # ---- Loading
+
+    def foreign_step(self, path: Path) -> int | None:
+        """Return the step of a whole checkpoint that bare Lightning wrote; ``None`` for anything else.
+
+        Raises:
+            CheckpointDamaged: it is not whole.
+        """
+        return self._foreign(path)
+
+    def hpc_checkpoint(self) -> Checkpoint | None:
+        """Return what Lightning's handler of Slurm's signals saved last, if it is whole."""
+        path = self._trainer._checkpoint_connector._hpc_resume_path  # seam: lightning 2.4-2.6
+        if path is None:
+            return None
+        try:
+            step = self.foreign_step(Path(path))
+        except CheckpointDamaged as damage:
+            logger.warning("%s is skipped: %s", path, damage)
+            return None
+        return None if step is None else Checkpoint(Path(path), step, None)
+
+    def load(self, context: RestoreContext, native: Callable[[Path], object]) -> None:
+        """Let Lightning load a checkpoint, as data, and make what it read fit this launch.
+
+        Args:
+            context: what is being restored.
+            native: Lightning's own load.
+
+        Raises:
+            CheckpointDamaged: the checkpoint holds more than data.
+            StateMismatch: it is of a different model.
+            NotRestored: DeepSpeed loaded something else.
+        """
+        require_data(self._trainer.strategy, context.path)
+        with data_only(), self._engine_loading(context):
+            native(context.path)
+        # seam: lightning 2.4-2.6: the connector restores modules, callbacks and loops from it afterwards.
+        loaded = self._trainer._checkpoint_connector._loaded_checkpoint
+        self._fit_weights(context, loaded)
+        self._fit_directories(context, loaded)
+        self._loaded = dict(loaded)
+
+    def _engine_loading(self, context: RestoreContext) -> contextlib.AbstractContextManager[None]:
+        if self.engine is None:
+            return contextlib.nullcontext()
+        context.require_architecture(self.state_dict())
+        return self.engine.loading(context)
+
+    def _fit_weights(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
+        """Give loaded weights the keys of this launch's module, which may be compiled where the saved one was not."""
+        module, precision = self._trainer.lightning_module, self._trainer.precision_plugin
+        if isinstance(precision, pl.plugins.HalfPrecision | pl.plugins.DoublePrecision):
+            precision.convert_module(module)  # the strategy will, but after the weights are compared
+        if self.engine is None:
+            context.require_architecture(self.state_dict())
+        for name in ("state_dict", "current_model_state"):
+            if loaded.get(name):
+                matched = match_weights(loaded[name], module.state_dict(), context.path)
+                loaded[name] = {key: loaded[name][saved] for key, saved in matched.items()}
+
+    def _fit_directories(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
+        """Give the paths in each ModelCheckpoint's state the run directory's present name."""
+        callbacks = loaded.get("callbacks", {})
+        for each in model_checkpoints.saving(self._trainer):
+            saved = callbacks.get(each.state_key)
+            if saved and saved["dirpath"] != each.dirpath and context.path.parent == context.run.directory:
+                callbacks[each.state_key] = model_checkpoints.relocated(saved, str(saved["dirpath"]), str(each.dirpath))
+
+    def mark_saved(self, step: int) -> None:
+        """Let no ModelCheckpoint save a step once more that was loaded from a foreign checkpoint."""
+        for each in model_checkpoints.saving(self._trainer):
+            model_checkpoints.mark_saved(each, step)
+
+    def forget_loaded_path(self) -> None:
+        """Let ModelCheckpoint remove the checkpoint that was loaded: retention knows when it may go."""
+        self._trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.4-2.6
+
+    def verify_loaded(self, context: RestoreContext) -> None:
+        """Compare what every rank holds whole with what Lightning has read.
+
+        Raises:
+            NotRestored: naming what differs.
+        """
+        loaded, self._loaded = self._loaded, {}
+        if context.verify:
+            module_state.verify(self._trainer, loaded, context.path)
+
+    def load_engine_state(self, state: EngineRankState | None) -> None:
+        """Restore what :meth:`engine_state` returned."""
+        if self.engine is not None and state is not None:
+            self.engine.load_rank_state(state)
+
+    def restore_checkpoints(self, saved: Mapping[str, Any]) -> None:
+        """Restore what :meth:`capture_checkpoints` returned."""
+        for each in model_checkpoints.saving(self._trainer):
+            model_checkpoints.restore(each, self._trainer, saved.get(each.state_key, {}))
+
+    def close(self) -> None:
+        """Nothing: ``patch`` undoes what is wrapped in the trainer."""
+
+
+def _world_size() -> int:
+    """Return the number of ranks; the strategy's own number leaves out processes that it does not know."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

@@ -1,0 +1,54 @@
+"""What each rank saves of a ``fit``. The names on disk are those of the format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from resume_adapters.core.session.records import LoaderState, RankState
+from resume_adapters.core.state.records import Stored
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.lightning.logged_values import LoggedValues
+from resume_adapters.lightning.loops import LoopProgress, SavePoint
+
+
+@dataclass
+class FitRankState(RankState):
+    """What one rank of a ``fit`` saves for itself.
+
+    Attributes:
+        point: value of the :class:`SavePoint`.
+        epoch: epochs whose hooks have run.
+        loaders: where each training loader is.
+        progress: the counters of the loops.
+        metrics: the logged values.
+        row: what the loggers are still to get of the batch or of the epoch.
+        gradients: gradients that a later step uses, by the name of the parameter.
+        evaluation_workers: for each validation loader, whether it has persistent workers that are running.
+        engine: what DeepSpeed does not save; ``None`` without DeepSpeed.
+        should_stop: the trainer was asked to end the training.
+        checkpoints: what each ModelCheckpoint remembers and does not save, by its ``state_key``.
+    """
+
+    point: Annotated[str, Stored("moment")]
+    epoch: int
+    loaders: list[LoaderState]
+    progress: LoopProgress
+    metrics: LoggedValues
+    row: dict[str, Any]
+    gradients: dict[str, Any]
+    evaluation_workers: list[bool]
+    engine: EngineRankState | None
+    should_stop: bool
+    checkpoints: dict[str, Any]
+
+    @property
+    def save_point(self) -> SavePoint:
+        """Where in the training it was saved."""
+        return SavePoint(self.point)
+
+    @property
+    def loader_states(self) -> Sequence[LoaderState]:
+        """The states of the training loaders."""
+        return self.loaders

@@ -1,0 +1,149 @@
+"""What a loop does to its process and its framework is undone, however the loop ends."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.errors import SaveFailed, Stopped
+
+from miniature import effects
+from plain_torch import Killed, Launch
+
+
+def stop(launch: Launch) -> None:
+    launch.run.flag.request("SIGTERM")
+
+
+def fail(launch: Launch) -> None:
+    raise ZeroDivisionError
+
+
+def interrupt(launch: Launch) -> None:
+    raise Killed
+
+
+def lose_directory(launch: Launch) -> None:
+    """Let the last save fail."""
+    if launch.loop.global_step == 18:
+        launch.run.flush()
+        launch.run.directory.rename(launch.run.directory.with_name("elsewhere"))
+        launch.run.directory.write_text("a file")
+
+
+ENDS: dict[str, tuple[Callable[[Launch], None], type[BaseException] | None]] = {
+    "finished": (lambda launch: None, None),
+    "stopped": (stop, Stopped),
+    "failed": (fail, ZeroDivisionError),
+    "interrupted": (interrupt, Killed),
+    "last save failed": (lose_directory, SaveFailed),
+}
+
+
+def require_closed(launch: Launch) -> None:
+    assert launch.framework.is_closed
+    assert launch.framework.trackers.is_closed
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_however_a_loop_ends_everything_is_undone(end: str, tmp_path: Path) -> None:
+    before = effects()
+    die, error = ENDS[end]
+    launch = Launch(tmp_path / "run", die)
+    if error is None:
+        launch()
+    else:
+        with pytest.raises(error):
+            launch()
+    require_closed(launch)
+    assert effects() == before
+
+
+def test_a_stop_of_a_loop_without_with_undoes_everything(tmp_path: Path) -> None:
+    before = effects()
+    launch = Launch(tmp_path, stop)
+    with pytest.raises(Stopped):
+        launch._plain(launch.loader())
+    require_closed(launch)
+    assert effects() == before
+
+
+def test_a_stop_before_the_first_step_undoes_everything(tmp_path: Path) -> None:
+    before = effects()
+    launch = Launch(tmp_path)
+    launch.loop.resume()
+    launch.run.flag.request("SIGTERM")
+    with pytest.raises(Stopped):
+        launch._plain(launch.loader())
+    require_closed(launch)
+    assert effects() == before
+
+
+def test_a_loop_that_never_began_undoes_what_it_made(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    with launch.loop:
+        pass
+    require_closed(launch)
+
+
+def test_a_resume_that_fails_undoes_everything(tmp_path: Path) -> None:
+    """Whoever catches the error may begin another run, without ``with run:`` too."""
+    Launch(tmp_path, epochs=1)()
+    before = effects()
+    launch = Launch(tmp_path, parts={"ema": torch.nn.Linear(1, 1)})
+    with pytest.raises(Exception, match="ema"):
+        launch.loop.resume()
+    require_closed(launch)
+    assert effects() == before
+
+
+class OneLoader(Launch):
+    """A launch with the loader of others."""
+
+    data: Any
+
+    def loader(self) -> Any:
+        return self.data
+
+
+def test_the_loader_of_a_run_that_is_over_keeps_nothing_of_it(tmp_path: Path) -> None:
+    OneLoader.data = DataLoader(range(22), 4, shuffle=True)
+    launch = OneLoader(tmp_path)()
+    runs = weakref.ref(launch.run)
+    del launch
+    gc.collect()
+    assert runs() is None
+
+
+def test_a_position_that_was_restored_and_not_used_is_not_that_of_the_next_run(tmp_path: Path) -> None:
+    """The first run is told to stop before its first step; the next has another directory, and the same loader."""
+    with pytest.raises(Stopped):
+        Launch(tmp_path / "first", lambda launch: stop(launch) if len(launch.trace) == 3 else None)()
+    OneLoader.data = DataLoader(range(22), 4, shuffle=True)
+    launch = OneLoader(tmp_path / "first")
+    launch.loop.resume()
+    launch.loop._passes.begin(OneLoader.data)
+    launch.run.flag.request("SIGTERM")
+    with pytest.raises(Stopped):
+        launch.loop._session.begin_step()
+    found = OneLoader(tmp_path / "second", epochs=1)()
+    expected = Launch(tmp_path / "third", epochs=1)()
+    assert found.trace == expected.trace
+
+
+def test_the_generators_that_count_are_those_of_the_present_run(tmp_path: Path) -> None:
+    OneLoader.data = DataLoader(range(22), 4, shuffle=True)
+    OneLoader(tmp_path / "first")()
+    generator = torch.Generator()
+    launch = OneLoader(tmp_path / "second", parts={"generator": GeneratorState(generator)})
+    step = launch.loop._session.loaders.track(OneLoader.data).position_between().step
+    assert step is not None and set(step["registered"]) == {"generator"}
+    launch.run.close()

@@ -1,0 +1,58 @@
+"""Before a job is killed it waits for its commits, so that what a kill leaves does not depend on the load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.core.saving import background
+from resume_adapters.core.storage.local import LocalStorage
+
+import training
+from miniature import Miniature
+
+
+class SlowStorage(LocalStorage):
+    """A disk on which a commit takes until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.is_committing = threading.Event()
+        self.go_on = threading.Event()
+
+    def replace(self, source: Path, target: Path) -> None:
+        if target.name == "manifest.json":
+            self.is_committing.set()
+            assert self.go_on.wait(20)
+        super().replace(source, target)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Miniature]:
+    """A run whose commit of step 2 is under way."""
+    monkeypatch.setitem(training.CONFIG, "run_directory", str(tmp_path))
+    storage = SlowStorage()
+    job = Miniature(tmp_path, storage=storage)
+    job.run.begin(0, 0.0)
+    job.save(2)
+    assert storage.is_committing.wait(20)
+    yield job
+    storage.go_on.set()
+    job.run.close()
+
+
+def test_it_waits_for_the_commit(job: Miniature) -> None:
+    assert job.committed() == {}
+    assert isinstance(job.run.storage, SlowStorage)
+    threading.Timer(0.3, job.run.storage.go_on.set).start()
+    training.settle()
+    assert job.committed() == {"checkpoint-2": 2}
+
+
+def test_it_fails_where_it_does_not_find_who_commits(job: Miniature, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a change of which class that is."""
+    monkeypatch.setattr(background, "ThreadSaveEngine", type("Another", (), {}))
+    with pytest.raises(AssertionError, match="no engine that commits is found"):
+        training.settle()

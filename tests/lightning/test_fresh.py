@@ -1,0 +1,22 @@
+"""Laws in interpreters of their own, which have imported nothing before the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import contract
+
+CONFIG = {"augment": True, "module_average": True}
+
+
+def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.laws_in_fresh_interpreters(
+        bench,
+        tmp_path,
+        CONFIG,
+        reference(CONFIG),
+        commit=contract.Operation("os.rename", r"epoch=1-step=15\.ckpt\.resume/\.manifest\.json\.tmp", 10),
+        damaged="epoch=0-step=10.ckpt",
+        send={"event": "on_train_batch_start", "step": 17},
+    )
