@@ -50,6 +50,19 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if relative.parts and missing(relative.parts[0]) else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of an adapter to one worker, which imports its framework once and shares its reference runs.
+
+    Where the tests of one adapter alone are asked for, all workers run them.
+    """
+    folders = [item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else "" for item in items]
+    if len(set(folders) & set(FRAMEWORKS)) > 1:
+        for item, folder in zip(items, folders, strict=True):
+            if folder in FRAMEWORKS:
+                item.add_marker(pytest.mark.xdist_group(folder))
+
+
 def pytest_report_header() -> list[str]:
     absent = {folder: missing(folder) for folder in FRAMEWORKS if (HERE / folder).is_dir()}
     return [f"skipped: tests/{folder} ({', '.join(names)} missing)" for folder, names in absent.items() if names]

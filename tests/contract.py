@@ -20,9 +20,14 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from cycles import ROUND, WARM_UP
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.background import ThreadSaveEngine
+from resume_adapters.core.session.session import Session
 from resume_adapters.errors import MissingFramework
 
 from faults import DAMAGES, flip
@@ -675,6 +680,36 @@ def finished_does_nothing_again(
     for found, expected in zip(again.final, first.final, strict=True):
         assert found is not None and expected is not None
         assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+
+
+OF_A_RUN = (ResumableRun, Session, ThreadSaveEngine, Monitor, TrackedLoader)
+"""Classes of which a run has one object, or one for each of its loaders."""
+
+
+def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Config, *, cycles: int = 100) -> None:
+    """Law 12: a run is opened and closed a hundred times in one process, however it ends, and leaves nothing behind.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: a job that saves after each step.
+        cycles: how often it trains at least, after a warm-up.
+    """
+    bench.run(directory, {**config, "cycles": cycles}).require_success()
+    lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
+    trained = [line for line in lines if "cycle" in line]
+    assert len(trained) >= cycles
+    for line in trained:
+        assert line["after"] == line["before"], f"the training left something behind: {line['cycle']}"
+    before, after = (next(line for line in lines if line.get("measured") == name) for name in ("before", "after"))
+    known, live = before.pop("objects"), after.pop("objects")
+    assert {**after, "measured": "before"} == before
+    assert not {name: (known.get(name, 0), count) for name, count in live.items() if count > known.get(name, 0)}
+    assert not {kind.__name__: live.get(kind.__name__) for kind in OF_A_RUN if live.get(kind.__name__, 0) > 1}
+    journals = list((directory / bench.run_directory).glob("*/.resume/journal.jsonl"))
+    events = [json.loads(line)["event"] for file in journals for line in file.read_text().splitlines()]
+    starts = len(trained) + WARM_UP * len(ROUND)
+    assert (events.count("start"), events.count("resume")) == (starts, starts - len(journals))
 
 
 def older_framework_is_refused(adapter: ModuleType, framework: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,15 @@ SURVIVORS = 1.0
 LEAVES = ("email.policy", "msgspec.json", "numpy.ctypeslib", "safetensors.torch", "torch.utils.serialization", "xxhash")
 """What the package imports, and what torch does when it is first used: the server has it already."""
 
+COMPILERS = (
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor.experimental._func_map",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
+"""What a framework imports late, with all of torch's compiler, for a compiled model or for DeepSpeed."""
+
 _PORTS = random.SystemRandom()
 
 
@@ -120,7 +129,7 @@ class Server:
 
 def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
     """Start a job as a user does, each rank in an interpreter that has imported nothing yet."""
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _search_path()}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     started = {}
     for output, of_rank in _outputs_and_environments(directory, ranks):
@@ -136,6 +145,11 @@ def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int,
         processes[process.pid] = process
         started[process.pid] = output
     return Running(started, lambda pid: processes[pid].poll())
+
+
+def _search_path() -> str:
+    """Return where an interpreter finds the tests' own modules, before what it is told already."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _outputs_and_environments(directory: Path, ranks: int) -> list[tuple[Path, dict[str, str]]]:

@@ -34,6 +34,8 @@ CONFIG: dict[str, Any] = {}
 DEFAULTS: dict[str, Any] = {
     "kill": None,
     "send": None,
+    "fail": None,
+    "cycles": None,
     "kill_at_operation": None,
     "file_limit": None,
     "on_rank": None,
@@ -106,8 +108,15 @@ def has_running_run() -> bool:
     return status.get("state") == "running" and status["pid"] == os.getpid()
 
 
+class Broken(Exception):
+    """The script of the job has an error here."""
+
+
 def event(name: str, step: int) -> None:
-    """Say that the job has come here; kill or signal this process where the test wants it here, once."""
+    """Say that the job has come here; kill, signal or fail this process where the test wants it here, once."""
+    if CONFIG["fail"] == {"event": name, "step": step}:
+        CONFIG["fail"] = None
+        raise Broken(f"{name} of step {step}")
     for key in ("kill", "send"):
         wanted = CONFIG[key]
         here = wanted and (wanted["event"], wanted["step"] + RANK * wanted.get("apart", 0)) == (name, step)

@@ -9,14 +9,14 @@ import pytest
 from accelerate.utils import compare_versions
 
 import contract
-from launch import Server
+from launch import COMPILERS, Server
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "accelerate", "torch._dynamo", "torchdata.stateful_dataloader", "peft", "deepspeed")
+    server = Server("torch", "accelerate", *COMPILERS, "torchdata.stateful_dataloader", "peft", "deepspeed")
     yield contract.Bench(server, HERE / "job.py", "project/checkpoints")
     server.close()
 

@@ -23,6 +23,7 @@ from accelerate import (
     FullyShardedDataParallelPlugin,
     PartialState,
 )
+from accelerate.data_loader import DataLoaderAdapter
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
@@ -30,6 +31,8 @@ from accelerate.utils import (
     ProjectConfiguration,
     set_seed,
 )
+
+import cycles
 
 from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
 
@@ -307,9 +310,10 @@ class Job:
         self.counters = [Counter(), OtherCounter()]
         for index in CONFIG["registered"] or []:
             accelerator.register_for_checkpointing(self.counters[index])
-        self.run: Any = Bare(accelerator) if CONFIG["bare"] else self.registered()
+        if not CONFIG["cycles"]:
+            self.run: Any = Bare(accelerator) if CONFIG["bare"] else self.registered()
 
-    def registered(self) -> Any:
+    def registered(self, run_directory: str | None = None) -> Any:
         from resume_adapters.accelerate import register_for_resume
 
         parts = {"ema": self.ema} if self.ema else {}
@@ -317,6 +321,7 @@ class Job:
             parts["generator"] = self.given.dataset.generator
         return register_for_resume(
             self.accelerator,
+            run_dir=run_directory,
             save_every=CONFIG["save_every"],
             resume=CONFIG["resume"],
             keep=policy(),
@@ -431,8 +436,49 @@ class Job:
         )
 
 
+class Cycles:
+    """One accelerator and what it prepared, and a registration for each run."""
+
+    event = "step_end"
+
+    def __init__(self) -> None:
+        self.job = Job()
+        self.directory = ""
+        self.trackers: list[Any] = []
+
+    def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
+        CONFIG["max_steps"], self.directory = cycle.steps, run_directory
+        self.job.accelerator.step = 0
+        self.job.loader.iteration = 0
+
+    def train(self) -> None:
+        accelerator = self.job.accelerator
+        accelerator.project_configuration.logging_dir = self.directory
+        try:
+            self.job.run = self.job.registered(self.directory)
+            with self.job.run:
+                self.job.train()
+        finally:
+            for each in getattr(accelerator, "trackers", ()):
+                each.finish()
+
+    def outline(self) -> dict[str, Any]:
+        job, loader = self.job, self.job.loader
+        inner = job.optimizer.optimizer
+        patched = (job.accelerator, job.accelerator.project_configuration, loader, inner)
+        return {
+            "hidden": [cycles.hidden(each) for each in patched],
+            "slice_fn": type(getattr(loader, "slice_fn", None)).__name__,
+            "wrapped": cycles.depth(DataLoaderAdapter.__init__),
+            "hooks": cycles.hooks(inner, module=job.plain),
+        }
+
+
 def main() -> None:
     configure("project/checkpoints", DEFAULTS)
+    if CONFIG["cycles"]:
+        cycles.train_in_cycles(Cycles())
+        return
     job = Job()
     if CONFIG["frozen"]:
         gc.freeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import Any
@@ -356,3 +357,15 @@ def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench,
     assert "SaveFailed" in outcome.output and "the checkpoints committed before it are intact" in outcome.output
     assert contract.committed(tmp_path / RUN) == {"checkpoint_5": 5}
     bench.run(tmp_path, {}).require_success()
+
+
+# ---- Law 12
+
+
+@pytest.mark.parametrize("loader", [{}, {"dispatch_batches": True}], ids=["sharded", "dispatched"])
+def test_a_hundred_runs_of_one_accelerator_leave_nothing(
+    loader: dict[str, Any], bench: contract.Bench, tmp_path: Path
+) -> None:
+    trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    config = {"loader": loader, "save_every": 1, "accumulate": 1, "total": 10**6, "trackers": trackers}
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)

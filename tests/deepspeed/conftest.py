@@ -11,7 +11,7 @@ import pytest
 from resume_adapters.integrations.deepspeed_engine.compat import is_before
 
 import contract
-from launch import Server
+from launch import COMPILERS, Server
 
 HERE = Path(__file__).parent
 
@@ -20,8 +20,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    compilers = ("torch._dynamo", "torch._inductor.compile_fx", "deepspeed.runtime.zero.muon.muon_optimizer")
-    server = Server("torch", "numpy", "deepspeed", *compilers, "deepspeed_operators")
+    server = Server("torch", "numpy", "deepspeed", *COMPILERS, "deepspeed_operators")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
 

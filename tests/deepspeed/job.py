@@ -23,6 +23,8 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+import cycles
+
 from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
 FEATURES = 8
@@ -208,7 +210,8 @@ class Job:
             np.random.seed(1000 + RANK)
         self.loader = own_loader if CONFIG["loader"] == "own" else self.user_loader(data)
         self.ema = Ema(model) if CONFIG["ema"] else None
-        self.run: Any = Bare(self.engine) if CONFIG["bare"] else self.hooks()
+        if not CONFIG["cycles"]:
+            self.run: Any = Bare(self.engine) if CONFIG["bare"] else self.hooks(CONFIG["run_directory"])
 
     def optimizer(self, model: torch.nn.Module) -> Any:
         if CONFIG["optimizer"] == "fused":
@@ -231,12 +234,12 @@ class Job:
         made = torch.utils.data.DataLoader(data, batch_size=CONFIG["batch"], shuffle=sampler is None, sampler=sampler)
         return RepeatingLoader(made) if CONFIG["loader"] == "repeating" else made
 
-    def hooks(self) -> Any:
+    def hooks(self, run_directory: str) -> Any:
         from resume_adapters.deepspeed import ResumeHooks
 
         return ResumeHooks(
             self.engine,
-            CONFIG["run_directory"],
+            run_directory,
             save_every=CONFIG["save_every"],
             resume=CONFIG["resume"],
             keep=policy(),
@@ -335,11 +338,42 @@ def on_a_node_of_its_own() -> None:
     sys.addaudithook(audit)
 
 
+class Cycles:
+    """One engine for all runs, and hooks for each."""
+
+    event = "step_end"
+
+    def __init__(self) -> None:
+        self.job = Job()
+        self.directory = ""
+
+    def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
+        CONFIG["max_steps"], self.directory = cycle.steps, run_directory
+        engine = self.job.engine
+        engine.global_steps = engine.micro_steps = engine.global_samples = 0
+
+    def train(self) -> None:
+        self.job.run = self.job.hooks(self.directory)
+        with self.job.run:
+            self.job.train()
+
+    def outline(self) -> dict[str, Any]:
+        engine, loader = self.job.engine, self.job.loader
+        return {
+            "hidden": [cycles.hidden(each) for each in (engine, engine.optimizer, engine.basic_optimizer, loader)],
+            "checkpoint_engine": type(engine.checkpoint_engine).__name__,
+            "hooks": cycles.hooks(engine.basic_optimizer, module=engine.module),
+        }
+
+
 def main() -> None:
     configure(OUT, DEFAULTS)
     if CONFIG["nodes"]:
         on_a_node_of_its_own()
     deepspeed_on_cpu()
+    if CONFIG["cycles"]:
+        cycles.train_in_cycles(Cycles())
+        return
     job = Job()
     if CONFIG["native"]:
         found, _ = job.engine.load_checkpoint(CONFIG["run_directory"])

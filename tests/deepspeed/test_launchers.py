@@ -14,6 +14,7 @@ from typing import Any
 import contract
 from launch import free_port
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed_train.py"
 CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
 
 
@@ -40,27 +41,29 @@ def test_torchrun_and_then_the_deepspeed_launcher(
     contract.require_same_end(trace, expected)
 
 
-def test_the_example_is_killed_and_started_again(tmp_path: Path) -> None:
-    """As a user has it, on one process."""
-    assert example(tmp_path, "reference").wait(200) == 0
-    running = example(tmp_path, "killed")
+OPTIONS = ["--cpu", "--steps", "12", "--save-steps", "3", "--eval-steps", "6"]
+
+
+def test_the_example_is_killed_and_started_again(bench: contract.Bench, tmp_path: Path) -> None:
+    """As a user has it, on one process; the run that it is compared with is forked."""
+    arguments = [*OPTIONS, "--output-dir", "reference", "--trace", "reference.trace"]
+    reference = bench.server.start(EXAMPLE, arguments, tmp_path, 1, {}).wait().require_success()
+    running = example(tmp_path)
     trace = tmp_path / "killed.trace"
     while not trace.exists() or len(trace.read_bytes().splitlines()) < 8:
         assert running.poll() is None, (tmp_path / "killed.log").read_text()
         time.sleep(0.02)
     running.kill()
     running.wait()
-    assert example(tmp_path, "killed").wait(200) == 0
-    logs = [(tmp_path / f"{name}.log").read_text() for name in ("reference", "killed")]
-    assert "Resuming from global_step" in logs[1]
-    digests = [re.findall(r"weights sha256 (\w+)", log) for log in logs]
+    assert example(tmp_path).wait(200) == 0
+    log = (tmp_path / "killed.log").read_text()
+    assert "Resuming from global_step" in log
+    digests = [re.findall(r"weights sha256 (\w+)", text) for text in (reference.output, log)]
     assert digests[0] == digests[1] and len(digests[0]) == 1
 
 
-def example(directory: Path, name: str) -> subprocess.Popen[bytes]:
-    script = Path(__file__).parents[2] / "examples" / "deepspeed_train.py"
-    options = ["--cpu", "--steps", "12", "--save-steps", "3", "--eval-steps", "6"]
-    command = [sys.executable, str(script), *options, "--output-dir", name, "--trace", f"{name}.trace"]
+def example(directory: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(EXAMPLE), *OPTIONS, "--output-dir", "killed", "--trace", "killed.trace"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (directory / f"{name}.log").open("ab") as log:
+    with (directory / "killed.log").open("ab") as log:
         return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pickle
@@ -304,3 +305,13 @@ def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contr
     outcome = bench.run(tmp_path, config)
     assert outcome.statuses == (1,) and message in outcome.output, outcome.output
     assert not any(contract.read_trace(tmp_path).steps)
+
+
+# ---- Law 12
+
+
+def test_a_hundred_runs_of_one_engine_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    tensorboard = {"enabled": True, "output_path": "logs", "job_name": "run"}
+    trackers = {"tensorboard": tensorboard} if importlib.util.find_spec("tensorboard") else {}
+    config = {"loader": "own", "batch_norm": True, "save_every": 1, "accumulate": 1, "config": trackers}
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)

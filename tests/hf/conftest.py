@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import contract
-from launch import Server
+from launch import COMPILERS, Server
 
 HERE = Path(__file__).parent
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def bench() -> Iterator[contract.Bench]:
     # deepspeed: where it is installed, each trainer imports it.
     models = ("transformers.models.gpt2.modeling_gpt2", "transformers_tables", "peft")
-    server = Server("torch", "transformers.trainer", *models, "torch._dynamo", "datasets", "deepspeed", "torchdata")
+    server = Server("torch", "transformers.trainer", *models, *COMPILERS, "datasets", "deepspeed", "torchdata")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers.trainer
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -21,9 +22,14 @@ from transformers import (
     TrainingArguments,
 )
 
+import cycles
+
 from training import CONFIG, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
 TOKENS, LENGTH = 64, 12
+
+WRAPPED = ("skip_first_batches", "rotate_checkpoints", "sort_checkpoints")
+"""Functions of the trainer's module that importing the adapter wraps, where they are there."""
 
 
 # ---- Data
@@ -287,9 +293,26 @@ def engine_config() -> dict[str, Any]:
 
 def main() -> None:
     configure("out", DEFAULTS)
+    if CONFIG["cycles"]:
+        cycles.train_in_cycles(Cycles())
+        return
     if CONFIG["zero"] is not None:
         CONFIG["args"]["deepspeed"] = engine_config()
-    arguments = TrainingArguments(
+    arguments = training_arguments()
+    trained = model()
+    ema = Ema(trained) if CONFIG["ema"] else None
+    data = dataset(CONFIG["samples"])
+    trainer = new_trainer(trained, arguments, data, ema)
+    result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
+    finish(trainer, result, ema)
+    if "wandb" in arguments.report_to:
+        import wandb
+
+        wandb.finish()  # a forked job ends without what W&B registers for the end
+
+
+def training_arguments(**more: Any) -> TrainingArguments:
+    return TrainingArguments(
         **{
             "output_dir": "out",
             "num_train_epochs": 3,
@@ -308,11 +331,12 @@ def main() -> None:
             "dataloader_pin_memory": False,
             "seed": CONFIG["seed"],
             **CONFIG["args"],
+            **more,
         }
     )
-    trained = model()
-    ema = Ema(trained) if CONFIG["ema"] else None
-    data = dataset(CONFIG["samples"])
+
+
+def new_trainer(trained: torch.nn.Module, arguments: TrainingArguments, data: Any, ema: Ema | None) -> TracedTrainer:
     trainer = TracedTrainer(
         model=trained,
         args=arguments,
@@ -327,12 +351,50 @@ def main() -> None:
         trainer.add_callback(resume_callback(ema, data))
     if CONFIG["scaler"]:
         install_scaler(trainer)
-    result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
-    finish(trainer, result, ema)
-    if "wandb" in arguments.report_to:
-        import wandb
+    return trainer
 
-        wandb.finish()  # a forked job ends without what W&B registers for the end
+
+class Cycles:
+    """One model and one dataset for all runs; a run that finished is trained further by the trainer that it has."""
+
+    event = "on_step_end"
+
+    def __init__(self) -> None:
+        self.model = model()
+        self.data = dataset(CONFIG["samples"])
+        self.trainer: Any = None
+
+    def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
+        if self.trainer is not None and self.trainer.args.output_dir == run_directory and cycle.run == "longer":
+            self.trainer.args.max_steps = cycle.steps
+            return
+        arguments = training_arguments(output_dir=run_directory, max_steps=cycle.steps)
+        self.trainer = new_trainer(self.model, arguments, self.data, None)
+
+    def train(self) -> None:
+        try:
+            self.trainer.train()
+        finally:
+            for each in self.trainer.callback_handler.callbacks:
+                if getattr(each, "tb_writer", None) is not None:
+                    each.tb_writer.close()  # the Trainer does it at the end of a training that was not cut short
+
+    def outline(self) -> dict[str, Any]:
+        from resume_adapters.hf import patch
+
+        trainer, optimizers = self.trainer, []
+        if trainer.optimizer is not None:
+            optimizers = [getattr(trainer.optimizer, "optimizer", trainer.optimizer)]
+        functions = [Trainer.train, *(vars(transformers.trainer).get(name) for name in WRAPPED)]
+        return {
+            "type": type(trainer) is TracedTrainer,
+            "attributes": [name for name in vars(trainer) if "resume" in name],
+            "hidden": [cycles.hidden(each) for each in (trainer, *trainer.callback_handler.callbacks)],
+            "wrapped": [cycles.depth(each) for each in functions],
+            "managed": sorted(patch._MANAGED),
+            "hooks": cycles.hooks(module=self.model),
+            "optimizer_hooks": max((len(each._optimizer_step_post_hooks) for each in optimizers), default=0),
+        }
 
 
 def resume_callback(ema: Ema | None, data: Any) -> Any:
@@ -352,7 +414,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Averaging(ema))
     if CONFIG["counting"]:
         found.append(Counting())
-    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send") if CONFIG[name]]
+    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     if CONFIG["halt"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import shutil
@@ -583,3 +584,13 @@ def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Pat
     outcome = earlier.wait()
     assert outcome.statuses == (1,) and "FencedOff" in outcome.output
     assert "checkpoint-39" in contract.committed(tmp_path / "out")
+
+
+# ---- Law 12
+
+
+def test_a_hundred_trainings_in_one_process_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    args = {"save_steps": 1, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
+    trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    config = {"width": 4, "samples": 40, "args": {**args, "report_to": trackers, "logging_steps": 1}}
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 
 import contract
-from launch import Running, Server
+from launch import COMPILERS, Running, Server
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,14 @@ class Bench(contract.Bench):
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "lightning.pytorch", "torch._dynamo", "torchdata.stateful_dataloader", "deepspeed")
+    server = Server(
+        "torch",
+        "lightning.pytorch",
+        *COMPILERS,
+        "torch.distributed.checkpoint.state_dict",
+        "torchdata.stateful_dataloader",
+        "deepspeed",
+    )
     yield Bench(server, HERE / "job.py")
     server.close()
 

@@ -29,6 +29,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import cycles
+
 from training import CONFIG, RANK, Ema, configure, digest, draws, event, lightning_deepspeed_on_cpu, policy, trace
 
 WIDTH = 8
@@ -275,6 +277,9 @@ def main() -> None:
     if CONFIG["kill_at_opening"]:
         kill_at_opening(CONFIG["kill_at_opening"])
     warnings.simplefilter("ignore")
+    if CONFIG["cycles"]:
+        cycles.train_in_cycles(Cycles())
+        return
     seed = CONFIG["seed"]
     random.seed(seed)
     np.random.seed(seed)
@@ -286,7 +291,15 @@ def main() -> None:
     model = (Fetching if CONFIG["fetching"] else Model)(**hyperparameters)
     model.average = Ema(model) if CONFIG["module_average"] else None
     train = training_data()
-    trainer = pl.Trainer(
+    trainer = new_trainer(model, train)
+    trainer.fit(model, train, validation_data() or None, ckpt_path=CONFIG["ckpt_path"])
+    finish(trainer, model)
+    if CONFIG["trackers"]:
+        trainer.loggers[-1].experiment.finish()  # a forked job ends without what W&B registers for the end
+
+
+def new_trainer(model: Model, train: Any, **more: Any) -> pl.Trainer:
+    return pl.Trainer(
         **{
             "max_epochs": 3,
             "accumulate_grad_batches": 1 if CONFIG["manual"] else 2,
@@ -302,12 +315,49 @@ def main() -> None:
             "num_sanity_val_steps": 2,
             "use_distributed_sampler": not CONFIG["elastic"],
             **CONFIG["trainer"],
+            **more,
         }
     )
-    trainer.fit(model, train, validation_data() or None, ckpt_path=CONFIG["ckpt_path"])
-    finish(trainer, model)
-    if CONFIG["trackers"]:
-        trainer.loggers[-1].experiment.finish()  # a forked job ends without what W&B registers for the end
+
+
+class Cycles:
+    """One module and its loaders for all runs; a run that finished is trained further by the trainer that it has."""
+
+    event = "on_train_batch_end"
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.train_data = training_data()
+        self.validation_data = validation_data() or None
+        self.trainer: Any = None
+        self.directory = ""
+
+    def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
+        if self.directory == run_directory and cycle.run == "longer":
+            self.trainer.fit_loop.epoch_loop.max_steps = cycle.steps
+            return
+        self.directory = run_directory
+        CONFIG["checkpoints"] = [{"dirpath": run_directory, "every_n_train_steps": 1}]
+        more: dict[str, Any] = {"max_steps": cycle.steps, "max_epochs": -1}
+        if CONFIG["logger"]:
+            more["logger"] = pl.loggers.TensorBoardLogger(run_directory, name="logs", version=0)
+        self.trainer = new_trainer(self.model, self.train_data, **more)
+
+    def train(self) -> None:
+        self.trainer.fit(self.model, self.train_data, self.validation_data)
+
+    def outline(self) -> dict[str, Any]:
+        trainer = self.trainer
+        loops = [trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop]
+        connectors = [trainer._checkpoint_connector, trainer._signal_connector, trainer._logger_connector]
+        patched = [trainer, trainer.strategy, self.model, *loops, *connectors, *trainer.callbacks]
+        return {
+            "callbacks": [type(each).__name__ for each in trainer.callbacks],
+            "hidden": [cycles.hidden(each) for each in patched],
+            "managed": [each._is_managed for each in [trainer.strategy.checkpoint_io] if hasattr(each, "_is_managed")],
+            "hooks": cycles.hooks(module=self.model),
+            "resuming": [each._resuming is None for each in trainer.callbacks if hasattr(each, "_resuming")],
+        }
 
 
 def loggers() -> Any:
@@ -384,7 +434,7 @@ def callbacks(model: Model, train: Any) -> list[Any]:
     if not CONFIG["bare"] and not CONFIG["callback_off"]:
         found.append(resume_callback(model, train))
     # ModelCheckpoints go to the end of the list, so this does only by being one.
-    found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send") if CONFIG[name]]
+    found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send", "fail") if CONFIG[name]]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -426,3 +427,18 @@ def test_a_full_disk_on_one_of_two_ranks_leaves_nobody_waiting(bench: contract.B
     running = bench.start(tmp_path, {"file_limit": 15_000}, ranks=2)
     outcome = running.wait(60)
     assert outcome.statuses[0] == 1 and -signal.SIGKILL not in outcome.statuses
+
+
+# ---- Law 12
+
+
+def test_a_hundred_fits_in_one_process_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    has_tensorboard = importlib.util.find_spec("tensorboard") is not None
+    config = {
+        "samples": 40,
+        "width": 4,
+        "validate": True,
+        "logger": has_tensorboard,
+        "trainer": {"accumulate_grad_batches": 1, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
+    }
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)
