@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -50,17 +52,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if relative.parts and missing(relative.parts[0]) else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class FolderScheduling(LoadScopeScheduling):
     """Keep the tests of an adapter to one worker, which imports its framework once and shares its reference runs.
 
-    Where the tests of one adapter alone are asked for, all workers run them.
+    ``xdist_group`` would say the same, but xdist 3.8 writes the group where pytest 9 no longer looks for it.
     """
-    folders = [item.path.relative_to(HERE).parts[0] if item.path.is_relative_to(HERE) else "" for item in items]
-    if len(set(folders) & set(FRAMEWORKS)) > 1:
-        for item, folder in zip(items, folders, strict=True):
-            if folder in FRAMEWORKS:
-                item.add_marker(pytest.mark.xdist_group(folder))
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = nodeid.removeprefix("tests/").partition("/")[0]
+        return folder if folder in {*FRAMEWORKS, "together"} else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling | None:
+    """Give each worker whole adapters, where several are tested; the tests of one adapter alone go to all workers."""
+    asked = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    one_alone = any(all(path.is_relative_to(HERE / name) for path in asked) for name in FRAMEWORKS)
+    return None if one_alone else FolderScheduling(config, log)
 
 
 def pytest_report_header() -> list[str]:

@@ -43,8 +43,6 @@ for other in {others}:
 """
 """Import an adapter where the frameworks of others are missing, and then those others."""
 
-pytestmark = pytest.mark.xdist_group("together")
-
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Server]:

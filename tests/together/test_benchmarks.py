@@ -21,8 +21,6 @@ for name in found:
     importlib.import_module(f"benchmarks.{{name}}")
 """
 
-pytestmark = pytest.mark.xdist_group("together")
-
 
 def test_every_module_of_the_benchmarks_is_imported(server: Server, tmp_path: Path) -> None:
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]

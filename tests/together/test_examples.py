@@ -17,8 +17,6 @@ from launch import Server
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FRAMEWORKS = ("hf", "lightning", "accelerate", "deepspeed")
 
-pytestmark = pytest.mark.xdist_group("together")
-
 
 def functions(framework: str) -> dict[str, str]:
     """Return what a script defines, in its order, with the source of each."""

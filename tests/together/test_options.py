@@ -29,8 +29,6 @@ OPTIONS = ("resume", "keep", "stop", "save_every", "mtbf", "verify", "on_batch_c
 OF_LOOPS = ["run_dir"]
 """What a hand-written loop takes in addition; a framework with its own loop knows it."""
 
-pytestmark = pytest.mark.xdist_group("together")
-
 
 def defined(file: Path, name: str) -> ast.FunctionDef | ast.ClassDef:
     """Return the definition of a class or a function in a module."""

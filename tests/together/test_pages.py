@@ -31,8 +31,6 @@ ADAPTERS = {"hf": "transformers", "lightning": "lightning", "accelerate": "accel
 
 _BLOCK = re.compile(r"(?P<kept><!-- not run: .+ -->\n+)?^ *```(?P<kind>\w+)\n(?P<code>.*?)^ *```$", re.M | re.S)
 
-pytestmark = pytest.mark.xdist_group("together")
-
 
 @dataclass(frozen=True)
 class Block:
