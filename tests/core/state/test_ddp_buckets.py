@@ -79,6 +79,6 @@ def test_the_order_of_another_model_is_refused() -> None:
 def test_hooks_that_wait_for_a_backward_are_removed_at_close() -> None:
     ddp = DistributedDataParallel(model())
     order = BucketOrder(ddp)
-    order.record()
+    order.observe()
     order.close()
     assert not any(each._post_accumulate_grad_hooks for each in ddp.parameters())

@@ -50,7 +50,7 @@ class BucketOrder:
             self.close()
 
     def close(self) -> None:
-        """Remove the hooks of :meth:`record`, if its backward has not come."""
+        """Remove the hooks of :meth:`observe`, if its backward has not come."""
         while self._handles:
             self._handles.pop().remove()
 
