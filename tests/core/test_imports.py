@@ -196,7 +196,7 @@ def test_an_adapter_imports_its_framework_only(adapter: str) -> None:
 
 
 def test_importing_the_package_imports_neither_torch_nor_a_framework() -> None:
-    heavy = sorted(FRAMEWORKS | {"torch", "numpy", "safetensors", "psutil", "packaging", "typer", "rich"})
+    heavy = sorted(FRAMEWORKS | {"torch", "numpy", "safetensors", "msgspec", "psutil", "packaging", "typer", "rich"})
     program = f"import sys, resume_adapters; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == []
