@@ -106,12 +106,44 @@ def test_a_walltime_from_the_environment(
     assert status(tmp_path)["ends"] < time.time() + 1
 
 
+@pytest.mark.parametrize("reserve", ["auto", "2:00:00"])
+def test_a_launch_does_a_step_before_it_leaves_for_a_walltime_that_is_shorter_than_the_reserve(
+    make: Callable[..., Miniature], reserve: str
+) -> None:
+    now = time.time()
+    walltime = now - (start_time(os.getpid()) or now) + 50
+    job = make(stop=StopOn(walltime=walltime, reserve=reserve), clock=lambda: now)
+    time.sleep(1.2)
+    job.run.skip_batch()
+    job.run.end_skipping()
+    assert not job.run.should_stop(), "not in an evaluation before the first step either"
+    assert not job.run.end_step(1, 0.1).stop
+    until_asked(job, 2)
+    job.commit(2)
+    with pytest.raises(Stopped) as left:
+        job.run.leave(2, 0.2)
+    assert left.value.reason == "the walltime is nearly over"
+
+
+def test_a_launch_that_has_no_time_for_the_slowest_save_leaves_before_its_first_step(
+    make: Callable[..., Miniature], tmp_path: Path
+) -> None:
+    (tmp_path / ".resume").mkdir()
+    line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 55.0}
+    (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    now = time.time()
+    job = make(stop=StopOn(walltime=now - (start_time(os.getpid()) or now) + 50), clock=lambda: now)
+    time.sleep(1.2)
+    with pytest.raises(Stopped):
+        job.run.end_skipping()
+
+
 def test_what_earlier_starts_measured_counts(tmp_path: Path, make: Callable[..., Miniature]) -> None:
     (tmp_path / ".resume").mkdir()
     line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 400.0}
     (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + '\n{"torn')
     job = make(stop=StopOn(walltime=time.time()), clock=lambda: 0.0)
-    assert job.run._step_control._margin.seconds == 610.0
+    assert job.run._step_control._margin.reserve == 610.0
 
 
 def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniature], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from resume_adapters.core.stop.policy import WALLTIME, StopOn
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
-from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, find_deadline
+from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks for the stop file while data is skipped."""
@@ -74,6 +74,8 @@ class StepControl:
         self._vote = StopVote(ranks, self.flag)
         self._margin = ShutdownMargin(on.reserve)
         self._rate = StepRate()
+        self._process_began = 0.0
+        self._first_step_ended: float | None = None
         # Ranks have different clocks, so rank zero alone decides about time, and the vote carries its decision.
         self._decides_saves = cadence is not None and cadence.steps is None and ranks.rank == 0
         self._voted_save = self._just_saved = False
@@ -94,6 +96,7 @@ class StepControl:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
         self.progress = progress
+        self._process_began = start_time(os.getpid()) or self._clock()
         self.deadline = self._find_deadline()
         history = self._control.journal.history() if self._ranks.rank == 0 else []
         for entry in history:
@@ -113,12 +116,12 @@ class StepControl:
         self._vote.close()
 
     def _find_deadline(self) -> Deadline | None:
-        first, now = self._ranks.rank == 0, self._clock()
+        first = self._ranks.rank == 0
         found = find_deadline(
             self.flag.on.walltime,
             os.environ,
-            now=now,
-            began=start_time(os.getpid()) or now,
+            now=self._clock(),
+            began=self._process_began,
             ask=slurm.time_left if first else lambda job: None,  # the other ranks learn of it by the vote
         )
         if found is not None and first:
@@ -132,6 +135,9 @@ class StepControl:
         """Store the progress, and return what all ranks do now; see :meth:`ResumableRun.end_step`."""
         now = time.monotonic()
         self.progress = progress
+        if self._first_step_ended is None:
+            self._first_step_ended = self._clock()
+            self._margin.stepped()
         self._margin.polled(now)
         is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
         votes_save = is_due and self._decides_saves and not self._voted_save
@@ -152,6 +158,20 @@ class StepControl:
     def agree_now(self) -> bool:
         """Return whether any rank stops, waiting for all of them to answer. Every rank calls it."""
         return self._vote.agree_now()
+
+    def describe_shortage(self) -> str:
+        """Describe how this launch's time was spent; see :func:`~resume_adapters.core.stop.walltime.describe_shortage`.
+
+        What it says is this rank's view.
+        """
+        deadline, stepped = self.deadline, self._first_step_ended
+        began = deadline.began if deadline else self._process_began
+        return describe_shortage(
+            deadline.at - began if deadline else None,
+            (self._clock() if stepped is None else stepped) - began,
+            self._margin.reserve,
+            has_stepped=stepped is not None,
+        )
 
     def is_asked_alone(self) -> bool:
         """Return whether this rank was asked to stop, without a vote. Looks for the stop file once a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -56,10 +57,11 @@ def _parse(text: str) -> float:
 
 
 class Deadline(NamedTuple):
-    """When a run is ended from outside, in seconds since 1970, and the source of that."""
+    """When a run is ended from outside, the source of that, and when its time began; in seconds since 1970."""
 
     at: float
     source: str
+    began: float
 
 
 def find_deadline(
@@ -86,20 +88,39 @@ def find_deadline(
         UnsupportedSetting: a walltime is invalid.
     """
     if walltime is not None:
-        return Deadline(began + parse_walltime(walltime), "walltime=")
+        return Deadline(began + parse_walltime(walltime), "walltime=", began)
     if limit := environment.get(VARIABLE):
-        return Deadline(began + parse_walltime(limit), VARIABLE)
+        return Deadline(began + parse_walltime(limit), VARIABLE, began)
     if (end := environment.get("SLURM_JOB_END_TIME", "")).isdecimal():
-        return Deadline(float(end), "SLURM_JOB_END_TIME")
+        start = environment.get("SLURM_JOB_START_TIME", "")
+        return Deadline(float(end), "SLURM_JOB_END_TIME", float(start) if start.isdecimal() else began)
     job = environment.get("SLURM_JOB_ID")
     left = ask(job) if job else None
     if left and _CLOCK.fullmatch(left):  # otherwise the job is unknown or has no limit
-        return Deadline(now + _parse(left), "squeue")
+        return Deadline(now + _parse(left), "squeue", began)
     return None
+
+
+def describe_shortage(limit: float | None, startup: float, reserve: float, *, has_stepped: bool) -> str:
+    """Describe how the time of a launch was spent that had to leave before it could keep a step.
+
+    Args:
+        limit: the time limit in seconds, if it is known.
+        startup: seconds from the beginning of its time to the end of its first step, or to now.
+        reserve: seconds before the end of the walltime at which a run leaves.
+        has_stepped: the first step has ended.
+    """
+    spent = f"start-up {'' if has_stepped else 'more than '}{startup:.0f} s, reserve {reserve:.0f} s"
+    known = "" if limit is None else f"time limit {limit:.0f} s, "
+    minutes = math.floor((startup + reserve) / 60) + 1
+    return f"{known}{spent}: ask for at least {minutes} minute{'s' if minutes > 1 else ''}"
 
 
 class ShutdownMargin:
     """How long before the walltime ends a run must begin to save, from its slowest save and step so far.
+
+    A launch that leaves before it has done a step wastes its start-up, and the next one does the same. So until the
+    first step has ended, it leaves only if the time left is less than a step and a save were measured to take.
 
     Args:
         margin: the margin that the user set; ``"auto"`` measures.
@@ -110,12 +131,17 @@ class ShutdownMargin:
         self._save = 0.0
         self._gap = 0.0
         self._polled: float | None = None
+        self._has_stepped = False
 
     def polled(self, now: float) -> None:
         """Count a poll of the stop flag; the longest time between two polls is the slowest step."""
         if self._polled is not None and now - self._polled > self._gap:
             self._gap = now - self._polled
         self._polled = now
+
+    def stepped(self) -> None:
+        """Count a step of this launch: a stop now saves something, so the whole reserve holds."""
+        self._has_stepped = True
 
     def paused(self) -> None:
         """Do not count the time until the next poll as a step: it includes a save."""
@@ -127,7 +153,12 @@ class ShutdownMargin:
 
     @property
     def seconds(self) -> float:
-        """The margin."""
+        """The margin that holds now."""
+        return self.reserve if self._has_stepped else min(self.reserve, self._save + self._gap)
+
+    @property
+    def reserve(self) -> float:
+        """The margin that holds once this launch has done a step."""
         if self._fixed is not None:
             return self._fixed
         measured = _MARGIN * self._save + _STEPS * self._gap + _LEAVING
