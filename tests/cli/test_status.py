@@ -138,3 +138,33 @@ def test_says_that_nothing_can_be_resumed_from(command, run_dir):
     done = command("status", run_dir)
     assert done.code == 1
     assert "no checkpoint is valid" in done.out
+
+
+def test_launches_without_progress_are_counted(command, run_dir, running):
+    control = ControlDirectory(LocalStorage(), run_dir, time.time)
+    assert command("status", run_dir, "--json").json["without_progress"] == []
+    assert "no progress" not in command("status", run_dir).out
+    for generation, reason in ((2, "ValueError: [loss] is not finite"), (3, "SIGTERM")):
+        control.journal.append("start", generation=generation, step=30)
+        control.journal.append("failed" if generation == 2 else "stopped", step=31, reason=reason)
+    control.journal.append("start", generation=4, step=30)
+    found = command("status", run_dir, "--json").json
+    assert found["state"] == "running"
+    assert found["without_progress"] == [
+        {
+            "generation": 2,
+            "resumed_from": 30,
+            "ended": "failed",
+            "step": 31,
+            "reason": "ValueError: [loss] is not finite",
+        },
+        {"generation": 3, "resumed_from": 30, "ended": "stopped", "step": 31, "reason": "SIGTERM"},
+    ]
+    said = " ".join(command("status", run_dir).out.split())
+    assert "2 launches in a row without a step kept: start 3 stopped at step 31 (SIGTERM)" in said
+    running.kill()
+    running.wait()
+    said = " ".join(command("status", run_dir).out.split())
+    assert "3 launches in a row without a step kept: start 4 was killed" in said
+    control.journal.append("commit", step=31)
+    assert command("status", run_dir, "--json").json["without_progress"] == []

@@ -11,7 +11,8 @@ import msgspec
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.retention import Plan
-from resume_adapters.core.run_directory.status import is_alive, observed_state
+from resume_adapters.core.run_directory.launches import wasted_launches
+from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
 
 Document = dict[str, Any]
 
@@ -87,8 +88,11 @@ def status(run: RunDirectory) -> Document:
     ``state`` is a :class:`~resume_adapters.core.run_directory.status.RunState`. ``alive`` is ``None`` if it is unknown
     on this host.
     ``step`` and ``epoch`` are the last known ones: of the live status, or of the newest commit.
+    ``without_progress`` has the launches that ended one after the other without a committed step, oldest first.
     """
     found, problem = run.status()
+    state = observed_state(found)
+    wasted = wasted_launches(run.control().journal.history(), is_running=state is RunState.RUNNING)
     alive = is_alive(found) if found else None
     anchor, newest = run.anchor, run.newest
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
@@ -96,7 +100,7 @@ def status(run: RunDirectory) -> Document:
     ahead = found is not None and last is not None and found.next_save is not None and found.next_save > last.step
     return {
         "run_directory": str(run.path),
-        "state": observed_state(found),
+        "state": state,
         "step": last.step if last else None,
         "epoch": last.epoch if last else None,
         "horizon": found.horizon if found else None,
@@ -115,6 +119,7 @@ def status(run: RunDirectory) -> Document:
         "updated": found.updated if found else None,
         "resumes_from": checkpoint(anchor, marks(run, anchor, run.best(None))) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "without_progress": [msgspec.to_builtins(launch) for launch in wasted],
         "damaged": [row.path.name for row in run.damaged],
     }
 

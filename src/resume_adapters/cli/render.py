@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.run_directory.launches import WastedLaunch
 
 _STYLES = {
     "committed": "green",
@@ -147,6 +149,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
         "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
         "cursor": escape(describe_cursor(document["cursor"])),
+        "no progress": escape(_without_progress(document)),
         "damaged": escape(", ".join(document["damaged"])),
     }
     if document["damaged"] and not anchor:
@@ -166,6 +169,13 @@ def _aliveness(document: dict[str, Any]) -> str:
     if document["state"] == "running" and document["alive"] is None:
         return f": {where}, another host: whether it is alive is unknown"
     return f": {where}"
+
+
+def _without_progress(document: dict[str, Any]) -> str:
+    launches = msgspec.convert(document["without_progress"], list[WastedLaunch])
+    if not launches:
+        return ""
+    return f"{len(launches)} launch{'es in a row' if len(launches) > 1 else ''} without a step kept: {launches[-1]}"
 
 
 def _progress(document: dict[str, Any]) -> str:

@@ -11,8 +11,10 @@ from resume_adapters.core import log
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.log import enable_logging
 from resume_adapters.core.requirements import refuse
+from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session import messages
-from resume_adapters.core.session.messages import log_start
+from resume_adapters.core.session.messages import log_start, log_wasted
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -38,6 +40,32 @@ def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCa
     assert first == "checkpoint-20 is damaged: model.bin is torn. It was set aside. Resuming from checkpoint-10."
     assert second.startswith("checkpoint-10 was made without this package")
     assert third == "checkpoint-20 is damaged: model.bin is torn. It was set aside. Starting from step 0."
+
+
+def test_launches_without_progress_are_said_with_how_each_ended(caplog: pytest.LogCaptureFixture) -> None:
+    killed = WastedLaunch(4, 10, RunState.KILLED)
+    stopped = WastedLaunch(5, 10, RunState.STOPPED, 10, "SIGTERM")
+    with caplog.at_level(logging.INFO, "resume_adapters"):
+        log_wasted(())
+        log_wasted((killed,))
+        log_wasted((killed, stopped))
+        log_wasted((stopped,) * 7)
+    one, two, many = caplog.records
+    assert (one.levelname, two.levelname) == ("INFO", "WARNING")
+    assert one.message == "The last launch committed no step: start 4 was killed."
+    ends = "start 4 was killed; start 5 stopped at step 10 (SIGTERM)"
+    assert two.message == f"The last 2 launches in a row committed no step: {ends}."
+    assert many.message.startswith("The last 7 launches in a row committed no step, the last 5 of which: start 5 ")
+    assert many.message.count("SIGTERM") == 5
+
+
+@pytest.mark.parametrize(("step", "said"), [(12, True), (13, False)])
+def test_memory_that_ends_at_the_same_step_again_is_said(
+    step: int, said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "OutOfMemoryError: CUDA out of memory"
+    log_wasted([WastedLaunch(each, 10, RunState.FAILED, at, reason) for each, at in enumerate((12, step))])
+    assert ("Each of them ran out of memory at step 12; this launch will too" in caplog.text) == said
 
 
 def test_the_first_setting_that_is_found_is_refused_with_its_remedy() -> None:

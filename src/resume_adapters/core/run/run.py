@@ -14,6 +14,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from resume_adapters.core.run.progress import Progress
 from resume_adapters.core.run.step_control import Decision, StepControl
 from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
 from resume_adapters.core.run_directory.status import RunState, RunStatus
@@ -111,6 +113,8 @@ class ResumableRun:
         self.generation = 0
         self.resumed: Checkpoint | None = None
         self.previous: RunStatus | None = None
+        self.wasted: tuple[WastedLaunch, ...] = ()
+        """The launches before this one, one after the other, that made no progress; known after :meth:`open`."""
         self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
         self._step_control = StepControl(
             self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, clock
@@ -173,7 +177,7 @@ class ResumableRun:
             self.close()
             raise
         self.storage_group, self.generation = takeover.storage_group, takeover.generation
-        self.previous, self.resumed = takeover.previous, choice.checkpoint
+        self.previous, self.wasted, self.resumed = takeover.previous, takeover.wasted, choice.checkpoint
         if choice.checkpoint and choice.checkpoint.manifest:
             self.engine.continue_from(choice.checkpoint.step)
         return choice
@@ -331,13 +335,16 @@ class ResumableRun:
     def leave(self, step: int, epoch: float) -> None:
         """Wait for the commits in flight, set the state to stopped or halted, and leave the process.
 
+        The second launch in a row that leaves for the walltime, and has kept no step, halts the run: its time limit is
+        too short, and it would be queued again for ever.
+
         Raises:
             Stopped: always; a :class:`SystemExit` with the exit code of :class:`StopOn`.
             Halted: if the run was halted.
         """
         self.flush()
         self._step_control.agree_now()
-        reason = common_reason(self.ranks, self.flag)
+        reason = self._halt_without_time(common_reason(self.ranks, self.flag))
         state = RunState.HALTED if self.flag.halted else RunState.STOPPED
         self.set_state(state, step=step, epoch=epoch, reason=reason)
         if self.storage_group.is_leader:
@@ -350,6 +357,23 @@ class ResumableRun:
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
+
+    def _halt_without_time(self, reason: str) -> str:
+        """Halt if this launch and the one before it leave for the walltime without progress.
+
+        Every rank calls it, and all do the same: the reason, the last commit and the earlier launches are alike on all.
+
+        Returns:
+            The reason to leave.
+        """
+        start = self.resumed.step if self.resumed else 0
+        has_progressed = (self.engine.last_committed or 0) > start
+        before = list(takewhile(lambda launch: launch.left_for_walltime, reversed(self.wasted)))
+        if not before or has_progressed or self.flag.halted or not is_warning(reason):
+            return reason
+        figures = self.ranks.gather(self._step_control.describe_shortage())[0]
+        self.flag.halt(f"{len(before) + 1} launches in a row left for the walltime before they kept a step: {figures}")
+        return common_reason(self.ranks, self.flag)
 
     def set_state(self, state: RunState, **facts: Any) -> None:
         """Write ``status.json``, on the leader of a run directory.

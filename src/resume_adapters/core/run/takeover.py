@@ -16,6 +16,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
+from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.base import Pointer, Storage, point_to
@@ -52,6 +53,7 @@ class Takeover:
         storage_group: the ranks that share the run directory.
         generation: number of this start of the run directory, once it is taken over.
         previous: the status that the previous start left.
+        wasted: the launches before this one that made no progress; alike on all ranks.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Takeover:
         self.storage_group = shared_by_all(ranks)
         self.generation = 0
         self.previous: RunStatus | None = None
+        self.wasted: tuple[WastedLaunch, ...] = ()
 
     def choose(self) -> ResumeChoice:
         """Take the directory over, and return the checkpoint to resume from; see :meth:`ResumableRun.open`."""
@@ -93,7 +96,9 @@ class Takeover:
         if self._committed() != before:
             # An earlier start committed or pruned meanwhile. From now on it can do neither.
             choice = self._choose()
-        return self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")[self.storage_group.leader]
+        tidied = self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")
+        _, self.wasted = tidied[0]
+        return tidied[self.storage_group.leader][0]
 
     def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
@@ -192,9 +197,14 @@ class Takeover:
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
-    def _tidy(self, choice: ResumeChoice) -> ResumeChoice:
-        """Set aside rejected checkpoints, clean up after crashes, and return the choice with its present path."""
+    def _tidy(self, choice: ResumeChoice) -> tuple[ResumeChoice, tuple[WastedLaunch, ...]]:
+        """Set aside rejected checkpoints, clean up after crashes, and add this start to the journal.
+
+        Returns:
+            The choice with its present path, and the launches before this one that made no progress.
+        """
         chosen = choice.checkpoint
+        step = chosen.step if chosen else 0
         for each in choice.rejected:
             # Of what one node rejects, another may have nothing, or something pending, or the chosen one.
             is_chosen = chosen is not None and each.path == chosen.path
@@ -202,16 +212,17 @@ class Takeover:
                 set_aside(self.storage, each.path)
         self.control.stop_file.withdraw()  # it was meant for an earlier start
         restored = sweep(self.storage, self.directory)
+        wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
         self.control.journal.append(
             "start",
             generation=self.generation,
-            step=chosen.step if chosen else 0,
+            step=step,
             rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
         )
         if chosen is None:
-            return choice
+            return choice, wasted
         path = restored.get(chosen.path, chosen.path)
         if path.parent == self.directory and chosen.manifest is not None:
             # A crash may have left `latest` behind the last commit, or at a checkpoint that was set aside.
             point_to(self.storage, self.directory / LATEST, path.name, self.latest)
-        return replace(choice, checkpoint=replace(chosen, path=path))
+        return replace(choice, checkpoint=replace(chosen, path=path)), wasted

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from resume_adapters.core.checkpoint.checkpoint import ResumeChoice
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
+from resume_adapters.core.run_directory.launches import WastedLaunch
 
 
 def log_start(choice: ResumeChoice) -> None:
@@ -24,6 +25,27 @@ def log_start(choice: ResumeChoice) -> None:
         )
     if not choice.rejected:
         logger.info(outcome if chosen else "No checkpoint yet: starting from step 0.")
+
+
+def log_wasted(launches: Sequence[WastedLaunch]) -> None:
+    """Log the launches before this one that made no progress, and how each ended; a warning if there are several."""
+    if not launches:
+        return
+    ends = "; ".join(str(launch) for launch in launches[-_SHOWN:])
+    if len(launches) == 1:
+        logger.info("The last launch committed no step: %s.", ends)
+        return
+    last = f", the last {_SHOWN} of which" if len(launches) > _SHOWN else ""
+    logger.warning("The last %d launches in a row committed no step%s: %s.", len(launches), last, ends)
+    if len({launch.step for launch in launches}) == 1 and all(launch.ran_out_of_memory for launch in launches):
+        logger.warning(
+            "Each of them ran out of memory at step %s; this launch will too, unless it has more memory or needs less.",
+            launches[0].step,
+        )
+
+
+_SHOWN = 5
+"""How many launches without progress are described."""
 
 
 def log_finished(step: int) -> None:

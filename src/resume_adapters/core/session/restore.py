@@ -11,7 +11,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext, setting_differences
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import log_start
+from resume_adapters.core.session.messages import log_start, log_wasted
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
@@ -68,6 +68,7 @@ class Restorer:
         checkpoint = choice.checkpoint
         if self._run.ranks.rank == 0:
             log_start(choice)
+            log_wasted(self._run.wasted)
         if checkpoint is not None:
             self.context = self.read(checkpoint)
             self._require_invariants(self.context)

@@ -1,0 +1,118 @@
+"""Launches without progress: those that ended without a committed checkpoint of a later step than they resumed from.
+
+They are derived from the journal, which any version of this package wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
+from typing import Any
+
+import msgspec
+
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.stop.policy import is_warning
+
+_ENDS = {state.value: state for state in (RunState.STOPPED, RunState.HALTED, RunState.FAILED)}
+
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "not enough memory")
+"""What the errors of torch, its allocators and Python say."""
+
+
+class WastedLaunch(msgspec.Struct, frozen=True):
+    """A launch that ended without progress.
+
+    Attributes:
+        generation: which start of the run directory it was.
+        resumed_from: the step that it resumed from.
+        ended: ``stopped``, ``halted``, ``failed``, or ``killed`` if it did not live to say how.
+        step: the step at which it ended; ``None`` if it was killed.
+        reason: why it ended, as far as it is known.
+    """
+
+    generation: int
+    resumed_from: int
+    ended: RunState
+    step: int | None = None
+    reason: str = ""
+
+    @property
+    def left_for_walltime(self) -> bool:
+        """Whether it left because its time was nearly over."""
+        return self.ended is RunState.STOPPED and is_warning(self.reason)
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether it failed for lack of memory; a process that the system kills for it is only known as killed."""
+        return self.ended is RunState.FAILED and any(words in self.reason for words in _OUT_OF_MEMORY)
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f" at step {self.step}"
+        reason = self.reason.strip().partition("\n")[0]
+        return f"start {self.generation} {_WORDS[self.ended]}{step}{f' ({reason})' if reason else ''}"
+
+
+_WORDS = {
+    RunState.STOPPED: "stopped",
+    RunState.HALTED: "was halted",
+    RunState.FAILED: "failed",
+    RunState.KILLED: "was killed",
+}
+
+
+def wasted_launches(
+    history: Iterable[Mapping[str, Any]], *, resumes_from: int | None = None, is_running: bool = False
+) -> tuple[WastedLaunch, ...]:
+    """Return the launches without progress that follow each other up to the last launch, oldest first.
+
+    Progress, the end of the run, and a person who rewound the run or released a halted one begin the row again.
+
+    Args:
+        history: the entries of the journal, oldest first.
+        resumes_from: the step that the next launch resumes from, if it is known: a launch that was killed right after a
+            commit may have no entry of it.
+        is_running: the last launch has not ended; only its progress counts.
+    """
+    launches = _split(history)
+    starts = [*(_step(launch[0]) for launch in launches), 0 if resumes_from is None else resumes_from]
+    progress = [
+        following > start or _has_progressed(launch)
+        for launch, (start, following) in zip(launches, pairwise(starts), strict=True)
+    ]
+    newest_first = list(zip(launches, progress, strict=True))[::-1]
+    row = [launch for launch, _ in takewhile(lambda each: not each[1], newest_first)]
+    ended = row[1:] if is_running else row
+    return tuple(_describe(launch) for launch in reversed(ended))
+
+
+def _split(history: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the entries of each launch, from its start."""
+    launches: list[list[Mapping[str, Any]]] = []
+    for entry in history:
+        if entry["event"] == "start":
+            launches.append([entry])
+        elif launches:
+            launches[-1].append(entry)
+    return launches
+
+
+def _has_progressed(launch: Sequence[Mapping[str, Any]]) -> bool:
+    events = [entry["event"] for entry in launch]
+    committed = any(entry["event"] == "commit" and _step(entry) > _step(launch[0]) for entry in launch)
+    # `resume-adapters resume` adds a stop to a launch that was halted.
+    released = ("halted", "stopped") in pairwise(event for event in events if event in _ENDS)
+    return committed or released or "finished" in events or "rewind" in events
+
+
+def _step(entry: Mapping[str, Any]) -> int:
+    return int(entry.get("step", 0))
+
+
+def _describe(launch: Sequence[Mapping[str, Any]]) -> WastedLaunch:
+    start = launch[0]
+    generation, resumed_from = int(start.get("generation", 0)), _step(start)
+    end = next((entry for entry in reversed(launch) if entry["event"] in _ENDS), None)
+    if end is None:
+        return WastedLaunch(generation, resumed_from, RunState.KILLED)
+    return WastedLaunch(generation, resumed_from, _ENDS[end["event"]], _step(end), str(end.get("reason", "")))
