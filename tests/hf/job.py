@@ -206,6 +206,13 @@ class Striking(TrainerCallback):
         setattr(self, name, lambda args, state, control, **kwargs: event(name, state.global_step))
 
 
+class Starting(TrainerCallback):
+    """Takes some seconds between the start of the run and its first batch, as compiling does."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(CONFIG["startup"])
+
+
 class Averaging(TrainerCallback):
     def __init__(self, ema: Ema) -> None:
         self.ema = ema
@@ -270,6 +277,7 @@ DEFAULTS: dict[str, Any] = {
     "counting": False,
     "patience": None,
     "halt": None,
+    "startup": 0.0,
     "scores": None,
     "late": False,
     "resume_from": None,
@@ -417,6 +425,8 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
+    if CONFIG["startup"]:
+        found.append(Starting())
     if CONFIG["halt"]:
         found.append(Halting())
         found[-1].resume = found[-2]

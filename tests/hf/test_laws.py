@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
+from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.hf.files import foreign_step
 
 import contract
@@ -429,6 +431,26 @@ def test_a_halted_run_is_refused_until_it_is_let_go_on(bench: contract.Bench, re
     assert "was halted at step 17: look at this" in outcome.output
     subprocess.run([sys.executable, "-m", "resume_adapters.cli", "resume", tmp_path / "out"], check=True)
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, PLAIN, reference(PLAIN)) == 17
+
+
+def test_a_time_limit_below_the_reserve_still_keeps_a_step(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {**PLAIN, "startup": 1.5, "slow": 0.3}
+    outcome = bench.run(tmp_path, config, env={VARIABLE: "30"}).require_success()
+    assert "Walltime ends at" in outcome.output
+    status = json.loads((tmp_path / "out" / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["reason"]) == ("stopped", "the walltime is nearly over")
+    assert 1 <= contract.resumed_equals_uninterrupted(bench, tmp_path, PLAIN, reference(PLAIN)) <= 12
+
+
+def test_a_time_limit_without_room_for_a_step_halts_at_the_second_launch(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {**PLAIN, "startup": 1.5}
+    first, second, third = (bench.run(tmp_path, config, env={VARIABLE: "0.1"}) for _ in range(3))
+    assert [each.statuses for each in (first, second, third)] == [(0,), (3,), (1,)]
+    assert "The last launch committed no step: start 1 stopped at step 0 (the walltime is nearly over)" in second.output
+    assert "was halted at step 0: 2 launches in a row left for the walltime before they kept a step" in third.output
+    assert not contract.committed(tmp_path / "out")
 
 
 # ---- Law 9
