@@ -364,14 +364,14 @@ class ResumableRun:
         Every rank calls it, and all do the same: the reason, the last commit and the earlier launches are alike on all.
 
         Returns:
-            The reason to leave.
+            The reason to leave, with the figures of rank zero.
         """
         start = self.resumed.step if self.resumed else 0
         has_progressed = (self.engine.last_committed or 0) > start
         before = list(takewhile(lambda launch: launch.left_for_walltime, reversed(self.wasted)))
-        if not before or has_progressed or self.flag.halted or not is_warning(reason):
+        if not before or has_progressed or not is_warning(reason):
             return reason
-        figures = self.ranks.gather(self._step_control.describe_shortage())[0]
+        figures = self._step_control.describe_shortage()
         self.flag.halt(f"{len(before) + 1} launches in a row left for the walltime before they kept a step: {figures}")
         return common_reason(self.ranks, self.flag)
 

@@ -28,7 +28,8 @@ class StopOn:
             taken from ``RESUME_ADAPTERS_MAX_RUNTIME``, ``SLURM_JOB_END_TIME`` or ``squeue``, in this order.
         reserve: how long before the walltime ends the run begins to save and exit, in the same formats. ``"auto"``
             takes it from the slowest save and the slowest step of this run so far, with a margin, and at least a minute
-            until a save has been measured.
+            until a save has been measured. Until a launch has done a step, it leaves only if the time left is less than
+            the slowest save took.
         requeue: ``"slurm"`` asks Slurm to requeue the job after a stop for the walltime, SIGUSR1 or SIGUSR2. After
             SIGTERM, SIGINT or ``resume-adapters stop``, whatever ended the job decides.
 
