@@ -11,6 +11,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+pytest.register_assert_rewrite("contract", "chain", "miniature")  # their assertions show what differs
 
 FRAMEWORKS = {
     "hf": ("transformers", "accelerate"),

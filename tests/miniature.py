@@ -21,6 +21,7 @@ import torch
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.background import THREAD_NAME
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.policy import SIGNALS
 
@@ -189,6 +190,9 @@ def effects() -> dict[str, Any]:
     import torch.distributed as dist
 
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith(THREAD_NAME):
+            thread.join(0.5)  # the worker of a run that an earlier test left open ends once the run is collected
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "system_threads": len(os.listdir("/proc/self/task")),

@@ -46,7 +46,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     @property
     def active_run(self) -> ResumableRun | None:
         """The run under way; ``None`` between two calls of ``fit()``."""
-        return None if self.session is None else self.session.run
+        return None if (session := self.session) is None else session.run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Wrap the few methods through which a fit loads, saves and removes checkpoints."""
@@ -62,41 +62,41 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Remember the schedules, unless they were loaded before."""
-        if self.session is not None:
-            self.session.remember_schedules()
+        if (session := self.session) is not None:
+            session.remember_schedules()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to train."""
-        if self.session is not None:
-            self.session.begin_training()
+        if (session := self.session) is not None:
+            session.begin_training()
 
     def on_train_batch_start(self, *args: Any) -> None:
         """Begin a batch: nothing is saved before it ends."""
-        if self.session is not None:
-            self.session.begin_batch()
+        if (session := self.session) is not None:
+            session.begin_batch()
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Checkpoints are now saved after a batch."""
-        if self.session is not None:
-            self.session.set_save_point(SavePoint.BATCH)
+        if (session := self.session) is not None:
+            session.set_save_point(SavePoint.BATCH)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Checkpoints are now saved after a validation."""
-        if self.session is not None and not trainer.sanity_checking:
-            self.session.set_save_point(SavePoint.VALIDATION)
+        if (session := self.session) is not None and not trainer.sanity_checking:
+            session.set_save_point(SavePoint.VALIDATION)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Checkpoints are now saved after an epoch."""
-        if self.session is not None:
-            self.session.set_save_point(SavePoint.EPOCH)
+        if (session := self.session) is not None:
+            session.set_save_point(SavePoint.EPOCH)
 
     # ---- Ending
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Write why the run failed, and undo everything."""
         try:
-            if self.session is not None and isinstance(exception, Exception):
-                self.session.fail(exception)
+            if (session := self.session) is not None and isinstance(exception, Exception):
+                session.fail(exception)
         finally:
             self._end()
 

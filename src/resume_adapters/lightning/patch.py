@@ -147,15 +147,15 @@ class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Ask whether to save, and whether to stop."""
-        if self._resuming.session is not None:
-            self._resuming.session.end_batch()
+        if (session := self._resuming.session) is not None:
+            session.end_batch()
 
     def on_validation_batch_end(self, *args: Any) -> None:
         """Ask whether to stop, in the middle of a validation."""
-        if self._resuming.session is not None:
-            self._resuming.session.end_validation_batch()
+        if (session := self._resuming.session) is not None:
+            session.end_validation_batch()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Ask whether to stop."""
-        if self._resuming.session is not None and not trainer.sanity_checking:
-            self._resuming.session.end_validation()
+        if (session := self._resuming.session) is not None and not trainer.sanity_checking:
+            session.end_validation()
