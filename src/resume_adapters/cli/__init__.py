@@ -7,6 +7,7 @@ command         does
 ``status``      show how the run is, and what the same launch would resume from now
 ``journal``     list what happened to the run: starts, commits, stops
 ``verify``      read every file of the committed checkpoints and compare the digests
+``diff``        compare two checkpoints part by part
 ``prune``       remove what a retention policy does not keep
 ``stop``        ask the run to save and leave
 ``resume``      allow a halted run to be launched again
@@ -21,7 +22,7 @@ Each has ``--json``: one JSON document on standard output, with stable keys. Exi
 code  means
 ====  ==================================================================================
 0     success
-1     a checkpoint is damaged, or none is valid; for ``demo``: the two runs differ; for
+1     a checkpoint is damaged, or none is valid; for ``diff`` and ``demo``: the two differ; for
       ``stop --wait``: the run ended otherwise than stopped, halted or finished
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
@@ -46,7 +47,7 @@ def main() -> None:
         from resume_adapters.cli.app import app
 
         # Each registers its command; --help lists them in this order.
-        from resume_adapters.cli.commands import ls, status, journal, verify, prune  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import ls, status, journal, verify, diff, prune  # isort: skip  # noqa: F401
         from resume_adapters.cli.commands import stop, resume, rewind, export, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.difference import Comparison, Difference, PartComparison
 from resume_adapters.core.checkpoint.retention import Plan
 from resume_adapters.core.run_directory.launches import wasted_launches
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
@@ -157,3 +160,51 @@ def pruning(run: RunDirectory, plan: Plan, dry_run: bool) -> Document:
             if row.path.name not in plan.keep | plan.remove
         ],
     }
+
+
+@dataclass(frozen=True)
+class Side:
+    """A checkpoint to compare: where it is, its step if it has a manifest, and whether a run's newest was chosen."""
+
+    path: Path
+    step: int | None
+    is_newest: bool
+
+
+def difference(a: Side, b: Side, found: Comparison) -> Document:
+    """Describe how two checkpoints compare."""
+    return {
+        "a": _side(a),
+        "b": _side(b),
+        "equal": found.is_equal,
+        "parts": [_part(part) for part in found.parts.values()],
+        "by_digest": [{"file": file, "reason": reason} for file, reason in found.by_digest.items()],
+    }
+
+
+def _side(side: Side) -> Document:
+    return {
+        "run_directory": str(side.path.parent),
+        "checkpoint": side.path.name,
+        "step": side.step,
+        "newest": side.is_newest,
+    }
+
+
+def _part(part: PartComparison) -> Document:
+    return {
+        "part": part.name,
+        "equal": not part.differences,
+        "counted": part.is_counted,
+        "values": part.values,
+        "same_files": part.same_files,
+        "differences": [_difference(each) for each in part.differences],
+    }
+
+
+def _difference(each: Difference) -> Document:
+    """Describe one difference; numbers that are not finite are texts, which JSON has none for."""
+    described = msgspec.to_builtins(each)
+    for name, value in (described["measured"] or {}).items():
+        described["measured"][name] = value if value is None or math.isfinite(value) else str(value)
+    return {"file" if name == "where" else name: value for name, value in described.items()}

@@ -254,3 +254,73 @@ def exporting(console: Console, document: dict[str, Any]) -> None:
     """Print what was exported."""
     written = f"{document['tensors']} tensors of {document['checkpoint']} to {document['output']}"
     console.print(f"Wrote {written} ({size(document['bytes'])}).", markup=False, soft_wrap=True)
+
+
+_SHOWN = 5
+"""Differences of a part that are printed; the JSON document has all."""
+
+
+def printable(text: str) -> str:
+    """Return a text of a file without what a terminal would obey."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def difference(console: Console, document: dict[str, Any]) -> None:
+    """Print how two checkpoints compare, of :func:`resume_adapters.cli.documents.difference`."""
+    for label in ("a", "b"):
+        _line(console, f"{label.upper()}: {_side(document[label])}")
+    table = _table("part", "values", "result", right=("values",))
+    for part in document["parts"]:
+        table.add_row(escape(printable(part["part"])), str(part["values"] or ""), _result(part))
+    console.print(table)
+    for part in document["parts"]:
+        for each in part["differences"][:_SHOWN]:
+            _line(console, f"{part['part']}: {_described(each)}")
+        if len(part["differences"]) > _SHOWN:
+            _line(console, f"{part['part']}: {len(part['differences']) - _SHOWN} more; --json lists all")
+    for each in document["by_digest"]:
+        _line(console, f"{each['file']} was compared as a whole: {each['reason']}")
+    _line(console, "The states are equal." if document["equal"] else "The states differ.")
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(printable(text), markup=False, soft_wrap=True)
+
+
+def _side(side: dict[str, Any]) -> str:
+    step = "" if side["step"] is None else f" (step {side['step']})"
+    newest = ", the newest valid checkpoint" if side["newest"] else ""
+    return f"{side['checkpoint']}{step} of {side['run_directory']}{newest}"
+
+
+def _result(part: dict[str, Any]) -> str:
+    if not part["equal"]:
+        style = "bold red" if part["counted"] else "cyan"
+        return f"[{style}]{len(part['differences'])} differ[/]" + ("" if part["counted"] else " (not state)")
+    return "[green]equal[/]" if part["values"] else "[green]equal[/] by digest, not read"
+
+
+def _described(each: dict[str, Any]) -> str:
+    """Describe one difference in a line."""
+    name = ": ".join(text for text in (each["file"], each["name"]) if text)
+    kind, measured = each["kind"], each["measured"]
+    if kind in ("only_a", "only_b"):
+        count = f" ({each['values'][0]} values)" if each["values"] else ""
+        return f"{name} is only in {kind[-1].upper()}{count}"
+    if kind == "generator":
+        return f"the state of the generator {each['name']} differs ({each['file'] or 'one file'})"
+    if kind == "content":
+        return f"{name or 'the file'} differs"
+    if kind != "tensor":
+        return f"{name} is {each['a']} in A, {each['b']} in B"
+    nans = measured["nan_a"] + measured["nan_b"]
+    return (
+        f"{name} {each['a']}: {measured['differing']} of {measured['elements']} elements differ"
+        + ("" if measured["max_absolute"] is None else f", by at most {_figure(measured['max_absolute'])}")
+        + ("" if measured["max_relative"] is None else f" (relative {_figure(measured['max_relative'])})")
+        + (f", {measured['nan_a']} NaN in A, {measured['nan_b']} in B" if nans else "")
+    )
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"

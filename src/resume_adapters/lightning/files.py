@@ -23,13 +23,10 @@ OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 
 def data_classes() -> list[Any]:
     """Return classes that hyperparameters often hold, and torch does not load by itself: making one runs no code."""
-    import numpy as np
-
     return [
         *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
         *(argparse.Namespace, datetime.timedelta, datetime.datetime, datetime.date),
-        *(np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]),
-        *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD"),
+        *safe_load.numpy_classes(),
     ]
 
 

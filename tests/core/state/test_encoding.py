@@ -284,3 +284,15 @@ def test_one_flipped_bit_of_a_tensor_is_a_difference(tensor: torch.Tensor, data:
     raw[data.draw(st.integers(0, raw.numel() - 1))] ^= 1 << data.draw(st.integers(0, 7))
     assert first_difference({"t": tensor}, {"t": changed}) is not None
     assert encoding.digest_of(tensor) != encoding.digest_of(changed)
+
+
+def test_an_outline_has_the_key_of_each_tensor_and_all_other_values() -> None:
+    tree = {
+        "weights": [torch.zeros(2), np.zeros(3), np.float32(1.0), b"words", torch.zeros(1, dtype=torch.complex128)],
+        "rest": (1, {2: 1 << 70}, {"x"}, float("nan"), torch.float32),
+    }
+    document, tensors = encoding.encode(tree)
+    found = encoding.outline(document)
+    assert [each.key for each in found["weights"]] == [*tensors]
+    assert all(isinstance(each, encoding.Reference) for each in found["weights"])
+    assert first_difference(found["rest"], tree["rest"]) is None

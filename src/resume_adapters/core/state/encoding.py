@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     import torch
 
 _SAFE_INTEGER = 1 << 63
+
+
+class Reference(NamedTuple):
+    """A tensor of an encoded tree, which is not read: its key in the safetensors file."""
+
+    key: str
 
 
 def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
@@ -37,6 +43,33 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
 def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
     """Rebuild the tree that :func:`encode` split."""
     return _decode(msgspec.json.decode(document), tensors)
+
+
+def outline(document: bytes) -> Any:
+    """Rebuild the tree that :func:`encode` split, with a :class:`Reference` in place of each tensor, array and bytes.
+
+    Raises:
+        ValueError, KeyError: the document is not an encoded tree.
+    """
+    return _decode(_bare(msgspec.json.decode(document)), _References())
+
+
+class _References(dict[str, Any]):
+    """Has a reference for every key."""
+
+    def __missing__(self, key: str) -> Reference:
+        return Reference(key)
+
+
+def _bare(node: Any) -> Any:
+    """Remove what turns a tensor into another type after it was read."""
+    if isinstance(node, list):
+        return [_bare(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("$") in ("array", "scalar", "bytes", "complex"):
+        return _bare(node["of"])
+    return {key: _bare(item) for key, item in node.items()}
 
 
 def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:

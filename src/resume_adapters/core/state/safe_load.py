@@ -36,3 +36,40 @@ def data_only(classes: Sequence[Callable[..., Any]]) -> Iterator[None]:
     finally:
         del os.environ[_FORCED]
         os.environ.update({name: value for name, value in former.items() if value is not None})
+
+
+def numpy_classes() -> list[Callable[..., Any]]:
+    """Return what a pickle of numpy's arrays and numbers names: calling it runs no code of the file."""
+    import numpy as np
+
+    return [
+        *(np.dtype, np.ndarray, np.float64(0).__reduce__()[0], np.zeros(1).__reduce__()[0]),
+        *(type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdFD"),
+    ]
+
+
+class Opaque:
+    """An object of a class that is not loaded: it has the arguments and the state that the file has for it."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+        self.state: Any = None
+
+    def __new__(cls, *arguments: Any) -> Opaque:
+        """Make one; the unpickler does not call ``__init__`` for every class."""
+        made = super().__new__(cls)
+        Opaque.__init__(made, *arguments)
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def stand_in(name: str) -> type[Opaque]:
+    """Return a class that stands in for another one while a file is read, so that no code of that one runs.
+
+    Args:
+        name: module and name of the class, as ``torch.serialization.get_unsafe_globals_in_checkpoint`` returns it.
+    """
+    module, _, plain = name.rpartition(".")
+    return type(plain, (Opaque,), {"__module__": module, "__qualname__": plain})

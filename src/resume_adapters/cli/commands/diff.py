@@ -1,0 +1,87 @@
+"""``diff``: what differs between two checkpoints, part by part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resume_adapters.cli import documents, render, run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, app, console
+from resume_adapters.cli.documents import Side
+from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
+from resume_adapters.core.checkpoint.contents import Contents
+from resume_adapters.core.checkpoint.difference import compare
+from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, has_sidecar, is_committed, state_of
+from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.native_parts import holds_state
+from resume_adapters.core.checkpoint.validity import read_manifest
+from resume_adapters.errors import NoValidCheckpoint, RunDirectoryUnusable
+
+_HELP = "A checkpoint, or a run directory: its newest valid checkpoint."
+
+
+@app.command(epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help=_HELP)],
+    b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name of a checkpoint beside A.")],
+    json: Json = False,
+) -> None:
+    """Compare two checkpoints: which parts of the state are equal, and what differs.
+
+    Files with equal digests in both manifests are not read (verify reads them); of the others, tensors are read a piece
+    at a time. No code of a checkpoint is run. When, where and with which settings a checkpoint was saved is shown, and
+    does not count as a difference.
+    """
+    sides = [_choose(a, a), _choose(b, a)]
+    contents = [Contents(STORAGE, each.path, _manifest(each.path)) for each in sides]
+    found = compare(*contents)
+    document = documents.difference(sides[0], sides[1], found)
+    if json:
+        documents.write(document)
+    else:
+        render.difference(console(), document)
+    raise typer.Exit(0 if found.is_equal else 1)
+
+
+def _choose(path: Path, first: Path) -> Side:
+    """Return the checkpoint that an argument means.
+
+    Raises:
+        RunDirectoryUnusable: it is neither a checkpoint nor a run directory.
+        NoValidCheckpoint: it is a run directory without a valid checkpoint.
+    """
+    if not os.path.lexists(path) and len(path.parts) == 1:
+        first = Path(os.path.realpath(first))
+        beside = (first.parent if _is_checkpoint(first) else first) / path
+        path = beside if os.path.lexists(beside) else path
+    path = Path(os.path.realpath(path)) if path.exists() else path
+    if _is_checkpoint(path):
+        manifest = _manifest(path)
+        return Side(path, manifest.step if manifest else run_directory.foreign(path), is_newest=False)
+    if path.is_file():
+        raise RunDirectoryUnusable(f"{path} is not a checkpoint; expected one, or a run directory", path=path)
+    run = run_directory.read(path)
+    if run.anchor is None:
+        raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to compare", path=run.path)
+    return Side(Path(os.path.realpath(run.anchor.path)), run.anchor.step, is_newest=True)
+
+
+def _manifest(path: Path) -> Manifest | None:
+    return read_manifest(STORAGE, path) if is_committed(STORAGE, path) else None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether a path is a checkpoint, of this package or of the bare framework, and not a run directory."""
+    if path.is_file():
+        return path.name.endswith(FILE_SUFFIX) or has_sidecar(STORAGE, path)
+    if state_of(STORAGE, path) not in (CheckpointState.FOREIGN, CheckpointState.REMOVED):
+        return True
+    if not path.is_dir() or (path / CONTROL).is_dir():
+        return False
+    entries = STORAGE.entries(path)
+    is_run_directory = any(run_directory.foreign(path / each.name) is not None for each in entries)
+    return not is_run_directory and any(holds_state(each.name) for each in entries)
