@@ -32,9 +32,9 @@ def diff(
 ) -> None:
     """Compare two checkpoints: which parts of the state are equal, and what differs.
 
-    Files with equal digests in both manifests are not read (verify reads them); of the others, tensors are read a piece
-    at a time. No code of a checkpoint is run. When, where and with which settings a checkpoint was saved is shown, and
-    does not count as a difference.
+    Files with equal digests in both manifests are not read: use verify for that. No code of a checkpoint is run.
+
+    When and with which settings a checkpoint was saved is shown, and does not count as a difference.
     """
     sides = [_choose(a, a), _choose(b, a)]
     contents = [Contents(STORAGE, each.path, _manifest(each.path)) for each in sides]
@@ -49,6 +49,10 @@ def diff(
 
 def _choose(path: Path, first: Path) -> Side:
     """Return the checkpoint that an argument means.
+
+    Args:
+        path: the argument.
+        first: the first of the two, beside which the other may be.
 
     Raises:
         RunDirectoryUnusable: it is neither a checkpoint nor a run directory.
