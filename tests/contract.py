@@ -751,3 +751,77 @@ def _native_files(run_directory: Path) -> dict[str, bytes]:
         if path.is_file() and not any(part in added or part.endswith(".resume") for part in relative.parts):
             found[relative.as_posix()] = path.read_bytes()
     return found
+
+
+# ---- The step trace
+
+
+def read_steps(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the step lines of a step trace, by step: of a step that was done twice, both are equal."""
+    steps: dict[int, dict[str, Any]] = {}
+    for line in map(json.loads, file.read_text().splitlines()):
+        if line.pop("event") == "step":
+            del line["time"], line["rank"]
+            assert steps.setdefault(line["step"], line) == line, "a step was repeated otherwise"
+    return steps
+
+
+def watched(directory: Path, run_directory: str = "elsewhere") -> dict[str, str]:
+    """Return the environment with which a job in a directory writes its step trace."""
+    return {
+        "RESUME_ADAPTERS_TRACE": str(directory / "steps.jsonl"),
+        "RESUME_ADAPTERS_TRACE_EVERY": "4",
+        "RESUME_ADAPTERS_RUN_DIR": str(directory / run_directory),
+        "RESUME_ADAPTERS_SAVE_EVERY": "5",
+    }
+
+
+def traces_are_equal(
+    bench: Bench,
+    reference: References,
+    directory: Path,
+    config: Config,
+    kill: Kill,
+    *,
+    quantities: Sequence[str] = ("batches", "rng", "loss", "lr"),
+    ranks: int = 1,
+) -> None:
+    """A watched run trains as one that is not, and after a kill every line of its trace is the uninterrupted run's.
+
+    Args:
+        bench: how to start the job.
+        reference: runs the job without a trace.
+        directory: where.
+        config: the job; its own run directory must stay as it is, and so must not be there.
+        kill: what kills the first launch.
+        quantities: what every line has, with something in it.
+        ranks: number of ranks.
+    """
+    bare, whole, resumed = reference(config, ranks), directory / "whole", directory / "resumed"
+    bench.run(whole, config, ranks=ranks, env=watched(whole)).require_success()
+    trace = read_trace(whole, ranks)
+    require_same_steps(trace, bare, start=0)
+    require_same_end(trace, bare)
+    assert bench.run(resumed, {**config, "kill": kill}, ranks=ranks, env=watched(resumed)).killed
+    bench.run(resumed, config, ranks=ranks, env=watched(resumed)).require_success()
+    for rank in range(ranks):
+        file = f"steps.jsonl{f'.rank-{rank:05d}' if rank else ''}"
+        steps, again = read_steps(whole / file), read_steps(resumed / file)
+        assert again == steps
+        for line in steps.values():
+            assert all(line.get(each) for each in quantities), line
+        digests = [each for each, line in steps.items() if "weights" in line and "optimizer" in line]
+        assert digests and all(each % 4 == 0 for each in digests)
+    launches = [json.loads(line) for line in (resumed / "steps.jsonl").read_text().splitlines()]
+    starts = [line for line in launches if line["event"] == "start"]
+    assert [line["step"] for line in starts] == [0, kill["step"] // 5 * 5]
+    assert [line["world_size"] for line in starts] == [ranks] * 2
+    assert {Path(line["run_directory"]) for line in starts} == {resumed / "elsewhere"}
+    kinds = {line["event"] for line in launches}
+    assert {"data", "save", "committed", "end"} <= kinds
+    assert not files_below(whole / bench.run_directory)
+
+
+def files_below(directory: Path) -> list[Path]:
+    """Return the files below a directory that may not be there."""
+    return [each for each in directory.rglob("*") if each.is_file()]

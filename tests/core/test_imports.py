@@ -110,6 +110,7 @@ LEVELS = (
     {"core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
     {"core.storage", "core.stop", "core.dataloader"},
     {"core.checkpoint"},
+    {"core.trace"},
     {"core.run_directory"},
     {"core.saving"},
     {"core.run"},
@@ -316,10 +317,11 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
     """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
     assert callers("delete") == {"commit._free_name", "commit._abandon", "upkeep.sweep", "prune.prune"}
     assert callers("remove_tree") == {"remove.delete", "upkeep.sweep", "base.remove_tree"}
-    assert callers("remove_directory") == {"base.remove_tree"}
+    assert callers("remove_directory") == {"base.remove_tree", "counting.remove_directory"}
     assert callers("remove_file") <= {
         "base.remove_tree",
         "base.point_to",
+        "counting.remove_file",
         "upkeep.prepare",
         "upkeep.sweep",
         "commit.publish",

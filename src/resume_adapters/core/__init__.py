@@ -8,6 +8,7 @@ Packages, lowest first; each imports only from those before it:
 ``stop``           why and when to stop
 ``dataloader``     where a torch ``DataLoader`` is, and how to resume it there
 ``checkpoint``     one checkpoint: from pending to committed, read again, chosen, kept
+``trace``          the lines that a watched run writes, and the points at which it stops itself
 ``run_directory``  ``.resume/``, and what is done once for a run directory
 ``saving``         when a save happens, and who finishes it
 ``run``            one start of a run directory: open, begin, save, end a step, leave

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.session.options import OptionsCallback
+from resume_adapters.core.session.options import OptionsCallback, run_directory_override
 from resume_adapters.hf.session import TrainerSession
 
 
@@ -44,6 +45,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             resume: what the user gave ``train()`` as ``resume_from_checkpoint``.
             ignore_keys: what the user gave it as ``ignore_keys_for_eval``.
         """
+        _move_output(trainer.args)
         named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
         session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
         try:
@@ -58,6 +60,10 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         return None if self.session is None else self.session.run
 
     # ---- Events
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let the trainer write where the environment says, if it does: also what it writes after the training."""
+        _move_output(args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restore what is restored last, and verify the whole."""
@@ -98,3 +104,14 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """What is saved from now on is saved between two epochs."""
         if self.session is not None:
             self.session.end_epoch(control)
+
+
+def _move_output(args: Any) -> None:
+    """Set the output directory to that of the environment, with the logging directory where it lies within."""
+    directory = run_directory_override()
+    if directory is None:
+        return
+    former, args.output_dir = Path(os.path.abspath(args.output_dir)), str(directory)
+    logs = getattr(args, "logging_dir", None)  # transformers 4 has it among its arguments
+    if logs is not None and former in Path(os.path.abspath(logs)).parents:
+        args.logging_dir = str(directory / Path(os.path.abspath(logs)).relative_to(former))

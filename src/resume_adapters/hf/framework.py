@@ -13,6 +13,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_weight_files
+from resume_adapters.core.patching import wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.stateful import Stateful
@@ -50,6 +51,7 @@ class TrainerFramework:
         self.engine: EngineState | None = None
         self._engine_files = engine.foreign(trainer, args.world_size)
         self._native: Callable[[], None] | None = None
+        self._observed = contextlib.ExitStack()
 
     # ---- Trackers
 
@@ -187,5 +189,16 @@ class TrainerFramework:
         if self.engine is not None and state.engine is not None:
             self.engine.load_rank_state(state.engine)
 
+    def observe_grad_norm(self, observe: Callable[[Any], None]) -> None:
+        """Let a function see each gradient norm that the trainer computes, until :meth:`close`."""
+
+        def clip(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            norm = native(*args, **kwargs)
+            observe(norm)
+            return norm
+
+        self._observed.enter_context(wrapped(self.trainer.accelerator, "clip_grad_norm_", clip))
+
     def close(self) -> None:
-        """No-op: what is patched in the trainer is undone by ``hf.patch``."""
+        """Observe the gradient norms no longer; what is patched in the trainer is undone by ``hf.patch``."""
+        self._observed.close()

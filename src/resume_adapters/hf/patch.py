@@ -51,6 +51,15 @@ class ResumingTrainer:
         batches = self._resume_session.window(num_batches)
         return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
 
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        native, trace = super().training_step, self._resume_session.session.trace  # type: ignore[misc]
+        if trace is None:
+            return native(model, inputs, *args, **kwargs)
+        trace.add_batch(inputs)
+        loss = native(model, inputs, *args, **kwargs)
+        trace.add_loss(loss)
+        return loss
+
     def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
         session = self._resume_session
         session.framework.load_best(session.run, super()._load_best_model)  # type: ignore[misc]

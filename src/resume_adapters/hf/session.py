@@ -111,6 +111,8 @@ class TrainerSession:
     def open(self) -> str | None:
         """Choose what to resume from; return the path that the trainer is to load."""
         context = self.session.open()
+        if self.session.trace is not None:
+            self.framework.observe_grad_norm(self.session.trace.set_grad_norm)
         self.framework.continue_tensorboards()
         if context is None:
             return None
@@ -230,6 +232,8 @@ class TrainerSession:
         if self.framework.engine is not None:
             self.framework.engine.has_stepped()
         live = self.trainer.state
+        if self.session.trace is not None and self.framework.engine is not None:
+            self.session.trace.set_grad_norm(self.framework.engine.engine.get_global_grad_norm())
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
         self._save_due = decision.save
         self.apply_cadence(control)

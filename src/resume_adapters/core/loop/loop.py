@@ -186,6 +186,8 @@ class ResumableLoop:
             return
         for batch in open_pass:
             self._session.begin_step()
+            if self._session.trace is not None:
+                self._session.trace.add_batch(batch)
             yield batch
             self._has_moved = True
             if self._passes.begins_round(open_pass):
@@ -206,6 +208,8 @@ class ResumableLoop:
         if self._passes.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
+        if self._session.trace is not None:
+            self._session.trace.add_loss(loss)
         self._is_accumulating = not self._framework.has_stepped()
         if self._is_accumulating:
             return

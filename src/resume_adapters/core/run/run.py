@@ -31,6 +31,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.requirements import require_type
+from resume_adapters.core.run.monitor import THREAD_NAME
 from resume_adapters.core.run.progress import Progress
 from resume_adapters.core.run.step_control import Decision, StepControl
 from resume_adapters.core.run.takeover import Takeover
@@ -50,6 +51,7 @@ from resume_adapters.core.stop.vote import common_reason
 from resume_adapters.core.storage.base import Pointer, Storage
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.trace.log import open_trace
 from resume_adapters.errors import Halted, Stopped
 
 
@@ -76,6 +78,9 @@ class ResumableRun:
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
             ``None`` if all ranks share one.
         clock: returns seconds since 1970.
+
+    Attributes:
+        trace: what is written of the run while it is watched; ``None`` where the environment asks for no trace.
     """
 
     def __init__(
@@ -100,7 +105,9 @@ class ResumableRun:
         self.framework = framework
         self._made_ranks = ranks is None
         self.ranks = current_ranks() if ranks is None else ranks
-        self.storage: Storage = LocalStorage() if storage is None else storage
+        self.trace = open_trace(os.environ, self.ranks.rank, clock=clock, uncounted=THREAD_NAME)
+        files: Storage = LocalStorage() if storage is None else storage
+        self.storage = files if self.trace is None else self.trace.counting(files)
         self.resume = resume
         self.foreign = foreign
         self.latest = latest
@@ -126,13 +133,14 @@ class ResumableRun:
             keep=KeepAll() if keep is None else keep,
             fence=self._fence,
             clock=clock,
+            observed=None if self.trace is None else self.trace.pruning,
         )
         self.engine: SaveEngine = ThreadSaveEngine(
             self.ranks.new_channel(),
             self.control.journal,
             self.pruner,
             latest=latest,
-            on_committed=self._step_control.committed,
+            on_committed=self._committed,
         )
 
     @property
@@ -216,6 +224,8 @@ class ResumableRun:
         began = time.monotonic()
         self.flush()
         path = self.directory / name
+        if self.trace is not None:
+            self.trace.begin_save(name, step)
         if self.resumed is not None and self.resumed.path == path:
             self.ranks.barrier()  # another rank may still be reading what this save moves aside
         pending = PendingCheckpoint(
@@ -226,6 +236,11 @@ class ResumableRun:
         manifest = functools.partial(self._manifest, step=step, **written.facts)
         self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began))
         self._step_control.saved(began)
+
+    def _committed(self, seconds: float) -> None:
+        if self.trace is not None:
+            self.trace.committed()
+        self._step_control.committed(seconds)
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
@@ -387,6 +402,8 @@ class ResumableRun:
         """
         if self.storage_group.is_leader:
             self._publisher.set_state(state, facts)
+        if self.trace is not None and state is not RunState.RUNNING:
+            self.trace.write("end", state=state.value, step=facts.get("step"), reason=facts.get("reason"))
 
     def _status(self, state: RunState) -> RunStatus:
         status = self._step_control.status(state)

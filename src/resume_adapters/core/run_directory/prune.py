@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import candidates, newest_first
@@ -131,6 +132,9 @@ def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> No
         journal.append("prune", checkpoint=name, reason=reason)
 
 
+Observed: TypeAlias = Callable[[Mapping[str, str]], contextlib.AbstractContextManager[Any]]
+
+
 class Pruner:
     """Applies the retention policy of a run to its directory.
 
@@ -141,6 +145,7 @@ class Pruner:
         keep: the policy.
         fence: raises where a later start owns the run directory.
         clock: returns seconds since 1970.
+        observed: returns the context in which the checkpoints of a plan are removed, by name and reason.
     """
 
     def __init__(
@@ -152,6 +157,7 @@ class Pruner:
         keep: Policy,
         fence: Callable[[], None],
         clock: Callable[[], float],
+        observed: Observed | None = None,
     ) -> None:
         self.directory = directory
         self.keep = keep
@@ -159,6 +165,7 @@ class Pruner:
         self._journal = journal
         self._fence = fence
         self._clock = clock
+        self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
     def prune(self, group: StorageGroup, best: str | None, just_committed: str | None = None) -> Plan:
         """Remove the checkpoints that the policy does not keep. The leaders of all run directories call it together.
@@ -181,5 +188,6 @@ class Pruner:
             just_committed=just_committed,
             leaders=group.leaders,
         )
-        prune(self._storage, self.directory, plan, self._journal)
+        with self._observed(plan.remove):
+            prune(self._storage, self.directory, plan, self._journal)
         return plan

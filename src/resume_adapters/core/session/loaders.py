@@ -44,16 +44,24 @@ class LoaderRestorer:
         run: the run.
         generators: the generators that the user registered.
         rescale: what follows from a different global batch size.
+        on_track: is called with each torch loader when it is tracked.
 
     Attributes:
         topology_changes: settings that were different when the checkpoint was saved, in words.
     """
 
-    def __init__(self, run: ResumableRun, generators: Mapping[str, GeneratorState], rescale: Rescale) -> None:
+    def __init__(
+        self,
+        run: ResumableRun,
+        generators: Mapping[str, GeneratorState],
+        rescale: Rescale,
+        on_track: Callable[[Any], None] | None = None,
+    ) -> None:
         self.topology_changes: list[str] = []
         self._run = run
         self._generators = generators
         self._rescale = rescale
+        self._on_track = on_track
         self._tracked: list[TrackedLoader] = []
 
     def track(self, loader: Any) -> TrackedLoader:
@@ -62,6 +70,8 @@ class LoaderRestorer:
         tracked = track(loader, self._generators, on_skip=self._run.skip_batch, show_skipping=show)
         if not any(tracked is known for known in self._tracked):
             self._tracked.append(tracked)
+            if self._on_track is not None:
+                self._on_track(loader)
         return tracked
 
     def close(self) -> None:

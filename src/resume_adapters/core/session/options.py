@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import Policy
@@ -14,6 +15,16 @@ from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.errors import UnsupportedSetting
+
+RUN_DIRECTORY, SAVE_EVERY = "RESUME_ADAPTERS_RUN_DIR", "RESUME_ADAPTERS_SAVE_EVERY"
+"""The environment variables that come before the run directory and the ``save_every`` of the script."""
+
+
+def run_directory_override() -> Path | None:
+    """Return the run directory that the environment names, absolute; ``None`` where the script decides."""
+    given = os.environ.get(RUN_DIRECTORY)
+    return Path(os.path.abspath(given)) if given else None
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,18 @@ class ResumeOptions:
         return {name: part for name, part in self.parts.items() if isinstance(part, GeneratorState)}
 
     def cadence(self) -> Cadence | None:
-        """Return when to save; ``None`` where the framework decides that.
+        """Return when to save; ``None`` where the framework decides that. The environment comes before ``save_every``.
 
         Raises:
-            UnsupportedSetting: ``save_every`` or ``mtbf`` is not what :class:`Cadence` understands.
+            UnsupportedSetting: ``save_every`` or ``mtbf`` is not what :class:`Cadence` understands, or the variable of
+                the environment is no positive number.
         """
-        return chosen(self.save_every, self.mtbf)
+        given = os.environ.get(SAVE_EVERY)
+        if given is None:
+            return chosen(self.save_every, self.mtbf)
+        if not given.isdecimal():
+            raise UnsupportedSetting(f"{SAVE_EVERY}={given!r}; expected a positive number of optimizer steps")
+        return Cadence(int(given))
 
 
 class OptionsCallback:

@@ -24,6 +24,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
+from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest
@@ -53,6 +54,7 @@ class Session:
         stopping: all ranks have agreed to save and leave.
         has_begun: the first step has begun.
         has_saved: this call has written a checkpoint.
+        trace: gets what a watched run writes of its steps; ``None`` where the environment asks for no trace.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class Session:
         self.framework = framework
         self.options = options
         self.rescale = rescale
-        self.loaders = LoaderRestorer(run, options.generators, rescale)
+        self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
+        on_track = None if self.trace is None else self._trace_loader
+        self.loaders = LoaderRestorer(run, options.generators, rescale, on_track)
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"
         self.stopping = False
@@ -80,7 +84,10 @@ class Session:
 
     def open(self) -> RestoreContext | None:
         """Choose what to resume from, and begin; see :meth:`Restorer.choose`."""
-        return self.restorer.choose()
+        context = self.restorer.choose()
+        if self.trace is not None:
+            self.trace.begin(self.run, context)
+        return context
 
     @property
     def context(self) -> RestoreContext | None:
@@ -112,6 +119,8 @@ class Session:
 
         Every rank calls it at the end of every step.
         """
+        if self.trace is not None:
+            self.trace.end_step(step, epoch)
         decision = self.run.end_step(step, epoch, horizon)
         self._apply(decision.stop)
         return decision
@@ -168,6 +177,8 @@ class Session:
 
     def log_saved(self, entries: Sequence[PartEntry], saved: str) -> None:
         """Log a save; at the first, what each part holds."""
+        if self.trace is not None and not self.has_saved:
+            self.trace.add_missing(entries)
         if self.run.ranks.rank == 0:
             if not self.has_saved:
                 log_parts(entries)
@@ -189,7 +200,6 @@ class Session:
         Args:
             places: the objects to look at, by the name under which a user knows them.
         """
-        held = {id(getattr(part, "generator", part)) for part in self.options.parts.values()}
         return [
             PartEntry(
                 "data",
@@ -197,10 +207,23 @@ class Session:
                 f"{place}.{name} is a generator of its own: after a resume it starts over; register it with "
                 f"{self.framework.registers}({name.strip('_').lower()}={place}.{name})",
             )
+            for place, name in self._generators_of(places)
+        ]
+
+    def _generators_of(self, places: Mapping[str, Any]) -> list[tuple[str, str]]:
+        held = {id(getattr(part, "generator", part)) for part in self.options.parts.values()}
+        return [
+            (place, name)
             for place, thing in places.items()
             for name, value in getattr(thing, "__dict__", {}).items()
             if is_generator(value) and id(value) not in held
         ]
+
+    def _trace_loader(self, loader: Any) -> None:
+        assert self.trace is not None, "a run is watched"
+        # The samplers' generators belong to the position of the loader.
+        found = self._generators_of({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
+        self.trace.add_loader(loader.dataset, [f"{place}.{name}" for place, name in found])
 
     # ---- Ending
 
@@ -237,6 +260,8 @@ class Session:
             stack.callback(self.restorer.close)
             stack.callback(self.framework.trackers.close)
             stack.callback(self.framework.close)
+            if self.trace is not None:
+                stack.callback(self.trace.close)
 
 
 class _SessionContent:

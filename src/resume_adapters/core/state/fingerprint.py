@@ -1,0 +1,143 @@
+"""A digest of any data that a user may have: a batch in whatever form, an attribute of a trainer.
+
+It only reads: no random number is drawn, nothing is moved to another device but the bytes that are hashed, and no code
+of the user is run but what reads a container. What cannot be read counts by the name of its type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import struct
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import xxhash
+
+from resume_adapters.core.state.comparison import bits
+from resume_adapters.core.state.rng import GeneratorState, is_generator
+
+_LONGEST = 1_000_000
+"""Values that one digest covers: whoever has more in one batch has them in tensors."""
+
+
+def value_digest(value: Any) -> str:
+    """Return a digest of 16 hexadecimal digits.
+
+    It covers tensors and arrays with shape and dtype, mappings (in any order), sequences, sets, dataclasses, named
+    tuples, strings, numbers, ``None``, generators by their state, and objects with a ``__dict__`` by their attributes;
+    anything else by the name of its type.
+    """
+    walk = _Walk()
+    walk.add(value)
+    return walk.hasher.hexdigest()
+
+
+class _Walk:
+    """One walk through a value.
+
+    Attributes:
+        hasher: the digest so far.
+    """
+
+    def __init__(self) -> None:
+        self.hasher = xxhash.xxh3_64()
+        self._inside: set[int] = set()
+        self._left = _LONGEST
+
+    def add(self, value: Any) -> None:
+        """Add a value to the digest."""
+        self._left -= 1
+        plain = _plain(value)
+        if plain is not None:
+            self.hasher.update(plain)
+            return
+        self._name("object", value)
+        if id(value) in self._inside:  # a value that holds itself
+            return
+        self._inside.add(id(value))
+        try:
+            self._content(value)
+        except Exception as error:  # of any kind: a container of the user's may raise what it likes
+            self.hasher.update(f"unreadable {type(error).__name__}".encode())
+        finally:
+            self._inside.discard(id(value))
+
+    def _name(self, kind: str, value: Any) -> None:
+        self.hasher.update(f"{kind} {type(value).__module__}.{type(value).__qualname__}\0".encode())
+
+    def _content(self, value: Any) -> None:
+        import numpy as np
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            self._tensor(value)
+        elif isinstance(value, np.ndarray | np.generic):
+            self._array(np.asarray(value))
+        elif is_generator(value):
+            self.add(GeneratorState(value).state_dict())
+        elif isinstance(value, torch.dtype | torch.device):
+            self.hasher.update(str(value).encode())
+        elif isinstance(value, Mapping):
+            self._mapping(value)
+        elif isinstance(value, Set):
+            self._items(sorted(map(value_digest, value)))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            self._mapping({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})
+        elif isinstance(value, Sequence):
+            self._items(value)
+        elif isinstance(value, type) or inspect.isroutine(value):
+            self.hasher.update(f"{value.__module__}.{value.__qualname__}".encode())
+        elif hasattr(value, "__dict__"):
+            self._mapping(vars(value))
+
+    def _tensor(self, tensor: Any) -> None:
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        self.hasher.update(f"{local.dtype} {tuple(local.shape)} {local.layout}\0".encode())
+        if local.is_sparse:
+            whole = local.detach().coalesce()
+            self._items([whole.indices(), whole.values()])
+        elif not local.is_meta:
+            self.hasher.update(bits(local).numpy().data)
+
+    def _array(self, array: Any) -> None:
+        import numpy as np
+
+        self.hasher.update(f"{array.dtype.str} {array.shape}\0".encode())
+        if array.dtype.hasobject:
+            self._items(array.tolist() if array.ndim else [array.item()])
+        else:
+            self.hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def _mapping(self, mapping: Mapping[Any, Any]) -> None:
+        by_key = {key if isinstance(key, str) else value_digest(key): value for key, value in mapping.items()}
+        self.hasher.update(f"{len(by_key)}\0".encode())
+        for key in sorted(by_key):
+            self.add(key)
+            self.add(by_key[key])
+
+    def _items(self, items: Iterable[Any]) -> None:
+        for each in items:
+            if self._left <= 0:
+                return
+            self.add(each)
+        self.hasher.update(b"end\0")
+
+
+def _plain(value: Any) -> bytes | None:
+    """Return the bytes of a plain value, with its kind; ``None`` for anything else."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return f"{value}\0".encode()
+    if kind is int:
+        return f"int {value:x}\0".encode()
+    if kind is float:
+        return b"float" + struct.pack("<d", value)
+    if kind is complex:
+        return b"complex" + struct.pack("<dd", value.real, value.imag)
+    if kind is str:
+        encoded = value.encode("utf-8", "surrogatepass")
+        return b"str %d\0%b" % (len(encoded), encoded)
+    if kind is bytes or kind is bytearray:
+        return b"bytes %d\0%b" % (len(value), value)
+    return None

@@ -1,0 +1,157 @@
+"""A digest of whatever a user has: it differs where the values do, is the same where they are, and never raises."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resume_adapters.core.state import fingerprint, rng
+from resume_adapters.core.state.fingerprint import value_digest
+
+Pair = collections.namedtuple("Pair", "one two")
+
+
+@dataclasses.dataclass
+class Sample:
+    text: str
+    tokens: Any
+
+
+class Graph:
+    def __init__(self, nodes: Any) -> None:
+        self.nodes = nodes
+        self.itself = self
+
+
+class Spiteful(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise OSError("no")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("ab")
+
+    def __len__(self) -> int:
+        return 2
+
+
+def ones(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.ones(shape, **options)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+DIFFERENT: list[tuple[Any, Any]] = [
+    (None, False),
+    (0, False),
+    (1, 1.0),
+    (0.0, -0.0),
+    (1j, 2j),
+    ("1", 1),
+    ("1", b"1"),
+    (["ab", "c"], ["a", "bc"]),
+    ([1, 2], (1, 2)),
+    ([[1], 2], [[1, 2]]),
+    ({"a": 1}, {"a": 2}),
+    ({1: 2}, {"1": 2}),
+    ({1, 2}, {1, 3}),
+    (Pair(1, 2), (1, 2)),
+    (Pair(1, 2), Pair(1, 3)),
+    (Sample("a", ones(2)), Sample("a", ones(2) + 1)),
+    (Graph(ones(2)), Graph(ones(3))),
+    (Graph(1), Sample("a", 1)),
+    (ones(2, 3), ones(3, 2)),
+    (ones(2), ones(2, dtype=torch.float64)),
+    (ones(2), ones(2, dtype=torch.int32)),
+    (ones(4).to(torch.bfloat16), ones(4).to(torch.float16)),
+    (ones(2, device="meta"), ones(3, device="meta")),
+    (torch.eye(3).to_sparse(), (torch.eye(3) * 2).to_sparse()),
+    (np.ones(2), np.ones(3)),
+    (np.ones(2), ones(2, dtype=torch.float64)),
+    (np.ones(2), np.ones(2, dtype=np.float32)),
+    (np.array([{"a": 1}], dtype=object), np.array([{"a": 2}], dtype=object)),
+    (np.array({"a": 1}, dtype=object), np.array({"a": 2}, dtype=object)),
+    (np.datetime64("2026-01-01"), np.datetime64("2026-01-02")),
+    (np.float32(1), np.float64(1)),
+    (torch.float32, torch.float64),
+    (generator(1), generator(2)),
+    (random.Random(1), random.Random(2)),
+    (np.random.default_rng(1), np.random.default_rng(2)),
+    (ones, generator),
+    (Sample, Graph),
+    (range(3), range(4)),
+    (iter([1]), object()),
+]
+
+
+@pytest.mark.parametrize("pair", DIFFERENT, ids=lambda pair: f"{type(pair[0]).__name__}-{type(pair[1]).__name__}")
+def test_what_differs_has_different_digests(pair: tuple[Any, Any]) -> None:
+    one, other = map(value_digest, pair)
+    assert one != other
+    assert [value_digest(each) for each in pair] == [one, other]
+    assert len(one) == 16 and int(one, 16) >= 0
+
+
+def test_what_is_equal_has_one_digest() -> None:
+    turned = torch.arange(6.0).reshape(2, 3).t()
+    equal: list[tuple[Any, Any]] = [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({1, 2}, {2, 1}),
+        (turned, turned.contiguous()),
+        (torch.nn.Parameter(ones(2)).data, ones(2)),
+        (np.arange(6).reshape(2, 3).T, np.arange(6).reshape(2, 3).T.copy()),
+        (object(), object()),
+        (Graph([1]), Graph([1])),
+        (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
+        (Spiteful(), Spiteful()),
+    ]
+    for one, other in equal:
+        assert value_digest(one) == value_digest(other), one
+
+
+def test_of_a_distributed_tensor_the_shard_of_this_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "to_local", lambda self: self[:1], raising=False)
+    assert value_digest(ones(2)) == value_digest(ones(3))
+
+
+def test_a_value_without_an_end_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "_LONGEST", 100)
+    assert value_digest(range(10**9)) == value_digest(range(10**9))
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert value_digest(deep)
+
+
+def test_a_digest_draws_nothing_and_leaves_the_default_device() -> None:
+    before = rng.capture()
+    with torch.device("meta"):
+        assert value_digest(ones(3, device="cpu")) == value_digest(torch.ones(3, device="cpu"))
+    for pair in DIFFERENT:
+        value_digest(list(pair))
+    after = rng.capture()
+    assert value_digest(before) == value_digest(after)
+
+
+def test_a_contiguous_tensor_is_hashed_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is read through a view; a copy would have an address of its own."""
+    seen: list[int] = []
+    native = fingerprint.bits
+
+    def watch(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(native(tensor).data_ptr())
+        return native(tensor)
+
+    monkeypatch.setattr(fingerprint, "bits", watch)
+    tensor = torch.ones(1000)
+    value_digest({"a": tensor})
+    assert seen == [tensor.data_ptr()]

@@ -1,0 +1,180 @@
+"""The lines of a watched run, and the points at which it stops itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from resume_adapters.core.trace.log import open_trace
+from resume_adapters.core.trace.points import points_of_rank
+from resume_adapters.errors import UnsupportedSetting
+
+
+def opened(**environment: str) -> Any:
+    return open_trace(environment, 0, clock=time.time, uncounted="monitor")
+
+
+def test_without_the_variables_there_is_no_trace() -> None:
+    assert opened() is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"RESUME_ADAPTERS_PAUSE": "step:3"}, "RESUME_ADAPTERS_TRACE is not"),
+        ({"RESUME_ADAPTERS_TRACE": "t", "RESUME_ADAPTERS_TRACE_EVERY": "0"}, "expected a positive number of steps"),
+        ({"RESUME_ADAPTERS_TRACE": "t", "RESUME_ADAPTERS_TRACE_EVERY": "x"}, "expected a positive number of steps"),
+        ({"RESUME_ADAPTERS_TRACE": "t", "RESUME_ADAPTERS_PAUSE": "save:3"}, "holds 'save:3'; expected step:N"),
+        ({"RESUME_ADAPTERS_TRACE": "t", "RESUME_ADAPTERS_PAUSE": "save:3:0"}, "holds 'save:3:0'"),
+    ],
+)
+def test_a_variable_that_cannot_be_understood_is_refused(environment: dict[str, str], words: str) -> None:
+    with pytest.raises(UnsupportedSetting, match=words):
+        opened(**environment)
+
+
+def test_a_point_is_for_its_rank_or_for_all() -> None:
+    given = "step:3 step:4@1 save:5:2 save:6:2@1  prune:7:1"
+    found = {rank: [each.text for each in points_of_rank(given, rank)] for rank in (0, 1, 2)}
+    assert found == {0: ["step:3", "save:5:2", "prune:7:1"], 1: ["step:3", "step:4@1", "save:6:2@1"], 2: ["step:3"]}
+
+
+def test_each_rank_has_a_file(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        environment = {"RESUME_ADAPTERS_TRACE": str(tmp_path / "steps")}
+        log = open_trace(environment, rank, clock=lambda: 5.0, uncounted="")
+        assert log is not None and log.every == 10
+        log.write("start", step=0, reason=None)
+    lines = [json.loads((tmp_path / name).read_text()) for name in ("steps", "steps.rank-00001")]
+    assert lines == [{"event": "start", "time": 5.0, "rank": rank, "step": 0} for rank in (0, 1)]
+
+
+# ---- Pause points, in a process that really stops
+
+JOB = """
+import sys, threading
+from pathlib import Path
+from resume_adapters.core.checkpoint.retention import KeepLast
+from miniature import Miniature
+
+job = Miniature(Path("run"), keep=KeepLast(1))
+job.run.begin(job.step, 0.0)
+for step in range(job.step + 1, 7):
+    job.run.end_step(step, 0.0)
+    job.run.trace.reach(step)
+    if step % 2 == 0:
+        job.commit(step)
+        job.run.flush()
+job.run.close()
+"""
+
+
+class Paused:
+    """A process that stops itself at points.
+
+    Args:
+        directory: its working directory.
+        points: the points.
+    """
+
+    def __init__(self, directory: Path, points: str) -> None:
+        self.file = directory / "steps"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "RESUME_ADAPTERS_TRACE": str(self.file),
+            "RESUME_ADAPTERS_PAUSE": points,
+        }
+        self.process = subprocess.Popen([sys.executable, "-c", JOB], cwd=directory, env=environment)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+
+    def wait_until_stopped(self) -> list[dict[str, Any]]:
+        """Wait until the process is stopped, and return what it had written."""
+        seen, until = psutil.Process(self.process.pid), time.monotonic() + 60
+        while seen.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < until and self.process.poll() is None, self.lines()
+            time.sleep(0.01)
+        return self.lines()
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def paused(tmp_path: Path) -> Iterator[Any]:
+    started: list[Paused] = []
+
+    def start(points: str) -> Paused:
+        started.append(Paused(tmp_path, points))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+def marker(directory: Path, step: int) -> Path:
+    return directory / "run" / f"checkpoint-{step}" / "resume" / "manifest.json"
+
+
+def test_a_process_stops_itself_at_each_point_once(paused: Any, tmp_path: Path) -> None:
+    """After a step, within a save, before the marker where a save has fewer operations, and within and after a prune."""
+    job = paused("step:1 save:2:3 save:3:999 prune:3:2 prune:5:999")
+    assert job.wait_until_stopped()[-1]["at"] == "step:1"
+    job.go_on()
+
+    def next_stop(at: str) -> list[dict[str, Any]]:
+        until = time.monotonic() + 60
+        while not any(line.get("at") == at for line in job.lines()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        found: list[dict[str, Any]] = job.wait_until_stopped()
+        assert found[-1]["at"] == at
+        return found
+
+    next_stop("save:2:3")
+    assert not marker(tmp_path, 2).exists()
+    job.go_on()
+    next_stop("save:3:999")
+    assert marker(tmp_path, 2).exists() and not marker(tmp_path, 4).exists()
+    job.go_on()
+    next_stop("prune:3:2")
+    assert marker(tmp_path, 4).exists()
+    assert not marker(tmp_path, 2).exists(), "it is renamed as a whole by the first operation"
+    job.go_on()
+    lines = next_stop("prune:5:999")
+    assert sorted(each.name for each in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-6"]
+    assert [line["step"] for line in lines if line["event"] == "committed"] == [2, 4, 6]
+    job.go_on()
+    assert job.process.wait(60) == 0
+    pruned = [line for line in job.lines() if line["event"] == "prune"]
+    assert [line["names"] for line in pruned] == [["checkpoint-2"], ["checkpoint-4"]]
+    assert all(line["operations"] > 2 for line in pruned)
+    assert all(line["operations"] > 3 for line in job.lines() if line["event"] == "committed")
+
+
+def test_a_process_that_was_stopped_within_a_save_can_be_killed_there(paused: Any, tmp_path: Path) -> None:
+    job = paused("save:4:1")
+    assert job.wait_until_stopped()[-1] | {"time": 0} == {"event": "paused", "time": 0, "rank": 0, "at": "save:4:1"}
+    job.process.kill()
+    job.process.wait()
+    assert marker(tmp_path, 2).exists() and not (tmp_path / "run" / "checkpoint-4").exists()
+    again = paused("step:6")
+    again.wait_until_stopped()
+    again.go_on()
+    assert again.process.wait(60) == 0
+    assert marker(tmp_path, 6).exists()
