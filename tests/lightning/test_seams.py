@@ -70,6 +70,7 @@ ATTRIBUTES = {
     ],
     combined_loader.CombinedLoader: ["_iterator"],
     combined_loader._MaxSizeCycle: ["_consumed"],
+    pl.Trainer: ["_default_root_dir"],
     ModelCheckpoint: ["_last_global_step_saved", "_last_checkpoint_saved", "_last_time_checked"],
     DeepSpeedStrategy: ["load_full_weights"],
     FSDPStrategy: ["_state_dict_type"],

@@ -46,7 +46,7 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.requirements import require_version
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.options import ResumeOptions, run_directory_override
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
@@ -89,13 +89,16 @@ def register_for_resume(
     """
     require_supported(accelerator)
     config = accelerator.project_configuration
-    if run_dir is None and config.project_dir is None:
+    override = run_directory_override()
+    if override is None and run_dir is None and config.project_dir is None:
         raise UnsupportedSetting(
             "there is no directory for the checkpoints: pass Accelerator(project_dir=...), or "
             "register_for_resume(accelerator, run_dir=...)"
         )
-    directory = Path(os.path.abspath(Path(config.project_dir) / "checkpoints" if run_dir is None else run_dir))
+    given = Path(config.project_dir or "") / "checkpoints" if run_dir is None else run_dir
+    directory = override or Path(os.path.abspath(given))
     options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
+    cadence = options.cadence()
     framework = AccelerateFramework(accelerator, directory)
     run = ResumableRun(
         directory,
@@ -103,7 +106,7 @@ def register_for_resume(
         resume=resume,
         keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
         stop=stop,
-        cadence=options.cadence(),
+        cadence=cadence,
         foreign=framework.foreign_step,
     )
-    return ResumableLoop(framework, run, options, each_epoch=save_every is None)
+    return ResumableLoop(framework, run, options, each_epoch=cadence is None)

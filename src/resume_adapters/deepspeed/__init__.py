@@ -40,7 +40,7 @@ from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.options import ResumeOptions, run_directory_override
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
@@ -83,18 +83,20 @@ class ResumeHooks(ResumableLoop):
         on_batch_change: str = "refuse",
         **parts: Any,
     ) -> None:
-        require_supported(engine, os.path.abspath(run_dir))
+        directory = run_directory_override() or os.path.abspath(run_dir)
+        require_supported(engine, str(directory))
         options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
+        cadence = options.cadence()
         framework = DeepSpeedFramework(engine)
         run = ResumableRun(
-            run_dir,
+            directory,
             framework=framework.label,
             resume=resume,
             keep=keep,
             stop=stop,
-            cadence=options.cadence(),
+            cadence=cadence,
             foreign=framework.foreign_step,
             latest="file",
             local_rank=framework.local_rank,
         )
-        super().__init__(framework, run, options, each_epoch=save_every is None)
+        super().__init__(framework, run, options, each_epoch=cadence is None)

@@ -67,6 +67,10 @@ class DeepSpeedFramework(LoopFramework):
         """Return whether the engine counted a step; one that overflowed counts."""
         return self._state.has_stepped()
 
+    def grad_norm(self) -> Any:
+        """Return the norm over all ranks, before clipping."""
+        return self.engine.get_global_grad_norm()
+
     # ---- Data
 
     def track(self, loader: Any, session: Session) -> LoopLoader:

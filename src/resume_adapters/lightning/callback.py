@@ -8,7 +8,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import SavePoint
-from resume_adapters.lightning.model_checkpoints import assign_directories
+from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
 from resume_adapters.lightning.supported import require_supported
@@ -54,8 +54,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
         require_supported(trainer)
+        former = move_directories(trainer)
         assign_directories(trainer, str(self.options.resume))
-        self._resuming = ResumingTrainer(trainer, self.options)
+        self._resuming = ResumingTrainer(trainer, self.options, former)
         self._resuming.begin(pl_module)
 
     # ---- Events
@@ -70,14 +71,15 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         if (session := self.session) is not None:
             session.begin_training()
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
         """Begin a batch: nothing is saved before it ends."""
         if (session := self.session) is not None:
-            session.begin_batch()
+            session.begin_batch(batch)
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
         """Checkpoints are now saved after a batch."""
         if (session := self.session) is not None:
+            session.add_outputs(outputs)
             session.set_save_point(SavePoint.BATCH)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.session.options import run_directory_override
 from resume_adapters.lightning.compat import pl, unsaved
 
 
@@ -15,6 +16,29 @@ def saving(trainer: Any) -> list[Any]:
     """Return every ModelCheckpoint that saves the whole state."""
     found = [each for each in trainer.checkpoint_callbacks if isinstance(each, pl.callbacks.ModelCheckpoint)]
     return [each for each in found if not each.save_weights_only]
+
+
+def move_directories(trainer: Any) -> frozenset[Path]:
+    """Let each checkpoint callback save where the environment says, if it does.
+
+    The first ModelCheckpoint saves into that directory, others that had another directory beside it; so does what
+    Lightning writes below ``default_root_dir``. Loggers keep their directories: they are made before.
+
+    Returns:
+        The directories that they had.
+    """
+    directory = run_directory_override()
+    if directory is None:
+        return frozenset()
+    trainer._default_root_dir = str(directory)  # seam: lightning 2.4-2.6
+    others = [each for each in trainer.checkpoint_callbacks if hasattr(each, "dirpath")]
+    moved: dict[str | None, Path] = {}
+    for each in [*saving(trainer), *others]:
+        former = None if each.dirpath is None else os.path.realpath(each.dirpath)
+        if former is None or directory not in (Path(former), *Path(former).parents):
+            beside = directory / f"checkpoints-{len(moved) + 1}" if moved else directory
+            each.dirpath = str(moved.setdefault(former, beside))
+    return frozenset(Path(former) for former in moved if former is not None)
 
 
 def assign_directories(trainer: Any, resume: str) -> None:

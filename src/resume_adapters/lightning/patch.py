@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ class ResumingTrainer:
     Args:
         trainer: the trainer.
         options: the options of the run.
+        former: the directories of the ModelCheckpoints where the environment has named another one.
 
     Attributes:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(self, trainer: Any, options: ResumeOptions) -> None:
+    def __init__(self, trainer: Any, options: ResumeOptions, former: Collection[Path]) -> None:
         self.session: FitSession | None = None
+        self._former = former
         self._trainer = trainer
         self._options = options
         self._undo = contextlib.ExitStack()
@@ -67,6 +69,8 @@ class ResumingTrainer:
     def _start(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
         """Open a session in place of Lightning's load, which gets what is resumed from."""
         trainer = self._trainer
+        if path is not None and Path(os.path.realpath(path)).parent in self._former:
+            path = None  # what Lightning took for the newest, in a directory that is not this run's
         session = self.session = FitSession(trainer, self._options, path)
         self._undo.callback(session.close)
         self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,8 @@ class FitSession:
         self.loops.restore_progress(self.data.progress_here(context), state.save_point, state.row)
         self.data.restore_cycles(context)
         gradients.restore(module, held)
+        if held and self._session.trace is not None:
+            self._session.trace.begin_partial_step()
         self.loops.start_evaluation_workers(state.evaluation_workers)
         self._framework.restore_checkpoints(state.checkpoints)
         self._session.restorer.restore_parts(self._framework.parts())
@@ -192,7 +194,7 @@ class FitSession:
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, batch: Any) -> None:
         """Leave before the first step if a stop was asked for; from here on a save would fall into a step.
 
         Raises:
@@ -200,6 +202,13 @@ class FitSession:
         """
         self._session.begin_step()
         self._save_point = None
+        if self._session.trace is not None:
+            self._session.trace.add_batch(batch)
+
+    def add_outputs(self, outputs: Any) -> None:
+        """Add to the trace the loss among what ``training_step`` returned, where there is one."""
+        if self._session.trace is not None:
+            self._session.trace.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def set_save_point(self, point: SavePoint) -> None:
         """Set where in the training a checkpoint is saved from now on."""
@@ -211,6 +220,8 @@ class FitSession:
             return
         if self._framework.engine is not None:
             self._framework.engine.has_stepped()
+            if self._session.trace is not None:
+                self._session.trace.set_grad_norm(self._framework.engine.engine.get_global_grad_norm())
         expected = self._expected_steps
         horizon = None if expected is None else expected + self._session.rescale.shift
         decision = self._session.end_step(self._trainer.global_step, self._epoch(), horizon)

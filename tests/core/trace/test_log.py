@@ -132,7 +132,7 @@ def marker(directory: Path, step: int) -> Path:
 
 
 def test_a_process_stops_itself_at_each_point_once(paused: Any, tmp_path: Path) -> None:
-    """After a step, within a save, before the marker where a save has fewer operations, and within and after a prune."""
+    """After a step; within a save, or before its marker where it has fewer operations; within a prune, or after it."""
     job = paused("step:1 save:2:3 save:3:999 prune:3:2 prune:5:999")
     assert job.wait_until_stopped()[-1]["at"] == "step:1"
     job.go_on()

@@ -14,6 +14,7 @@ that the resumed data is the data of the uninterrupted run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -34,6 +35,7 @@ from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler
 from resume_adapters.core.state import rng
+from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
@@ -111,6 +113,7 @@ class TrackedLoader:
         self._worker_init: WorkerInit | None = None
         self._on_skip: OnSkip = _ignore
         self._show_skipping: ShowSkipping = _show_nothing
+        self._digests: deque[str] | None = None
         if self.workers:
             loader.collate_fn = WorkerCollate(loader.collate_fn)
             self._worker_init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
@@ -144,7 +147,7 @@ class TrackedLoader:
     def release(self) -> None:
         """Forget what :meth:`attach` set, and a position that was restored and no pass has begun with."""
         self._log.capture_generators({})
-        self._on_skip, self._show_skipping = _ignore, _show_nothing
+        self._on_skip, self._show_skipping, self._digests = _ignore, _show_nothing, None
         self._replay = None
         beginning = beginning_of(self._next_pass)
         if isinstance(beginning, Resumed | AfterEnd):
@@ -211,6 +214,23 @@ class TrackedLoader:
         """
         assert self._log.elastic is not None and position.elastic is not None, "only an elastic loader knows"
         return self._log.elastic.left(position.elastic, global_batch)
+
+    # ---- What it hands out
+
+    def keep_digests(self) -> None:
+        """Keep the digest of each batch that is handed out, for :meth:`take_digests`."""
+        self._digests = deque()
+
+    def take_digests(self, count: int) -> list[str]:
+        """Return the digests of the next batches of this pass in the order in which they were handed out.
+
+        A loader that is wrapped may hand batches out before they are used.
+
+        Args:
+            count: batches that were used.
+        """
+        kept = self._digests or deque()
+        return [kept.popleft() for _ in range(min(count, len(kept)))]
 
     # ---- Restoring it
 
@@ -339,6 +359,8 @@ class TrackedLoader:
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
+        if self._digests:
+            self._digests.clear()
         following = self._next_pass
         if isinstance(following, Empty):
             self.restore_now()
@@ -424,6 +446,12 @@ class TrackedLoader:
             return make()
 
     def _next(self, inner: Iterator[Any]) -> Any:
+        batch = self._fetch(inner)
+        if self._digests is not None:
+            self._digests.append(value_digest(batch))
+        return batch
+
+    def _fetch(self, inner: Iterator[Any]) -> Any:
         if self._replay is None or self._replay.is_over:
             return self._log.fetch(inner)
         self._replay.prepare()

@@ -76,6 +76,10 @@ class LoopFramework(abc.ABC):
     def skip_micro_batches(self, batches: int) -> None:
         """Let the next optimizer step come that many batches sooner."""
 
+    def grad_norm(self) -> Any:
+        """Return the gradient norm of the step that has ended; ``None`` where the framework does not have it."""
+        return None
+
     def skip_pass(self, loader: Any) -> None:
         """Leave a loader as it is after a pass of which every batch was used before the checkpoint."""
         return

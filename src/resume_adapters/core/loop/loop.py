@@ -208,11 +208,15 @@ class ResumableLoop:
         if self._passes.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
-        if self._session.trace is not None:
-            self._session.trace.add_loss(loss)
+        trace = self._session.trace
+        if trace is not None:
+            trace.add_digests(self._passes.take_external_digests())
+            trace.add_loss(loss)
         self._is_accumulating = not self._framework.has_stepped()
         if self._is_accumulating:
             return
+        if trace is not None:
+            trace.set_grad_norm(self._framework.grad_norm())
         self.global_step += 1
         decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
         self._due = self._due or decision.save or decision.stop

@@ -112,6 +112,8 @@ class EpochPasses:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
         self._external = self._loader(prepared)
+        if self._session.trace is not None:
+            self._external.tracked.keep_digests()
         if self._external.at_end:
             self._external.tracked.resume_at_end()
             self._framework.skip_pass(prepared)
@@ -119,6 +121,11 @@ class EpochPasses:
     def count_external(self) -> bool:
         """Count a batch of the loader that the script iterates over itself; return whether the next pass has begun."""
         return self._external is not None and self._external.count_external()
+
+    def take_external_digests(self) -> list[str]:
+        """Return the digests of the batch that was counted last of such a loader; none in a wrapped loop."""
+        loader = self._external
+        return [] if loader is None else loader.tracked.take_digests(loader.fetches_per_batch)
 
     # ---- In a checkpoint
 

@@ -90,9 +90,9 @@ class StepTrace:
         """Add the batch of a micro-step, as the training step gets it."""
         self._batches.append(value_digest(batch))
 
-    def add_batch_digest(self, digest: str) -> None:
-        """Add a batch of which only the digest is known."""
-        self._batches.append(digest)
+    def add_digests(self, digests: Sequence[str]) -> None:
+        """Add batches of which only the digests are known."""
+        self._batches += digests
 
     def add_loss(self, loss: Any) -> None:
         """Add the loss of a micro-step; ``None`` where the script gives none."""
@@ -108,12 +108,14 @@ class StepTrace:
         stepped.rates += [_hex(group["lr"]) for group in optimizer.param_groups]
 
     def end_step(self, step: int, epoch: float) -> None:
-        """Write the line of a step, and pause if that is asked for here.
+        """Write the line of a step, and pause if that is asked for here; a no-op where the step has its line already.
 
         Args:
             step: optimizer steps completed.
             epoch: epochs completed, with the fraction of the running one.
         """
+        if step == self._last:  # a batch after which a hand-written optimization has not stepped
+            return
         is_due = step // self._log.every != self._last // self._log.every
         optimizers = [each.optimizer for each in self._stepped.values()]
         self._log.write(

@@ -1,0 +1,309 @@
+"""What a watched run writes of its steps: for a killed and resumed run, the lines of one that was never left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import optimizer
+
+from resume_adapters.core.session.options import ResumeOptions, run_directory_override
+from resume_adapters.core.session.trace import StepTrace
+from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.trace.log import TraceLog
+from resume_adapters.errors import UnsupportedSetting
+
+from plain_torch import Killed, Launch, killed_after
+
+EVERY = 4
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
+    """Let the runs that follow write into a file."""
+
+    def watch(name: str) -> Path:
+        monkeypatch.setenv("RESUME_ADAPTERS_TRACE", str(tmp_path / name))
+        monkeypatch.setenv("RESUME_ADAPTERS_TRACE_EVERY", str(EVERY))
+        return tmp_path / name
+
+    return watch
+
+
+def events(file: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def steps(file: Path) -> dict[int, dict[str, Any]]:
+    """Return the lines of the steps; of a step that was done twice, the last."""
+    return {line["step"]: {**line, "time": 0.0} for line in events(file, "step")}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"accumulation": 2},
+    "together": {"script": "zip"},
+    "followed": {"script": "followed"},
+    "followed, fetched ahead": {"script": "followed", "data": "ahead"},
+    "a stream": {"data": "stream"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batches", [5, 11])
+def test_the_lines_of_a_resumed_run_are_those_of_one_that_was_never_left(
+    tmp_path: Path, watch: Callable[[str], Path], case: str, batches: int
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    options = {**CASES[case], "parts": {"draws": GeneratorState(generator)}}
+    Launch(tmp_path / "unwatched", **options)()
+    whole = watch("whole")
+    uninterrupted = Launch(tmp_path / "run", **options)()
+    resumed = watch("resumed")
+    with pytest.raises(Killed):
+        Launch(tmp_path / "again", killed_after(batches), **options)()
+    launch = Launch(tmp_path / "again", **options)()
+    assert launch.end == uninterrupted.end
+    assert launch.trace == uninterrupted.trace[-len(launch.trace) :]
+    found, expected = steps(resumed), steps(whole)
+    assert found == expected and len(found) == uninterrupted.loop.global_step
+    for step, line in found.items():
+        micro = options.get("accumulation", 1)
+        assert len(line["batches"]) == micro * (2 if case == "together" else 1)
+        assert len(line["loss"]) == micro and len(line["lr"]) == 1
+        assert line["rng"].keys() == {"python", "numpy", "torch", "draws"}
+        assert ("weights" in line) == ("optimizer" in line) == (step % EVERY == 0)
+        assert "grad_norm" not in line
+    assert len({line["batches"][0] for line in found.values()}) > 3
+    assert [line["step"] for line in events(resumed, "start")] == [
+        0,
+        launch.loop.global_step - len(launch.trace) // micro,
+    ]
+
+
+def test_a_watched_run_trains_as_one_that_nobody_watches(tmp_path: Path, watch: Callable[[str], Path]) -> None:
+    unwatched = Launch(tmp_path / "one")
+    assert unwatched.loop._session.trace is None
+    unwatched()
+    watch("trace")
+    watched = Launch(tmp_path / "two")()
+    assert (watched.trace, watched.end) == (unwatched.trace, unwatched.end)
+    assert not optimizer._global_optimizer_pre_hooks, "the run is closed"
+
+
+def test_a_run_says_what_it_begins_and_ends_with(tmp_path: Path, watch: Callable[[str], Path]) -> None:
+    file = watch("trace")
+    launch = Launch(tmp_path / "run", max_steps=5)
+    launch()
+    (start,) = events(file, "start")
+    assert start | {"pid": 0, "time": 0} == {
+        "event": "start",
+        "time": 0,
+        "rank": 0,
+        "pid": 0,
+        "world_size": 1,
+        "generation": 1,
+        "step": 0,
+        "run_directory": str(tmp_path / "run"),
+        "framework": "",
+        "every": EVERY,
+        "missing": [],
+    }
+    (data,) = events(file, "data")
+    assert (data["place"], data["dataset"], data["generators"]) == ("loader 0", "range", [])
+    assert [line["name"] for line in events(file, "save")][:2] == ["checkpoint-4", "checkpoint-5"]
+    saves = [[line["step"] for line in events(file, kind)] for kind in ("save", "committed")]
+    assert saves == [[4, 5, 5], [4, 5, 5]], "and once more what the script did after its last step"
+    assert [line["parts"] for line in events(file, "missing")] == [[]]
+    (end,) = events(file, "end")
+    assert (end["state"], end["step"]) == ("finished", 5)
+
+
+class Drawn(torch.utils.data.Dataset[int]):
+    def __init__(self) -> None:
+        self.draws = torch.Generator()
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_generator_that_no_part_holds_is_named(tmp_path: Path, watch: Callable[[str], Path]) -> None:
+    file = watch("trace")
+    for _ in range(2):
+        launch = Launch(tmp_path / "run", killed_after(5))
+        loader = torch.utils.data.DataLoader(Drawn(), 4)
+        launch.loader = lambda loader=loader: loader  # type: ignore[misc]
+        with pytest.raises(Killed):
+            launch()
+        launch.run.close()
+    assert [line["generators"] for line in events(file, "data")] == [["dataset.draws"]] * 2
+    assert events(file, "data")[0]["dataset"] == "Drawn"
+    (missing, _), starts = events(file, "missing"), events(file, "start")
+    assert "dataset.draws is a generator of its own" in missing["parts"][0]
+    assert [line["missing"] for line in starts] == [[], missing["parts"]]
+
+
+@pytest.mark.parametrize("quantity", ["rng", "batches", "weights", "lr"])
+def test_what_was_disturbed_shows_in_its_own_quantity(
+    tmp_path: Path, watch: Callable[[str], Path], quantity: str
+) -> None:
+    def disturb(launch: Launch) -> None:
+        if len(launch.trace) != 3:
+            return
+        if quantity == "rng":
+            torch.rand(1)
+        elif quantity == "batches":
+            launch.loader_data[-1] += 1
+        elif quantity == "weights":
+            launch.framework.model[1].running_mean.add_(1e-6)  # in training mode, no loss reads it
+        else:
+            launch.framework.optimizer.param_groups[0]["lr"] *= 1.0000001
+
+    files = []
+    for name, die in (("whole", lambda launch: None), ("disturbed", disturb)):
+        files.append(watch(name))
+        launch = Launch(tmp_path / f"run {name}", die, max_steps=4)
+        launch.loader_data = torch.arange(22.0)  # type: ignore[attr-defined]
+        launch.loader = lambda data=launch.loader_data: torch.utils.data.DataLoader(data, 4, drop_last=False)  # type: ignore
+        launch.loader_data = launch.loader_data[:16]  # the fourth batch
+        launch()
+    one, other = map(steps, files)
+    differing = {name for name in one[4] if one[4][name] != other[4].get(name)}
+    assert one[3] == other[3] and quantity in differing
+    assert quantity == "rng" or "rng" not in differing
+    assert quantity == "batches" or "batches" not in differing
+    assert quantity != "weights" or differing == {"weights"}
+
+
+# ---- One line
+
+
+class Stub:
+    """A framework that has a model, some of it without content."""
+
+    label = "stub 1"
+
+    def __init__(self) -> None:
+        self.live: dict[str, Any] = {"here": torch.ones(2), "elsewhere": torch.ones(2, device="meta")}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.live
+
+
+@pytest.fixture
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture
+def step_trace(tmp_path: Path, stub: Any) -> StepTrace:
+    log = TraceLog(tmp_path / "lines", 0, [], every=1, clock=lambda: 0.0, uncounted="")
+    return StepTrace(log, stub, {})
+
+
+def last(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "lines").read_text().splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_losses_and_norms_are_numbers_to_the_last_bit(tmp_path: Path, step_trace: StepTrace) -> None:
+    for loss in (
+        0.1,
+        torch.tensor(0.1),
+        torch.tensor([2]),
+        None,
+        "text",
+        torch.ones(2),
+        torch.tensor(1j),
+        float("nan"),
+    ):
+        step_trace.add_loss(loss)
+    step_trace.set_grad_norm(3)
+    step_trace.end_step(1, 0.5)
+    line = last(tmp_path)
+    assert line["loss"] == [(0.1).hex(), float(torch.tensor(0.1)).hex(), (2.0).hex(), None, None, None, None, "nan"]
+    assert (line["grad_norm"], line["lr"], line["epoch"]) == ((3.0).hex(), [], 0.5)
+
+
+def test_a_shard_of_a_loss_is_its_local_part(
+    tmp_path: Path, step_trace: StepTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "to_local", lambda self: self, raising=False)
+    step_trace.add_loss(torch.tensor(2.0))
+    step_trace.end_step(1, 0.0)
+    assert last(tmp_path)["loss"] == [(2.0).hex()] and last(tmp_path)["weights"]
+
+
+def test_a_step_that_an_earlier_launch_has_begun_has_no_batches(tmp_path: Path, step_trace: StepTrace) -> None:
+    step_trace.begin_partial_step()
+    for step in (1, 2):
+        step_trace.add_batch([1])
+        step_trace.end_step(step, 0.0)
+        step_trace.add_loss(1.0)
+        step_trace.end_step(step, 0.0)  # a batch without a step
+        assert ("batches" in last(tmp_path)) == ("loss" in last(tmp_path)) == (step == 2)
+    assert last(tmp_path)["loss"] == [(1.0).hex()]
+
+
+def test_what_an_optimizer_steps_beside_the_model_counts(tmp_path: Path, step_trace: StepTrace, stub: Stub) -> None:
+    """As the flat partitions of ZeRO do, of which it steps some groups at a time; the model's own count once."""
+    seen = []
+    for flat in (1.0, 2.0):
+        inner = torch.optim.Adam(
+            [{"params": [torch.full((3,), flat, requires_grad=True)]}, {"params": [stub.live["here"]]}]
+        )
+        inner.param_groups[0]["lr"] = 0.5
+        groups = inner.param_groups
+        for each in groups:
+            inner.param_groups = [each]
+            step_trace._before_step(inner, (), {})
+        inner.param_groups = groups
+        step_trace.end_step(int(flat), 0.0)
+        line = last(tmp_path)
+        assert line["lr"] == [[(0.5).hex(), (0.001).hex()]]
+        seen.append((line["weights"], line["optimizer"]))
+    assert seen[0][0] != seen[1][0] and seen[0][1] == seen[1][1], "no state yet"
+    stub.live["here"] += 1
+    step_trace.end_step(3, 0.0)
+    stub.live["elsewhere"] = torch.ones(9, device="meta")
+    step_trace.end_step(4, 0.0)
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert lines[2]["weights"] == lines[3]["weights"] != lines[1]["weights"]
+
+
+def test_the_state_of_an_optimizer_counts_in_the_order_of_its_parameters(tmp_path: Path, step_trace: StepTrace) -> None:
+    parameters = [torch.ones(2, requires_grad=True), torch.zeros(3, requires_grad=True)]
+    digests = []
+    for order in ([0, 1], [1, 0], [0, 1]):
+        inner = torch.optim.SGD(parameters)
+        for index in order:
+            inner.state[parameters[index]] = {"momentum_buffer": torch.full((1,), float(index + len(digests) // 2))}
+        step_trace._before_step(inner, (), {})
+        step_trace.end_step(len(digests) + 1, 0.0)
+        digests.append(last(tmp_path)["optimizer"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+# ---- What the environment overrides
+
+
+def test_the_environment_comes_before_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run_directory_override() is None and ResumeOptions().cadence() is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESUME_ADAPTERS_RUN_DIR", "elsewhere")
+    assert run_directory_override() == tmp_path / "elsewhere"
+    monkeypatch.setenv("RESUME_ADAPTERS_SAVE_EVERY", "7")
+    for options in (ResumeOptions(), ResumeOptions(save_every=3), ResumeOptions(save_every="auto")):
+        cadence = options.cadence()
+        assert cadence is not None and cadence.steps == 7
+    for invalid in ("often", "0", "-1", ""):
+        monkeypatch.setenv("RESUME_ADAPTERS_SAVE_EVERY", invalid)
+        with pytest.raises(UnsupportedSetting, match=r"save_every=0|RESUME_ADAPTERS_SAVE_EVERY"):
+            ResumeOptions().cadence()
