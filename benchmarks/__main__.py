@@ -28,6 +28,7 @@ BENCHMARKS = {
     "saves": (saves.measure, 4, 1),
     "loop-steps": (loops.measure_steps, 2000, 200),
     "loop-saves": (loops.measure_saves, 4, 1),
+    "loop-trace": (loops.measure_trace, 15, 2),
     "fit-steps": (fits.measure_steps, 2000, 200),
     "fit-saves": (fits.measure_saves, 4, 1),
     "digests": (digests.measure, 15, 3),
