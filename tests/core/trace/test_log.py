@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.trace.log import open_trace
 from resume_adapters.core.trace.points import points_of_rank
 from resume_adapters.errors import UnsupportedSetting
@@ -178,3 +180,19 @@ def test_a_process_that_was_stopped_within_a_save_can_be_killed_there(paused: An
     again.go_on()
     assert again.process.wait(60) == 0
     assert marker(tmp_path, 6).exists()
+
+
+def test_what_a_thread_of_the_clock_writes_is_not_counted(tmp_path: Path) -> None:
+    log = opened(RESUME_ADAPTERS_TRACE=str(tmp_path / "steps"))
+    storage = log.counting(LocalStorage())
+    storage.write(tmp_path / "before", b"")
+    log.begin_save("checkpoint-1", 1)
+    storage.write(tmp_path / "counted", b"")
+    thread = threading.Thread(target=storage.write, args=(tmp_path / "status", b""), name="monitor")
+    thread.start()
+    thread.join()
+    log.committed()
+    with log.pruning({}):
+        storage.write(tmp_path / "between", b"")
+    committed = json.loads((tmp_path / "steps").read_text().splitlines()[-1])
+    assert (committed["event"], committed["step"], committed["operations"]) == ("committed", 1, 1)

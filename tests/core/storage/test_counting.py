@@ -1,0 +1,39 @@
+"""A storage that calls a function before each operation that changes something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resume_adapters.core.storage.counting import CountingStorage
+from resume_adapters.core.storage.local import LocalStorage
+
+
+def test_it_does_what_the_storage_beneath_does_and_says_before_what_it_changes(tmp_path: Path) -> None:
+    changed: list[tuple[str, bool]] = []
+    storage = CountingStorage(LocalStorage(), lambda path: changed.append((path.name, path.exists())))
+    directory, file, moved, link = (tmp_path / name for name in ("directory", "directory/file", "moved", "link"))
+    storage.make_directory(directory)
+    storage.write(file, b"one")
+    storage.append(file, b" two")
+    storage.sync(file)
+    storage.replace(file, moved)
+    assert storage.symlink("moved", link)
+    assert changed == [
+        ("directory", False),
+        ("file", False),
+        ("file", True),
+        ("file", True),
+        ("moved", False),
+        ("link", False),
+    ]
+    del changed[:]
+    local = LocalStorage()
+    assert storage.read(moved) == b"one two" and storage.size(moved) == 7
+    assert storage.digest(moved) == local.digest(moved)
+    assert storage.entries(directory) == [] and storage.is_directory(directory)
+    assert storage.exists(link) and storage.is_file(link) and storage.is_link(link)
+    assert storage.read_link(link) == "moved" and storage.real_path(link) == local.real_path(moved)
+    assert changed == []
+    storage.remove_file(link)
+    storage.remove_directory(directory)
+    assert changed == [("link", True), ("directory", True)] and not directory.exists()
