@@ -26,7 +26,10 @@ from benchmarks.job import SAVES, WIDTH
 GOAL_MICROSECONDS = 30
 GOAL_RATIO = 1.15
 GOAL_TRACE = 5
-WIDTH_OF_10_MS, _LAYERS, _ROUND = 512, 4, 20
+_ROUND = 20
+_TEN_MILLISECONDS = {"width": 512, "layers": 4, "batch": 32}
+"""A model of a million parameters, whose step takes about that long on one core."""
+
 _WARM_UP = 50
 
 
@@ -79,7 +82,7 @@ def measure_trace(rounds: int) -> list[Figure]:
     for _ in range(rounds):
         for kind, each in seconds.items():
             with tempfile.TemporaryDirectory() as directory, _environment(Path(directory), traced=kind == "on"):
-                steps = _steps(Path(directory), with_package=kind != "bare", width=WIDTH_OF_10_MS, layers=_LAYERS)
+                steps = _steps(Path(directory), with_package=kind != "bare", **_TEN_MILLISECONDS)
                 each.append(statistics.mean([next(steps) for _ in range(2 * _ROUND)][_ROUND:]))
                 steps.close()
     detail = f"{rounds} rounds of {_ROUND} steps; a bare one takes {figure.median(seconds['bare']) * 1e3:.1f} ms"
@@ -120,7 +123,9 @@ def _run(directory: Path, with_package: bool) -> dict[str, list[float]]:
 class _Loop:
     """A loop of steps of a stack of linear layers, with or without the package."""
 
-    def __init__(self, directory: Path, width: int, layers: int, save_every: int, with_package: bool) -> None:
+    def __init__(
+        self, directory: Path, width: int, layers: int, save_every: int, with_package: bool, batch: int = 1
+    ) -> None:
         import torch
         from accelerate import Accelerator
 
@@ -132,7 +137,7 @@ class _Loop:
         self.accelerator = Accelerator(cpu=True)
         model = Stack(width, layers)
         optimizer = torch.optim.AdamW(model.parameters())
-        rows = torch.utils.data.DataLoader(Rows(width), batch_size=1)
+        rows = torch.utils.data.DataLoader(Rows(width), batch_size=batch)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, rows)
         self.run: Any = (
             register_for_resume(self.accelerator, run_dir=directory, save_every=save_every) if with_package else None
@@ -152,8 +157,10 @@ class _Loop:
                 yield
 
 
-def _steps(directory: Path, with_package: bool, width: int = 16, layers: int = 1) -> Generator[float, None, None]:
-    loop = _Loop(directory, width=width, layers=layers, save_every=10**9, with_package=with_package)
+def _steps(
+    directory: Path, with_package: bool, width: int = 16, layers: int = 1, batch: int = 1
+) -> Generator[float, None, None]:
+    loop = _Loop(directory, width=width, layers=layers, save_every=10**9, with_package=with_package, batch=batch)
     steps = iter(loop)
     next(steps)
     try:

@@ -70,7 +70,6 @@ ATTRIBUTES = {
     ],
     combined_loader.CombinedLoader: ["_iterator"],
     combined_loader._MaxSizeCycle: ["_consumed"],
-    pl.Trainer: ["_default_root_dir"],
     ModelCheckpoint: ["_last_global_step_saved", "_last_checkpoint_saved", "_last_time_checked"],
     DeepSpeedStrategy: ["load_full_weights"],
     FSDPStrategy: ["_state_dict_type"],
@@ -83,6 +82,10 @@ def test_the_object_has_what_is_read_and_written(owner: Any) -> None:
     source = inspect.getsource(owner.__init__)
     missing = [name for name in ATTRIBUTES[owner] if f"self.{name}" not in source]
     assert not missing, f"{owner.__name__} of {pl.__version__} has no {missing}"
+
+
+def test_the_root_directory_is_read_where_it_is_set() -> None:
+    assert "self._default_root_dir" in inspect.getsource(pl.Trainer.default_root_dir.fget)
 
 
 def test_what_torch_does_not_read_is_known() -> None:
