@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +17,8 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.trace.log import open_trace
 from resume_adapters.core.trace.points import points_of_rank
 from resume_adapters.errors import UnsupportedSetting
+
+from launch import Server
 
 
 def opened(**environment: str) -> Any:
@@ -64,7 +63,6 @@ def test_each_rank_has_a_file(tmp_path: Path) -> None:
 # ---- Pause points, in a process that really stops
 
 JOB = """
-import sys, threading
 from pathlib import Path
 from resume_adapters.core.checkpoint.retention import KeepLast
 from miniature import Miniature
@@ -76,7 +74,6 @@ for step in range(job.step + 1, 7):
     job.run.trace.reach(step)
     if step % 2 == 0:
         job.commit(step)
-        job.run.flush()
 job.run.close()
 """
 
@@ -85,48 +82,49 @@ class Paused:
     """A process that stops itself at points.
 
     Args:
+        server: forks it.
         directory: its working directory.
         points: the points.
     """
 
-    def __init__(self, directory: Path, points: str) -> None:
+    def __init__(self, server: Server, directory: Path, points: str) -> None:
         self.file = directory / "steps"
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "RESUME_ADAPTERS_TRACE": str(self.file),
-            "RESUME_ADAPTERS_PAUSE": points,
-        }
-        self.process = subprocess.Popen([sys.executable, "-c", JOB], cwd=directory, env=environment)
+        script = directory / "job.py"
+        script.write_text(JOB)
+        environment = {"RESUME_ADAPTERS_TRACE": str(self.file), "RESUME_ADAPTERS_PAUSE": points}
+        self.running = server.start(script, [], directory, 1, environment)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
 
-    def wait_until_stopped(self) -> list[dict[str, Any]]:
-        """Wait until the process is stopped, and return what it had written."""
-        seen, until = psutil.Process(self.process.pid), time.monotonic() + 60
-        while seen.status() != psutil.STATUS_STOPPED:
-            assert time.monotonic() < until and self.process.poll() is None, self.lines()
+    def wait_until_stopped(self, at: str) -> list[dict[str, Any]]:
+        """Wait until the process has stopped itself at a point, and return what it had written."""
+        (pid,), until = self.running.pids, time.monotonic() + 60
+        while not (self.is_announced(at) and psutil.Process(pid).status() == psutil.STATUS_STOPPED):
+            assert time.monotonic() < until and self.running.alive(), self.lines()
             time.sleep(0.01)
-        return self.lines()
+        lines = self.lines()
+        assert lines[-1]["at"] == at, "nothing is written by a process that is stopped"
+        return lines
+
+    def is_announced(self, at: str) -> bool:
+        return any(line.get("at") == at for line in self.lines())
 
     def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.running.signal(signal.SIGCONT)
 
 
 @pytest.fixture
-def paused(tmp_path: Path) -> Iterator[Any]:
+def paused(server: Server, tmp_path: Path) -> Iterator[Any]:
     started: list[Paused] = []
 
     def start(points: str) -> Paused:
-        started.append(Paused(tmp_path, points))
+        started.append(Paused(server, tmp_path, points))
         return started[-1]
 
     yield start
     for each in started:
-        each.process.kill()
-        each.process.wait()
+        each.running.signal(signal.SIGKILL)
 
 
 def marker(directory: Path, step: int) -> Path:
@@ -136,33 +134,23 @@ def marker(directory: Path, step: int) -> Path:
 def test_a_process_stops_itself_at_each_point_once(paused: Any, tmp_path: Path) -> None:
     """After a step; within a save, or before its marker where it has fewer operations; within a prune, or after it."""
     job = paused("step:1 save:2:3 save:3:999 prune:3:2 prune:5:999")
-    assert job.wait_until_stopped()[-1]["at"] == "step:1"
+    job.wait_until_stopped("step:1")
     job.go_on()
-
-    def next_stop(at: str) -> list[dict[str, Any]]:
-        until = time.monotonic() + 60
-        while not any(line.get("at") == at for line in job.lines()):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        found: list[dict[str, Any]] = job.wait_until_stopped()
-        assert found[-1]["at"] == at
-        return found
-
-    next_stop("save:2:3")
+    job.wait_until_stopped("save:2:3")
     assert not marker(tmp_path, 2).exists()
     job.go_on()
-    next_stop("save:3:999")
+    job.wait_until_stopped("save:3:999")
     assert marker(tmp_path, 2).exists() and not marker(tmp_path, 4).exists()
     job.go_on()
-    next_stop("prune:3:2")
+    job.wait_until_stopped("prune:3:2")
     assert marker(tmp_path, 4).exists()
     assert not marker(tmp_path, 2).exists(), "it is renamed as a whole by the first operation"
     job.go_on()
-    lines = next_stop("prune:5:999")
-    assert sorted(each.name for each in (tmp_path / "run").glob("checkpoint-*")) == ["checkpoint-6"]
+    lines = job.wait_until_stopped("prune:5:999")
+    assert [each.name for each in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-6"]
     assert [line["step"] for line in lines if line["event"] == "committed"] == [2, 4, 6]
     job.go_on()
-    assert job.process.wait(60) == 0
+    job.running.wait().require_success()
     pruned = [line for line in job.lines() if line["event"] == "prune"]
     assert [line["names"] for line in pruned] == [["checkpoint-2"], ["checkpoint-4"]]
     assert all(line["operations"] > 2 for line in pruned)
@@ -171,14 +159,15 @@ def test_a_process_stops_itself_at_each_point_once(paused: Any, tmp_path: Path) 
 
 def test_a_process_that_was_stopped_within_a_save_can_be_killed_there(paused: Any, tmp_path: Path) -> None:
     job = paused("save:4:1")
-    assert job.wait_until_stopped()[-1] | {"time": 0} == {"event": "paused", "time": 0, "rank": 0, "at": "save:4:1"}
-    job.process.kill()
-    job.process.wait()
+    lines = job.wait_until_stopped("save:4:1")
+    assert lines[-1] | {"time": 0} == {"event": "paused", "time": 0, "rank": 0, "at": "save:4:1"}
+    job.running.signal(signal.SIGKILL)
+    assert job.running.wait().killed
     assert marker(tmp_path, 2).exists() and not (tmp_path / "run" / "checkpoint-4").exists()
     again = paused("step:6")
-    again.wait_until_stopped()
+    again.wait_until_stopped("step:6")
     again.go_on()
-    assert again.process.wait(60) == 0
+    again.running.wait().require_success()
     assert marker(tmp_path, 6).exists()
 
 
