@@ -27,7 +27,7 @@ GOAL_MICROSECONDS = 30
 GOAL_RATIO = 1.15
 GOAL_TRACE = 5
 _ROUND = 20
-_TEN_MILLISECONDS = {"width": 512, "layers": 4, "batch": 32}
+_TEN_MILLISECONDS = {"width": 512, "layers": 4, "batch": 56}
 """A model of a million parameters, whose step takes about that long on one core."""
 
 _WARM_UP = 50
