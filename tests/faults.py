@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -31,6 +29,7 @@ class CrashingStorage(LocalStorage):
     """
 
     def __init__(self, crash_at: int | None = None, *, torn: bool = False) -> None:
+        super().__init__()
         self.crash_at = crash_at
         self.torn = torn
         self.operations: list[tuple[str, Path]] = []
@@ -89,80 +88,23 @@ class CrashingStorage(LocalStorage):
         super().remove_directory(path)
 
 
-class PowerLoss(CrashingStorage):
-    """A disk that loses power before its nth operation, and with it whatever was not forced onto it.
-
-    The model is a journaling file system at its worst: a file that was not synced since it was last written is empty
-    (also one that was written past the storage, by a framework); renames, links, new directories and removals made
-    since the last sync of any directory are undone, latest first.
+class FreezingStorage(CrashingStorage):
+    """A local disk whose process is frozen before its nth mutating operation, and wakes up after something else.
 
     Args:
-        root: the directory tree whose files may be lost.
-        grave: where removed and replaced files wait for the removal to become durable; outside ``root``.
-        crash_at: the operation before which the power goes.
+        freeze_at: the operation (counted from 0) before which it is frozen; ``None``: never, it only counts.
+        meanwhile: what happens until it wakes up.
     """
 
-    def __init__(self, root: Path, grave: Path, crash_at: int | None = None) -> None:
-        super().__init__(crash_at)
-        self.root = root
-        self.grave = grave
-        grave.mkdir(exist_ok=True)
-        self._undo: list[Callable[[], Any]] = []
-        self._durable = {self._identity(file) for file in root.rglob("*") if file.is_file() and not file.is_symlink()}
+    def __init__(self, freeze_at: int | None = None, meanwhile: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.freeze_at = freeze_at
+        self.meanwhile = meanwhile
 
-    @staticmethod
-    def _identity(file: Path) -> tuple[int, int, int]:
-        status = file.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-
-    def _die(self) -> None:
-        for undo in reversed(self._undo):
-            undo()
-        for file in self.root.rglob("*"):
-            if file.is_file() and not file.is_symlink() and self._identity(file) not in self._durable:
-                file.write_bytes(b"")
-        super()._die()
-
-    def _bury(self, path: Path) -> Path:
-        buried = self.grave / str(len(list(self.grave.iterdir())))
-        os.rename(path, buried)
-        return buried
-
-    def sync(self, path: Path) -> None:
-        super().sync(path)
-        if path.is_dir():
-            self._undo.clear()
-        else:
-            self._durable.add(self._identity(path))
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._count("replace", target)
-        if target.is_symlink() or target.is_file():
-            buried = self._bury(target)
-            self._undo.append(lambda: os.rename(buried, target))
-        os.replace(source, target)
-        self._undo.append(lambda: os.rename(target, source))
-
-    def symlink(self, target: str, link: Path) -> bool:
-        made = super().symlink(target, link)
-        self._undo.append(link.unlink)
-        return made
-
-    def make_directory(self, path: Path) -> None:
-        self._count("make_directory", path)
-        missing = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
-        for each in reversed(missing):
-            self._undo.append(lambda gone=each: shutil.rmtree(gone))
-
-    def remove_file(self, path: Path) -> None:
-        self._count("remove_file", path)
-        buried = self._bury(path)
-        self._undo.append(lambda: os.rename(buried, path))
-
-    def remove_directory(self, path: Path) -> None:
-        super().remove_directory(path)
-        self._undo.append(path.mkdir)
+    def _count(self, name: str, path: Path) -> None:
+        self.operations.append((name, path))
+        if len(self.operations) - 1 == self.freeze_at:
+            self.meanwhile()
 
 
 class FailingStorage(CrashingStorage):

@@ -120,7 +120,7 @@ class MiniatureContent:
 
     def save(self, directory: Path) -> None:
         if self.run.storage_group.is_leader:
-            native(directory).write_bytes(self.text.encode() * 20)
+            self.run.storage.write(native(directory), self.text.encode() * 20)
 
     def rank_state(self) -> dict[str, Any]:
         return {"text": self.text}

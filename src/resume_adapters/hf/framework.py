@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_weight_files
-from resume_adapters.core.patching import wrapped
+from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.stateful import Stateful
@@ -74,20 +75,50 @@ class TrainerFramework:
     def saving(self, native: Callable[[], None]) -> Iterator[None]:
         """Let :meth:`save` call the trainer's own save, as the trainer was about to.
 
+        What it pushes to the hub is pushed once the checkpoint has its name.
+
         Args:
             native: the trainer's own save, with its arguments.
         """
         self._native = native
+        pushes: list[Path] = []
         try:
-            yield
+            with wrapped(
+                self.trainer,
+                "_push_from_checkpoint",  # seam: transformers 4.57 to 5.23
+                lambda push, checkpoint: pushes.append(Path(checkpoint)),
+            ):
+                yield
         finally:
             self._native = None
+        for each in pushes:
+            self.trainer._push_from_checkpoint(self._under_its_name(each))  # seam: transformers 4.57 to 5.23
 
     def save(self, directory: Path) -> None:
         """Let the trainer write its checkpoint."""
         assert self._native is not None, "a save is under way"
-        with contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+        trainer = self.trainer
+        with contextlib.ExitStack() as stack:
+            if self.engine is not None:
+                stack.enter_context(self.engine.data_only())
+            parent = str(directory.parent)
+            stack.enter_context(replaced(trainer, "_get_output_dir", lambda trial: parent))  # seam: transformers 4.57 to 5.23
+            stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
             self._native()
+        self._name_best(directory)
+
+    def _save_state(self, native: Callable[[str], None], path: str) -> None:
+        self._name_best(Path(path).parent)
+        native(path)
+
+    def _name_best(self, saved: Path) -> None:
+        """Where the checkpoint that is being saved is the best, let the trainer know the name that it will have."""
+        state = self.trainer.state
+        if state.best_model_checkpoint == str(saved):
+            state.best_model_checkpoint = self._under_its_name(saved)
+
+    def _under_its_name(self, checkpoint: Path) -> str:
+        return os.path.join(self.trainer.args.output_dir, checkpoint.name)
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the model's."""

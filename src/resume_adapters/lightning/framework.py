@@ -53,7 +53,7 @@ class LightningFramework:
         self.invariants: Mapping[str, int] = {**module_state.invariants(trainer, self._ranks), **of_engine}
         self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
         self._foreign: ForeignDetector = files.foreign_step if self.engine is None else engine.foreign(self.engine)
-        self._saving: tuple[Path, Callable[[], object]] | None = None
+        self._saving: tuple[Path, Callable[[Path], object]] | None = None
         self._is_checked = False
         self._loaded: dict[str, Any] = {}
 
@@ -99,12 +99,12 @@ class LightningFramework:
         return module_state.saves_directories(self._trainer.strategy)
 
     @contextlib.contextmanager
-    def saving(self, path: Path, native: Callable[[], object]) -> Iterator[None]:
+    def saving(self, path: Path, native: Callable[[Path], object]) -> Iterator[None]:
         """Return the context in which a checkpoint is saved.
 
         Args:
             path: the checkpoint, as the trainer named it.
-            native: the trainer's own save of it.
+            native: the trainer's own save, to the path that it is given.
         """
         self._saving = (path, native)
         try:
@@ -120,14 +120,14 @@ class LightningFramework:
             UnsupportedSetting: loading the file would have to run code.
         """
         assert self._saving is not None, "a session saves within saving()"
-        path, native = self._saving
+        _, native = self._saving
         with data_only(), contextlib.nullcontext() if self.engine is None else self.engine.data_only():
-            native()
+            native(directory)
         plugin = self._trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
             plugin.raise_error()
-        if not self._is_checked and path.is_file():
-            files.require_loadable(path)
+        if not self._is_checked and directory.is_file():
+            files.require_loadable(directory)
         self._is_checked = True
 
     def owner_of(self, file: Path) -> int:

@@ -127,12 +127,11 @@ class ResumingTrainer:
 
 
 def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:
-    write = functools.partial(native, filepath, weights_only, *rest)
     path = Path(os.path.abspath(filepath))
     if session.is_resumable(path, weights_only):
-        session.save(path, write)
+        session.save(path, lambda place: native(str(place), weights_only, *rest))
     else:
-        write()
+        native(filepath, weights_only, *rest)
 
 
 def _remove(session: FitSession, native: Any, filepath: Any) -> None:

@@ -307,12 +307,12 @@ class FitSession:
         """Return whether a save is one that this run can resume from."""
         return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
 
-    def save(self, path: Path, native: Callable[[], object]) -> None:
+    def save(self, path: Path, native: Callable[[Path], object]) -> None:
         """Save a checkpoint of the current step.
 
         Args:
             path: the checkpoint.
-            native: the trainer's own save of it.
+            native: the trainer's own save, to the path that it is given.
         """
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
             engine.require_no_accumulation(self._framework.engine)

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("shape")
 FAULTS: dict[str, Callable[[Path, int | None], CrashingStorage]] = {
     "killed": lambda root, at: CrashingStorage(at),
     "torn": lambda root, at: CrashingStorage(at, torn=True),
-    "power": lambda root, at: faults.PowerLoss(root, root.with_name(root.name + ".grave"), at),
 }
 
 BEFORE = {10: "ten", 20: "twenty", 30: "thirty"}
@@ -241,7 +240,7 @@ def test_the_best_outlives_a_failed_second_save_of_its_step(tmp_path: Path) -> N
     prepare(tmp_path)
     storage = CrashingStorage()
     job = Miniature(tmp_path, storage=storage, keep=KeepLast(1))
-    supersede(storage, tmp_path / name(30))
+    supersede(storage, tmp_path / name(30), lambda: None)
     job.commit(40, best=30)
     assert miniature.committed(tmp_path) == {f"{name(30)}.superseded": 30, name(40): 40}
     assert Miniature(tmp_path).committed() == {name(30): 30, name(40): 40}

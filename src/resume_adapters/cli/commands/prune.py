@@ -36,6 +36,7 @@ def prune_run(
     pending or made without this package are not touched.
     """
     run = run_directory.read(run_dir)
+    fence = run.control().fencing.no_start_from_now()
     bests = [policy.best(text) for text in keep_best or []]
     keep = policy.join(keep_last, bests, keep_every, keep_within)
     for each in bests:
@@ -46,7 +47,7 @@ def prune_run(
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint; nothing was removed", path=run.path)
         STORAGE.make_directory(run.control().path)
-        prune(STORAGE, run.path, plan, run.control().journal)
+        prune(STORAGE, run.path, plan, run.control().journal, fence)
     document = documents.pruning(run, plan, dry_run)
     if json:
         documents.write(document)

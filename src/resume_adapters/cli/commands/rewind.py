@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated
 
 import typer
@@ -59,8 +60,9 @@ def _rewind(run: RunDirectory, chosen: CheckpointInfo, step: int) -> dict[str, s
     status, _ = run.status()
     control = run.control()
     generation = control.fencing.take_over()
+    fence = functools.partial(control.fencing.require_owned, generation)
     shelved = {
-        row.path.name: set_aside(STORAGE, row.path).name
+        row.path.name: set_aside(STORAGE, row.path, fence).name
         for row in run.rows
         if row.path != chosen.path and (row.step is None or row.step > step)
     }

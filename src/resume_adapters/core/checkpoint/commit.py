@@ -4,12 +4,18 @@ A pending checkpoint has the marker ``pending`` but no ``manifest.json`` (paths 
 :mod:`resume_adapters.core.checkpoint.layout`). The manifest, written last and renamed into place, is the commit: before
 it the checkpoint does not exist, after it the checkpoint is complete, because all its files were forced onto the disk
 first.
+
+A start may be frozen at any moment and wake up when a later one has saved the same step. So nothing is written under a
+name that a later start may use: all files are written in a directory named by a token, then the checkpoint gets its
+name, and its markers are changed through a descriptor of their directory. A start removes what earlier ones left before
+it saves, and whatever they still write is lost with that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +31,18 @@ from resume_adapters.core.checkpoint.layout import (
     superseded_path,
 )
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, encode_manifest
-from resume_adapters.core.checkpoint.remove import delete, restore_superseded, supersede
+from resume_adapters.core.checkpoint.remove import (
+    BEGUN,
+    Fence,
+    delete,
+    delete_begun,
+    move,
+    restore_superseded,
+    supersede,
+    unless_fenced_off,
+)
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
-from resume_adapters.core.storage.base import Pointer, Storage, point_to, write_atomically
+from resume_adapters.core.storage.base import Pointer, Storage, is_present, point_to, write_atomically
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
@@ -52,9 +67,9 @@ TRANSITIONS: Mapping[CheckpointState, frozenset[CheckpointState]] = {
     _COMMITTED: frozenset({_SUPERSEDED, _REMOVED, _PENDING, _DAMAGED}),
     # The second save takes the name; or it failed, and the checkpoint is restored.
     _SUPERSEDED: frozenset({_PENDING, _COMMITTED}),
-    # Both are only ever set aside.
+    # Both are set aside. What a script writes under the name of a save that is under way becomes a part of it.
     _DAMAGED: frozenset({_REMOVED}),
-    _FOREIGN: frozenset({_REMOVED}),
+    _FOREIGN: frozenset({_REMOVED, _PENDING}),
 }
 """What may become of the name of a checkpoint, in one operation of the storage."""
 
@@ -65,9 +80,10 @@ class PendingCheckpoint:
     Args:
         storage: where to write.
         ranks: the ranks that write it together.
-        path: the checkpoint; its parent is the run directory.
+        path: the checkpoint, once it has its name; its parent is the run directory.
         step: optimizer steps completed.
         fence: raises if another start owns the run directory.
+        set_aside: moves a checkpoint out of the way.
         is_file: the framework writes one file of that name, not a directory.
         storage_group: the ranks that share the run directory; all by default.
     """
@@ -78,7 +94,8 @@ class PendingCheckpoint:
         ranks: Ranks,
         path: Path,
         step: int,
-        fence: Callable[[], None],
+        fence: Fence,
+        set_aside: Callable[[Path], object],
         *,
         is_file: bool = False,
         storage_group: StorageGroup | None = None,
@@ -88,48 +105,96 @@ class PendingCheckpoint:
         self.path = path
         self.step = step
         self.fence = fence
+        self.set_aside = set_aside
         self.is_file = is_file
         self.storage_group = shared_by_all(ranks) if storage_group is None else storage_group
+        self.place = path
+        """Where the checkpoint is now: under its name, or before that where all ranks write it."""
+        self._held: Path | None = None
 
     @property
     def directory(self) -> Path:
         """This package's directory of the checkpoint."""
-        return layout.sidecar_dir(self.path) if self.is_file else layout.inner_dir(self.path)
+        return layout.sidecar_dir(self.place) if self.is_file else layout.inner_dir(self.place)
 
-    def open(self, set_aside: Callable[[Path], object]) -> None:
-        """Create the pending checkpoint, which has its marker from the first instant. Every rank calls it.
+    # ---- Writing
 
-        Args:
-            set_aside: moves a checkpoint out of the way.
-        """
-        self._or_abandon(
+    def open(self) -> None:
+        """Create the pending checkpoint, which has its marker from the first instant. Every rank calls it."""
+        places = self._or_abandon(
             lambda: self._on_all(
-                self.ranks, lambda: self._reserve(set_aside) if self.storage_group.is_leader else None, "begin"
+                self.ranks, lambda: self._reserve() if self.storage_group.is_leader else self.path, "begin"
             )
         )
+        self.place = places[self.storage_group.leader]
 
-    def _reserve(self, set_aside: Callable[[Path], object]) -> None:
-        """Free the name, and rename an empty pending directory to it."""
+    def _reserve(self) -> Path:
+        """Make an empty pending checkpoint, on the disk with its marker, and return where it is."""
         self.fence()
-        self._free_name(set_aside)
-        new = self.path.parent / CONTROL / f"begin-{self.path.name}"
-        extras = new if self.is_file else layout.inner_dir(new)
-        self.storage.make_directory(extras)
-        self.storage.write(extras / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
-        self.storage.sync(extras / PENDING)
-        self.storage.replace(new, layout.sidecar_dir(self.path) if self.is_file else self.path)
+        self._free_name()
+        self.place = self.path.parent / CONTROL / f"{BEGUN}{uuid.uuid4().hex}" / self.path.name
+        self.storage.make_directory(self.directory)
+        self.storage.write(self.directory / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
+        self.storage.sync(self.directory / PENDING)
+        self.storage.sync(self.directory)
+        if not self.is_file:
+            self.storage.sync(self.place)
+        self._held = self.directory
+        self.storage.hold(self._held)
+        return self.place
 
-    def _free_name(self, set_aside: Callable[[Path], object]) -> None:
+    def _free_name(self) -> None:
+        """Remove or set aside what has the name; a committed checkpoint keeps it until :meth:`reveal`."""
         state = state_of(self.storage, self.path)
         if self.storage.is_link(self.path) or state in (_DAMAGED, _FOREIGN):
-            set_aside(self.path)
-        elif state is _COMMITTED:
+            self.set_aside(self.path)
+        elif state is _PENDING:  # left by a crash
+            delete(self.storage, self.path, self.fence)
+
+    def require_owned(self) -> None:
+        """Look at the fence, on the leader.
+
+        Raises:
+            FencedOff: a later start owns the run directory.
+        """
+        if self.storage_group.is_leader:
+            self.fence()
+
+    def reveal(self) -> None:
+        """Give the pending checkpoint its name, and supersede the committed one that had it. Every rank calls it."""
+        self._or_abandon(
+            lambda: self._on_all(
+                self.ranks, lambda: self._reveal_here() if self.storage_group.is_leader else None, "name"
+            )
+        )
+        self.place = self.path
+
+    def _reveal_here(self) -> None:
+        if state_of(self.storage, self.path) is _COMMITTED and not self.storage.is_link(self.path):
             older = superseded_path(self.path)
             if layout.root_paths(self.storage, older):
-                set_aside(older)
-            supersede(self.storage, self.path)
-        elif state is _PENDING:  # left by a crash
-            delete(self.storage, self.path)
+                self.set_aside(older)
+            supersede(self.storage, self.path, self.fence)
+        elif is_present(self.storage, self.path):
+            self._take_in()
+        written = self.place
+        moves = {written: self.path}
+        if self.is_file:  # first what has the marker
+            moves = {layout.sidecar_dir(written): layout.sidecar_dir(self.path), **moves}
+        move(self.storage, moves, self.fence)
+        self.storage.remove_directory(written.parent)
+
+    def _take_in(self) -> None:
+        """Add to the checkpoint what the script has meanwhile written under its name, past the path that it was given.
+
+        What the checkpoint has already is set aside.
+        """
+        if not self.is_file:
+            for entry in self.storage.entries(self.path):
+                if not is_present(self.storage, self.place / entry.name):
+                    move(self.storage, {self.path / entry.name: self.place / entry.name}, self.fence)
+        if self.is_file or self.storage.entries(self.path):
+            self.set_aside(self.path)
 
     def write(self, work: Callable[[], T]) -> list[T]:
         """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
@@ -146,13 +211,15 @@ class PendingCheckpoint:
         Raises:
             SaveFailed: it does not: the ranks do not share the run directory.
         """
-        if state_of(self.storage, self.path) is not _PENDING:
+        if not self.storage.is_file(self.directory / PENDING):
             raise SaveFailed(
                 f"rank {self.ranks.rank} does not see {self.path.name}, which rank {self.storage_group.leader} has "
                 "begun: all ranks need the same run directory, on storage that they share. Nothing is committed",
                 path=self.path,
                 step=self.step,
             )
+
+    # ---- Committing
 
     def flush_files(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
         """Force this rank's files onto the disk, and return their entries for the manifest.
@@ -206,41 +273,58 @@ class PendingCheckpoint:
         manifest = describe(entries)
         self.fence()
         self.storage.sync(self.path.parent)
-        write_atomically(self.storage, self.directory / layout.MANIFEST, encode_manifest(manifest))
+        assert self._held is not None, "the leader has begun the checkpoint"
+        write_atomically(self.storage, self._held / layout.MANIFEST, encode_manifest(manifest))
         return manifest
 
     def publish(self, form: Pointer) -> None:
         """Point ``latest`` at the committed checkpoint. The leader calls it."""
-        self.storage.remove_file(self.directory / PENDING)
+        assert self._held is not None, "the leader has begun the checkpoint"
+        try:
+            self.fence()
+            self.storage.remove_file(self._held / PENDING)
+        finally:
+            self._release()
         point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
 
     def _on_all(self, ranks: Ranks, work: Callable[[], T], doing: str) -> list[T]:
         return run_on_all_ranks(ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))
 
-    def _failed(self, cause: Exception, doing: str) -> SaveFailed:
-        return SaveFailed(
+    def _failed(self, cause: Exception, doing: str) -> ResumeError:
+        error = SaveFailed(
             f"rank {self.ranks.rank} could not {doing} {self.path.name}: {cause}. It is not committed; the checkpoints "
             "committed before it are intact. Free space or fix permissions, then launch the same command again",
             path=self.path,
             step=self.step,
         )
+        return unless_fenced_off(self.fence, error) if self.storage_group.is_leader else error
 
     def _or_abandon(self, work: Callable[[], list[T]]) -> list[T]:
         try:
             return work()
-        except ResumeError:
-            if self.storage_group.is_leader:
-                self._abandon()
-            raise
+        except ResumeError as error:
+            if not self.storage_group.is_leader:
+                raise
+            self._abandon()
+            why = unless_fenced_off(self.fence, error)
+            raise why from (error if why is not error else error.__cause__)
 
     def _abandon(self) -> None:
         """Remove the files of a failed save, if possible, and restore the checkpoint that it was to replace.
 
         A checkpoint that is committed nevertheless stays, and so does what a later start writes under the same name.
         """
+        self._release()
         with contextlib.suppress(OSError, FencedOff):
+            if self.place != self.path:
+                delete_begun(self.storage, self.place.parent)
             self.fence()
             if state_of(self.storage, self.path) is _PENDING:
-                delete(self.storage, self.path)
+                delete(self.storage, self.path, self.fence)
             if must_be_restored(self.storage, self.path):
-                restore_superseded(self.storage, self.path)
+                restore_superseded(self.storage, self.path, self.fence)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self.storage.release(held)

@@ -1,47 +1,135 @@
-"""Delete, supersede and restore checkpoints. No other module deletes a checkpoint."""
+"""Delete, supersede and restore checkpoints, as the start that owns a run directory. No other module deletes one.
+
+Each operation looks at the fence before it moves something, and again after. A start that is frozen in between moves
+what a later start has made since; with the second look it finds that out and undoes the move, before anything is
+removed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.layout import CONTROL, is_committed, superseded_path
 from resume_adapters.core.storage.base import Storage, is_present, remove_tree
+from resume_adapters.errors import FencedOff, ResumeError
+
+Fence = Callable[[], None]
+"""Raises :class:`FencedOff` if a later start owns the run directory."""
+
+BEGUN = "begin-"
+"""How the directories in ``.resume`` begin in which a start writes a checkpoint before it has its name."""
+
+REMOVED = "remove-"
+"""How the names in ``.resume`` begin that wait for their removal."""
 
 
-def delete(storage: Storage, checkpoint: Path) -> None:
+def unless_fenced_off(fence: Fence, error: ResumeError) -> ResumeError:
+    """Return an error; or, if a later start owns the run directory, that: whatever the system said, this is why."""
+    try:
+        with contextlib.suppress(OSError):  # the disk cannot tell
+            fence()
+    except FencedOff as fenced:
+        return fenced
+    return error
+
+
+def move(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> None:
+    """Rename, in this order; undo it all if a later start has taken the run directory over meanwhile.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+        FileNotFoundError: something is not there, and the rest is moved.
+    """
+    fence()
+    missing = None
+    for source, target in moves.items():
+        try:
+            storage.replace(source, target)
+        except FileNotFoundError as error:
+            missing = error
+    try:
+        fence()
+    except FencedOff:
+        for source, target in reversed(list(moves.items())):
+            if is_present(storage, target) and not is_present(storage, source):
+                storage.replace(target, source)
+        raise
+    if missing is not None:
+        raise missing
+
+
+def delete(storage: Storage, checkpoint: Path, fence: Fence) -> None:
     """Remove a checkpoint: first move it out of the run directory as a whole, then remove it file by file.
 
     If this is interrupted, the next start removes the rest.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
     """
+    moves = {path: _condemned(checkpoint.parent, path.name) for path in layout.root_paths(storage, checkpoint)}
     if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
         # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
-        storage.replace(layout.manifest_path(storage, checkpoint), layout.pending_path(storage, checkpoint))
-        storage.sync(layout.sidecar_dir(checkpoint))
-    control = checkpoint.parent / CONTROL
-    moves = {path: control / f"remove-{path.name}" for path in layout.root_paths(storage, checkpoint)}
-    for path, target in moves.items():
-        if is_present(storage, target):
-            remove_tree(storage, target)
-        storage.replace(path, target)
-    storage.sync(control)
-    storage.sync(checkpoint.parent)
+        marker = layout.manifest_path(storage, checkpoint)
+        move(storage, {marker: marker.with_name(layout.PENDING)}, fence)
+        storage.sync(marker.parent)
+    _remove(storage, checkpoint.parent, moves, fence)
+
+
+def delete_leftover(storage: Storage, leftover: Path, fence: Fence) -> None:
+    """Remove what a start that is no more has left in ``.resume``.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
+    _remove(storage, leftover.parent.parent, {leftover: _condemned(leftover.parent.parent, leftover.name)}, fence)
+
+
+def delete_begun(storage: Storage, begun: Path) -> None:
+    """Remove what a save has written before it had its name; no other start uses that directory."""
+    remove_tree(storage, begun)
+
+
+def _condemned(run_directory: Path, name: str) -> Path:
+    """Return where something waits for its removal; two starts that remove the same do not meet there."""
+    return run_directory / CONTROL / f"{REMOVED}{uuid.uuid4().hex[:8]}-{name}"
+
+
+def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> None:
+    with contextlib.suppress(FileNotFoundError):  # another start removes the same
+        move(storage, moves, fence)
+    storage.sync(run_directory / CONTROL)
+    storage.sync(run_directory)
     for target in moves.values():
         remove_tree(storage, target)
 
 
-def supersede(storage: Storage, checkpoint: Path) -> None:
-    """Rename a committed checkpoint so that its name can be saved again; it stays valid."""
-    has_sidecar = layout.has_sidecar(storage, checkpoint)
+def supersede(storage: Storage, checkpoint: Path, fence: Fence) -> None:
+    """Rename a committed checkpoint so that its name can be saved again; it stays valid.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
     older = superseded_path(checkpoint)
-    storage.replace(checkpoint, older)
-    if has_sidecar:
-        storage.replace(layout.sidecar_dir(checkpoint), layout.sidecar_dir(older))
+    moves = {checkpoint: older}
+    if layout.has_sidecar(storage, checkpoint):
+        moves[layout.sidecar_dir(checkpoint)] = layout.sidecar_dir(older)
+    move(storage, moves, fence)
+    storage.sync(checkpoint.parent)
 
 
-def restore_superseded(storage: Storage, checkpoint: Path) -> None:
-    """Restore a superseded checkpoint, also after a crash between the two renames."""
+def restore_superseded(storage: Storage, checkpoint: Path, fence: Fence) -> None:
+    """Restore a superseded checkpoint, also after a crash between the two renames.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
     older = superseded_path(checkpoint)
+    moves = {}
     if layout.has_sidecar(storage, older):  # first, so that an interruption looks like one of supersede()
-        storage.replace(layout.sidecar_dir(older), layout.sidecar_dir(checkpoint))
-    storage.replace(older, checkpoint)
+        moves[layout.sidecar_dir(older)] = layout.sidecar_dir(checkpoint)
+    moves[older] = checkpoint
+    move(storage, moves, fence)

@@ -56,7 +56,7 @@ class WrittenCheckpoint:
 def write_checkpoint(
     pending: PendingCheckpoint, content: CheckpointContent, clock: Callable[[], float]
 ) -> WrittenCheckpoint:
-    """Write a pending checkpoint; every rank calls it.
+    """Write a pending checkpoint, and give it its name; every rank calls it.
 
     Args:
         pending: the checkpoint, opened.
@@ -66,6 +66,7 @@ def write_checkpoint(
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
         PeerFailed: another rank could not.
+        FencedOff: a later start owns the run directory.
     """
     storage, group, rank = pending.storage, pending.storage_group, pending.ranks.rank
     parts = PartsWriter()
@@ -74,14 +75,18 @@ def write_checkpoint(
 
     def write_alone() -> tuple[dict[str, str], float]:
         nonlocal rank_state
-        content.save(pending.path)
+        content.save(pending.place)
         rank_state = content.rank_state()
         write_part(storage, pending.directory, rank_file("", rank), rank_state)
         return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
 
     def write_parts() -> None:
-        nonlocal found
+        pending.require_owned()
         parts.write(storage, pending.directory, rank, [digests for digests, _ in written], group.leader)
+
+    def find() -> None:
+        nonlocal found
+        pending.require_visible()
         facts = {"written": written[0][1], **content.describe(rank_state)}
         # Listed now: what a callback adds to the directory later is not part of the checkpoint.
         files = [(path, file) for path, file in layout.files(storage, pending.path) if owner(path) == rank]
@@ -95,4 +100,6 @@ def write_checkpoint(
     pending.write(pending.require_visible)
     written = pending.write(write_alone)
     pending.write(write_parts)
+    pending.reveal()
+    pending.write(find)
     return found

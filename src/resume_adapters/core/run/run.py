@@ -229,9 +229,16 @@ class ResumableRun:
         if self.resumed is not None and self.resumed.path == path:
             self.ranks.barrier()  # another rank may still be reading what this save moves aside
         pending = PendingCheckpoint(
-            self.storage, self.ranks, path, step, self._fence, is_file=is_file, storage_group=self.storage_group
+            self.storage,
+            self.ranks,
+            path,
+            step,
+            self._fence,
+            functools.partial(set_aside, self.storage, fence=self._fence),
+            is_file=is_file,
+            storage_group=self.storage_group,
         )
-        pending.open(functools.partial(set_aside, self.storage))
+        pending.open()
         written = write_checkpoint(pending, content, self.clock)
         manifest = functools.partial(self._manifest, step=step, **written.facts)
         self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began))

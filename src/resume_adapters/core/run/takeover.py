@@ -11,6 +11,7 @@ from typing import TypeVar
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
 from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, is_committed, state_of
+from resume_adapters.core.checkpoint.remove import unless_fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
@@ -104,11 +105,12 @@ class Takeover:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
 
         def unusable(cause: Exception) -> ResumeError:
-            return RunDirectoryUnusable(
+            error = RunDirectoryUnusable(
                 f"could not {doing}: {cause}. Nothing committed is lost: fix permissions or free space, then launch "
                 "the same command again",
                 path=self.directory,
             )
+            return unless_fenced_off(self._fence, error) if self.generation else error
 
         results = run_on_all_ranks(
             self.ranks, lambda: [work()] if self.storage_group.is_leader else [], doing, unusable
@@ -127,9 +129,10 @@ class Takeover:
         prepare(self.storage, self.directory)
         self._require_startable()
         if self.resume == "scratch!":
+            fence = self.control.fencing.no_start_from_now()
             for path in candidates(self.storage, self.directory):
                 if is_checkpoint(self.storage, path, self.foreign):
-                    set_aside(self.storage, path)
+                    set_aside(self.storage, path, fence)
 
     def _require_startable(self) -> None:
         status = self.control.status.read()
@@ -197,6 +200,9 @@ class Takeover:
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
+    def _fence(self) -> None:
+        self.control.fencing.require_owned(self.generation)
+
     def _tidy(self, choice: ResumeChoice) -> tuple[ResumeChoice, tuple[WastedLaunch, ...]]:
         """Set aside rejected checkpoints, clean up after crashes, and add this start to the journal.
 
@@ -209,9 +215,11 @@ class Takeover:
             # Of what one node rejects, another may have nothing, or something pending, or the chosen one.
             is_chosen = chosen is not None and each.path == chosen.path
             if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
-                set_aside(self.storage, each.path)
+                set_aside(self.storage, each.path, self._fence)
+        self._fence()
         self.control.stop_file.withdraw()  # it was meant for an earlier start
-        restored = sweep(self.storage, self.directory)
+        restored = sweep(self.storage, self.directory, self._fence)
+        self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
         self.control.journal.append(
             "start",

@@ -69,8 +69,14 @@ class Fencing:
             job=job_number(),
             started=self._clock(),
         )
-        write_atomically(self._storage, self._file, msgspec.json.encode(taken))
+        self._write(msgspec.json.encode(taken))
         return generation
+
+    def _write(self, content: bytes) -> None:
+        try:
+            write_atomically(self._storage, self._file, content)
+        except FileNotFoundError:  # a start at the same moment has removed the temporary file, as a leftover
+            write_atomically(self._storage, self._file, content)
 
     def require_owned(self, generation: int) -> None:
         """Check that no later start has taken the run directory over.
@@ -86,6 +92,24 @@ class Fencing:
                 "is committed from here. Two jobs were started on one run directory; the later one goes on",
                 path=self._run_directory,
             )
+
+    def no_start_from_now(self) -> Callable[[], None]:
+        """Return a fence for a process that changes a run directory without starting the run.
+
+        It raises :class:`FencedOff` once another start has taken the run directory over.
+        """
+        before = self._read_generation()
+
+        def fence() -> None:
+            current = self._read_generation()
+            if current != before:
+                raise FencedOff(
+                    f"{current or 'another process'} has taken {self._run_directory} over meanwhile: nothing more is "
+                    "changed from here. Wait for it to end, then give the same command again",
+                    path=self._run_directory,
+                )
+
+        return fence
 
     def is_owned(self) -> bool:
         """Return whether no later start has taken the run directory over."""

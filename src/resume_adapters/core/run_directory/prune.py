@@ -12,7 +12,7 @@ from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import candidates, newest_first
 from resume_adapters.core.checkpoint.layout import SUPERSEDED, is_committed
 from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.remove import delete
+from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, Plan, Policy
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
@@ -123,12 +123,16 @@ def _superseded_name(name: str) -> str | None:
     return name.removesuffix(SUPERSEDED) if name.endswith(SUPERSEDED) else None
 
 
-def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal) -> None:
-    """Remove the checkpoints that a plan removes. If this is interrupted, the next start removes the rest."""
+def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, fence: Fence) -> None:
+    """Remove the checkpoints that a plan removes. If this is interrupted, the next start removes the rest.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
     for name, reason in plan.remove.items():
         if not layout.root_paths(storage, directory / name):
             continue  # it is in another directory only
-        delete(storage, directory / name)
+        delete(storage, directory / name, fence)
         journal.append("prune", checkpoint=name, reason=reason)
 
 
@@ -155,7 +159,7 @@ class Pruner:
         journal: Journal,
         *,
         keep: Policy,
-        fence: Callable[[], None],
+        fence: Fence,
         clock: Callable[[], float],
         observed: Observed | None = None,
     ) -> None:
@@ -163,7 +167,7 @@ class Pruner:
         self.keep = keep
         self._storage = storage
         self._journal = journal
-        self._fence = fence
+        self.fence = fence
         self._clock = clock
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
@@ -178,7 +182,7 @@ class Pruner:
         Returns:
             What is kept and what was removed, with reasons.
         """
-        run_on_all_ranks(group.leaders, self._fence, "prune")
+        run_on_all_ranks(group.leaders, self.fence, "prune")
         plan = plan_prune(
             self._storage,
             self.directory,
@@ -189,5 +193,5 @@ class Pruner:
             leaders=group.leaders,
         )
         with self._observed(plan.remove):
-            prune(self._storage, self.directory, plan, self._journal)
+            prune(self._storage, self.directory, plan, self._journal, self.fence)
         return plan

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.stop.processes import is_dead, start_time
-from resume_adapters.core.storage.base import Storage, write_atomically
+from resume_adapters.core.storage.base import Storage, temporary_path, write_atomically
 
 
 class RunState(str, Enum):
@@ -135,7 +135,7 @@ class StatusFile:
 
     def refresh(self, status: RunStatus) -> None:
         """Replace ``status.json`` atomically; not fsynced, since losing the latest refresh is harmless."""
-        temporary = self._file.with_name(".status.json.live")
+        temporary = temporary_path(self._file)
         self._storage.write(temporary, self._signed(status))
         self._storage.replace(temporary, self._file)
 

@@ -9,9 +9,23 @@ from pathlib import Path
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, CheckpointState, must_be_restored, state_of
-from resume_adapters.core.checkpoint.remove import delete, restore_superseded
+from resume_adapters.core.checkpoint.remove import (
+    BEGUN,
+    REMOVED,
+    Fence,
+    delete,
+    delete_leftover,
+    move,
+    restore_superseded,
+)
 from resume_adapters.core.checkpoint.validity import ForeignDetector, foreign_step
-from resume_adapters.core.storage.base import Storage, is_present, remove_tree
+from resume_adapters.core.storage.base import (
+    Storage,
+    is_present,
+    is_temporary,
+    make_durable_directory,
+    temporary_path,
+)
 from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable
 
 
@@ -21,9 +35,9 @@ def prepare(storage: Storage, directory: Path) -> None:
     Raises:
         RunDirectoryUnusable: it is a file, or cannot be written.
     """
-    probe = directory / CONTROL / "probe"
+    probe = temporary_path(directory / CONTROL / "probe")
     with usable(directory):
-        storage.make_directory(directory / CONTROL)
+        make_durable_directory(storage, directory / CONTROL)
         storage.write(probe, b"can this be written?\n")
         storage.remove_file(probe)
         require_link(storage, directory / LATEST)
@@ -63,8 +77,12 @@ def require_link(storage: Storage, latest: Path) -> None:
         )
 
 
-def set_aside(storage: Storage, path: Path) -> Path:
-    """Move a checkpoint into ``.resume/set-aside``, where it is never deleted; return its path there."""
+def set_aside(storage: Storage, path: Path, fence: Fence) -> Path:
+    """Move a checkpoint into ``.resume/set-aside``, where it is never deleted; return its path there.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
+    """
     shelf = path.parent / CONTROL / "set-aside"
     storage.make_directory(shelf)
     number = 1
@@ -72,8 +90,7 @@ def set_aside(storage: Storage, path: Path) -> Path:
     while any(is_present(storage, away) for away in _moves(storage, path, shelf / f"{path.name}.{number}").values()):
         number += 1
     target = shelf / f"{path.name}.{number}"
-    for source, away in _moves(storage, path, target).items():
-        storage.replace(source, away)
+    move(storage, _moves(storage, path, target), fence)
     return target
 
 
@@ -81,31 +98,49 @@ def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
     return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
-def sweep(storage: Storage, directory: Path) -> dict[Path, Path]:
+def sweep(storage: Storage, directory: Path, fence: Fence) -> dict[Path, Path]:
     """Remove the leftovers of crashed saves and prunes, and restore what a crashed second save superseded.
 
     Returns:
         The new path of each checkpoint that was restored.
+
+    Raises:
+        FencedOff: a later start owns the run directory.
     """
+    control = directory / CONTROL
+    # First: a checkpoint of an earlier start that wakes up may still get its name, and is then found under that.
+    for entry in sorted(storage.entries(control)):
+        if entry.name.startswith((BEGUN, REMOVED)):
+            delete_leftover(storage, control / entry.name, fence)
     for path in candidates(storage, directory):
         if storage.is_link(path):
             continue
         state = state_of(storage, path)
         if state is CheckpointState.PENDING:
-            delete(storage, path)
+            delete(storage, path, fence)
         elif state is CheckpointState.COMMITTED and storage.exists(layout.pending_path(storage, path)):
-            storage.remove_file(layout.pending_path(storage, path))  # killed right after the commit
-    control = directory / CONTROL
-    for entry in sorted(storage.entries(control)):
-        if entry.name.startswith(("begin-", "remove-")):
-            remove_tree(storage, control / entry.name)
+            with contextlib.suppress(FileNotFoundError):  # killed right after the commit, or woken up there
+                storage.remove_file(layout.pending_path(storage, path))
+    _remove_temporary_files(storage, directory, fence)
     restored = {}
     for path in candidates(storage, directory):
         original = layout.original_path(path)
         if must_be_restored(storage, original):
-            restore_superseded(storage, original)
+            restore_superseded(storage, original, fence)
             restored[path] = original
     return restored
+
+
+def _remove_temporary_files(storage: Storage, directory: Path, fence: Fence) -> None:
+    """Remove what crashed writes of small files left. An earlier start that wakes up can no longer rename its own."""
+    control = directory / CONTROL
+    found = [control / entry.name for entry in storage.entries(control) if entry.kind == "file"]
+    found += [directory / entry.name for entry in storage.entries(directory) if entry.name.startswith(f".{LATEST}.")]
+    for file in sorted(found):
+        if is_temporary(file.name):
+            fence()
+            with contextlib.suppress(FileNotFoundError):
+                storage.remove_file(file)
 
 
 def is_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> bool:

@@ -6,12 +6,12 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import superseded_path
 from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.remove import unless_fenced_off
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
@@ -19,7 +19,7 @@ from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.engine import SaveRequest
 from resume_adapters.core.storage.base import Pointer
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import SaveFailed
+from resume_adapters.errors import ResumeError, SaveFailed
 
 THREAD_NAME = "resume-adapters-commit"
 """How the names of the threads that commit begin."""
@@ -113,7 +113,7 @@ class ThreadSaveEngine:
             self._ranks,
             lambda: self._after_commit(pending, manifest, seconds) if pending.storage_group.is_leader else None,
             f"prune after {pending.path.name}",
-            functools.partial(_after_commit_failed, pending.path, pending.step),
+            functools.partial(_after_commit_failed, pending),
         )
 
     def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
@@ -130,25 +130,27 @@ class ThreadSaveEngine:
         self._pruner.prune(group, manifest.best, just_committed=pending.path.name)
         replaced = superseded_path(pending.path)
         if layout.root_paths(pending.storage, replaced):  # it is damaged, or pruning would have removed it
-            set_aside(pending.storage, replaced)
+            set_aside(pending.storage, replaced, pending.fence)
 
     def _prune(self, group: StorageGroup, best: str | None) -> None:
         run_on_all_ranks(
             self._ranks,
             lambda: self._pruner.prune(group, best) if group.is_leader else None,
             "prune",
-            functools.partial(_prune_failed, self._pruner.directory),
+            functools.partial(_prune_failed, self._pruner),
         )
 
 
-def _after_commit_failed(path: Path, step: int, cause: Exception) -> SaveFailed:
-    return SaveFailed(
-        f"{path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
+def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:
+    error = SaveFailed(
+        f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
         "Nothing is lost: fix permissions or free space, then launch the same command again",
-        path=path,
-        step=step,
+        path=pending.path,
+        step=pending.step,
     )
+    return unless_fenced_off(pending.fence, error)
 
 
-def _prune_failed(directory: Path, cause: Exception) -> SaveFailed:
-    return SaveFailed(f"could not prune {directory}: {cause}. Nothing is lost", path=directory)
+def _prune_failed(pruner: Pruner, cause: Exception) -> ResumeError:
+    error = SaveFailed(f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory)
+    return unless_fenced_off(pruner.fence, error)

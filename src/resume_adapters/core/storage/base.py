@@ -7,9 +7,13 @@ its nth operation, so every guarantee of the commit holds for every n.
 from __future__ import annotations
 
 import contextlib
+import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
+
+_TEMPORARY = re.compile(r"\..+?(\.[0-9a-f]{8})?\.tmp")
 
 
 class Entry(NamedTuple):
@@ -80,6 +84,18 @@ class Storage(Protocol):
     def remove_directory(self, path: Path) -> None:
         """Remove an empty directory."""
 
+    # ---- A directory itself, whatever its name
+
+    def hold(self, directory: Path) -> None:
+        """Let the path of a directory stand for this very directory until :meth:`release`, wherever it is moved to.
+
+        That holds for what is done with it and with its files: ``write``, ``sync``, ``replace`` and ``remove_file``.
+        Once the directory is removed they fail, also where another one has its name.
+        """
+
+    def release(self, directory: Path) -> None:
+        """Let a path be a name again; no error if it was not held."""
+
 
 def is_present(storage: Storage, path: Path) -> bool:
     """Return whether something has this name, be it a symbolic link to nothing."""
@@ -95,9 +111,31 @@ def files_under(storage: Storage, directory: Path) -> Iterator[Path]:
             yield directory / entry.name
 
 
+def temporary_path(path: Path) -> Path:
+    """Return where to write what is then renamed to a path; no other write has that name, in no process."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a name is one of :func:`temporary_path`, also as earlier versions formed it."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def make_durable_directory(storage: Storage, directory: Path) -> None:
+    """Create a directory and its parents, and force onto the disk that they exist."""
+    missing = []
+    for each in (directory, *directory.parents):
+        if storage.exists(each):
+            break
+        missing.append(each)
+    storage.make_directory(directory)
+    for each in reversed(missing):
+        storage.sync(each.parent)
+
+
 def write_atomically(storage: Storage, path: Path, content: bytes) -> None:
     """Replace a file durably, so that a crash leaves either the old or the new content."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_path(path)
     storage.write(temporary, content)
     storage.sync(temporary)
     storage.replace(temporary, path)
@@ -110,9 +148,7 @@ Pointer = Literal["link", "file"]
 
 def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> None:
     """Replace a pointer atomically; on a file system without symbolic links it is always a text file."""
-    temporary = pointer.with_name(f".{pointer.name}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        storage.remove_file(temporary)
+    temporary = temporary_path(pointer)
     if form == "file" or not storage.symlink(target, temporary):
         storage.write(temporary, f"{target}\n".encode())
         storage.sync(temporary)
@@ -121,13 +157,14 @@ def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> Non
 
 
 def remove_tree(storage: Storage, directory: Path) -> None:
-    """Remove a directory (or a file), files first, one operation at a time; the targets of symbolic links stay."""
-    if storage.is_link(directory) or not storage.is_directory(directory):
-        storage.remove_file(directory)
-        return
-    for entry in sorted(storage.entries(directory)):
-        if entry.kind == "directory":
+    """Remove a directory (or a file), files first, one operation at a time; the targets of symbolic links stay.
+
+    What another start removes at the same time is removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if storage.is_link(directory) or not storage.is_directory(directory):
+            storage.remove_file(directory)
+            return
+        for entry in sorted(storage.entries(directory)):
             remove_tree(storage, directory / entry.name)
-        else:
-            storage.remove_file(directory / entry.name)
-    storage.remove_directory(directory)
+        storage.remove_directory(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,14 @@ _CHUNK = 1 << 21
 
 class LocalStorage:
     """A :class:`~resume_adapters.core.storage.base.Storage` on a mounted file system, local or shared."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, int] = {}
+
+    def _at(self, path: Path) -> tuple[Path | str, int | None]:
+        """Return a path and the descriptor that it is relative to: that of the directory, where it is held."""
+        held = self._held.get(path.parent)
+        return (path, None) if held is None else (path.name, held)
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -58,7 +67,8 @@ class LocalStorage:
         return size, hasher.hexdigest()
 
     def write(self, path: Path, content: bytes) -> None:
-        with open(path, "wb") as file:
+        name, held = self._at(path)
+        with open(name, "wb", opener=functools.partial(os.open, mode=0o666, dir_fd=held)) as file:
             file.write(content)
 
     def append(self, path: Path, content: bytes) -> None:
@@ -66,14 +76,19 @@ class LocalStorage:
             file.write(content)
 
     def sync(self, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
+        if path in self._held:
+            os.fsync(self._held[path])
+            return
+        name, held = self._at(path)
+        descriptor = os.open(name, os.O_RDONLY, dir_fd=held)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def replace(self, source: Path, target: Path) -> None:
-        os.replace(source, target)
+        (old, source_held), (new, target_held) = self._at(source), self._at(target)
+        os.replace(old, new, src_dir_fd=source_held, dst_dir_fd=target_held)
 
     def symlink(self, target: str, link: Path) -> bool:
         try:
@@ -88,10 +103,19 @@ class LocalStorage:
         path.mkdir(parents=True, exist_ok=True)
 
     def remove_file(self, path: Path) -> None:
-        path.unlink()
+        name, held = self._at(path)
+        os.remove(name, dir_fd=held)
 
     def remove_directory(self, path: Path) -> None:
         path.rmdir()
+
+    def hold(self, directory: Path) -> None:
+        self._held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+    def release(self, directory: Path) -> None:
+        held = self._held.pop(directory, None)
+        if held is not None:
+            os.close(held)
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["file", "directory", "link", "other"]:
