@@ -101,8 +101,10 @@ class TrainerFramework:
         with contextlib.ExitStack() as stack:
             if self.engine is not None:
                 stack.enter_context(self.engine.data_only())
-            parent = str(directory.parent)
-            stack.enter_context(replaced(trainer, "_get_output_dir", lambda trial: parent))  # seam: transformers 4.57 to 5.23
+            there = replaced(
+                trainer, "_get_output_dir", lambda _: str(directory.parent)
+            )  # seam: transformers 4.57 to 5.23
+            stack.enter_context(there)
             stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
             self._native()
         self._name_best(directory)
