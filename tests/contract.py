@@ -266,6 +266,15 @@ class Operation:
     number: int = 1
 
 
+BEGUN = r"\.resume/begin-[0-9a-f]+/"
+"""A regular expression of where a checkpoint is until it has its name."""
+
+
+def temporary(name: str) -> str:
+    """Return a regular expression of the file that is written to be renamed to a name."""
+    return rf"\.{re.escape(name)}\.[0-9a-f]+\.tmp"
+
+
 def operations(
     first: str, second: str, inner: str, native: Operation, *, saves: int = 1, superseded: tuple[str, int] | None = None
 ) -> dict[str, Operation]:
@@ -284,25 +293,26 @@ def operations(
     """
     first, second, inner = re.escape(first), re.escape(second), re.escape(inner)
     found = {
-        "claims the run directory": Operation("os.rename", r"\.resume/\.generation\.tmp", 0),
-        "reserves a checkpoint": Operation("os.rename", rf"\.resume/begin-{second}", 2),
+        "claims the run directory": Operation("os.rename", rf"\.resume/{temporary('generation')}", 0),
+        "begins a checkpoint": Operation("open", rf"{BEGUN}{inner}/pending", 2),
         "lets the framework write": native,
-        "writes a file of its own": Operation("open", rf"{inner}/rank-00000\.json", 2),
-        "writes the manifest": Operation("open", rf"{inner}/\.manifest\.json\.tmp", 2),
-        "commits": Operation("os.rename", rf"{inner}/\.manifest\.json\.tmp", 2),
+        "writes a file of its own": Operation("open", rf"{BEGUN}{inner}/rank-00000\.json", 2),
+        "gives it its name": Operation("os.rename", rf"{BEGUN}{second}", 2),
+        "writes the manifest": Operation("open", rf"{BEGUN}{inner}/{temporary('manifest.json')}", 2),
+        "commits": Operation("os.rename", rf"{inner}/{temporary('manifest.json')}", 2),
         "takes the mark of the unfinished away": Operation("os.remove", rf"{inner}/pending", 4),
-        "moves latest": Operation("os.rename", r"\.latest\.tmp", 4, saves + 1),
+        "moves latest": Operation("os.rename", temporary("latest"), 4, saves + 1),
         "writes the commit into the journal": Operation("open", r"\.resume/journal\.jsonl", 4, 2 + saves + 1),
         "takes the checkpoint before out of sight": Operation("os.rename", first, 4),
-        "removes its files": Operation("os.remove", rf"\.resume/remove-{first}(/resume/manifest\.json)?", 4),
-        "removes its directory": Operation("os.rmdir", rf"\.resume/remove-{first}(\.resume)?", 4),
-        "says that it has finished": Operation("os.rename", r"\.resume/\.status\.json\.tmp", 6, 2),
+        "removes its files": Operation("os.remove", rf"\.resume/remove-[0-9a-f]+-{first}(/resume/manifest\.json)?", 4),
+        "removes its directory": Operation("os.rmdir", rf"\.resume/remove-[0-9a-f]+-{first}(\.resume)?", 4),
+        "says that it has finished": Operation("os.rename", rf"\.resume/{temporary('status.json')}", 6, 2),
     }
     if superseded is not None:
         again, anchor = re.escape(superseded[0]), superseded[1]
         found |= {
             "moves a checkpoint aside to save it again": Operation("os.rename", again, anchor),
-            "gives the new one its name": Operation("os.rename", rf"\.resume/begin-{again}", anchor, 2),
+            "gives the new one its name": Operation("os.rename", rf"{BEGUN}{again}", anchor, 2),
             "takes the one aside out of sight": Operation("os.rename", rf"{again}\.superseded", anchor),
         }
     return found

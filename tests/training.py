@@ -136,7 +136,9 @@ def send_at_operation(moment: str, number: int) -> None:
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        written = str(arguments[1]) if event == "os.rename" else str(arguments[0]) if event == "open" else ""
+        written = str(arguments[0]) if event == "open" else ""
+        if event == "os.rename":
+            written = located(arguments[1], arguments[3])
         if CONFIG["run_directory"] not in written or not written.endswith(f"/{DISK_EVENTS[moment]}"):
             return
         if event == "open" and arguments[1] != "w":
@@ -148,8 +150,22 @@ def send_at_operation(moment: str, number: int) -> None:
     sys.addaudithook(audit)
 
 
+def located(path: Any, directory: int) -> str:
+    """Return a path that may be relative to the descriptor of a directory."""
+    return str(path) if directory < 0 else f"{os.readlink(f'/proc/self/fd/{directory}')}/{path}"
+
+
 CHANGING = {"os.mkdir": 0, "os.rename": 0, "os.remove": 0, "os.rmdir": 0, "os.symlink": 1, "open": 0}
 """The audit events of what changes a directory, and which of their arguments is the path."""
+
+CHANGED_IN = {"os.mkdir": 2, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.symlink": 2}
+"""Which of their arguments is the descriptor that the path is relative to."""
+
+
+def _path(event: str, arguments: tuple[Any, ...]) -> str:
+    """Return what an operation is done to."""
+    path = arguments[CHANGING[event]]
+    return located(path, arguments[CHANGED_IN[event]]) if event in CHANGED_IN else str(path)
 
 
 def kill_at_operation(within: str, event: str, path: str, number: int) -> None:
@@ -168,7 +184,7 @@ def kill_at_operation(within: str, event: str, path: str, number: int) -> None:
 
     def audit(found: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        if found != event or not pattern.fullmatch(str(arguments[CHANGING[event]])):
+        if found != event or not pattern.fullmatch(_path(event, arguments)):
             return
         if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
             return

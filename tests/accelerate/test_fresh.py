@@ -16,7 +16,7 @@ def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: A
         tmp_path,
         CONFIG,
         reference(CONFIG),
-        commit=contract.Operation("os.rename", r"checkpoint_15/resume/\.manifest\.json\.tmp", 10),
+        commit=contract.Operation("os.rename", rf"checkpoint_15/resume/{contract.temporary('manifest.json')}", 10),
         damaged="checkpoint_10/optimizer.bin",
         send={"event": "backward", "step": 13},
     )

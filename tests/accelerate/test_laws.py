@@ -92,7 +92,7 @@ OPERATIONS = contract.operations(
     "checkpoint_2",
     "checkpoint_4",
     "checkpoint_4/resume",
-    contract.Operation("os.mkdir", "checkpoint_4", 2, 2),
+    contract.Operation("os.mkdir", rf"{contract.BEGUN}checkpoint_4", 2, 4),
     superseded=("checkpoint_6", 6),
 )
 

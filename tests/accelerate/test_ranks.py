@@ -56,9 +56,9 @@ SAVES = {**SHARDED, "samples": 32, "epochs": 1, "accumulate": 1, "save_every": 2
 
 
 OPERATIONS: dict[str, tuple[int, str]] = {
-    "a shard": (1, r"checkpoint_4/optimizer_0/__1_0\.distcp"),
-    "the index": (0, r"checkpoint_4/pytorch_model_fsdp_0/\.metadata.*"),
-    "the manifest": (0, r"checkpoint_4/resume/\.manifest\.json\.tmp"),
+    "a shard": (1, rf"{contract.BEGUN}checkpoint_4/optimizer_0/__1_0\.distcp"),
+    "the index": (0, rf"{contract.BEGUN}checkpoint_4/pytorch_model_fsdp_0/\.metadata.*"),
+    "the manifest": (0, rf"{contract.BEGUN}checkpoint_4/resume/{contract.temporary('manifest.json')}"),
 }
 
 

@@ -100,6 +100,12 @@ run = ResumableRun(sys.argv[1])
 run.open()
 class Dying:
     def save(self, directory):
+        pass
+    def rank_state(self):
+        return {}
+    def parts(self):
+        return {}
+    def describe(self, rank_state):  # it has its name by now
         os.kill(os.getpid(), 9)
 name, step = "checkpoint-" + sys.argv[2], int(sys.argv[2])
 run.save(name, step, Dying())

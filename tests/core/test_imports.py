@@ -316,14 +316,16 @@ def test_only_commit_writes_the_marker() -> None:
 def test_only_pruning_removes_a_committed_checkpoint() -> None:
     """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
     assert callers("delete") == {"commit._free_name", "commit._abandon", "upkeep.sweep", "prune.prune"}
-    assert callers("remove_tree") == {"remove.delete", "upkeep.sweep", "base.remove_tree"}
+    assert callers("delete_leftover") == {"upkeep.sweep"}
+    assert callers("delete_begun") == {"commit._abandon", "commit._take_out"}
+    assert callers("remove_tree") == {"remove._remove", "remove.delete_begun", "base.remove_tree"}
     assert callers("remove_directory") == {"base.remove_tree", "counting.remove_directory"}
     assert callers("remove_file") <= {
         "base.remove_tree",
-        "base.point_to",
         "counting.remove_file",
         "upkeep.prepare",
         "upkeep.sweep",
+        "upkeep._remove_temporary_files",
         "commit.publish",
         "stop_file.withdraw",
         "discovery.discover_groups",

@@ -25,7 +25,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 import cycles
 
-from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
+from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, located, policy, trace
 
 FEATURES = 8
 OUT = "out"
@@ -330,7 +330,7 @@ def on_a_node_of_its_own() -> None:
     marker = f"{OUT}/{CONFIG['dies_committing']}/resume/manifest.json"
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "os.rename" and str(arguments[1]).endswith(f"node-1/{marker}"):
+        if event == "os.rename" and located(arguments[1], arguments[3]).endswith(f"node-1/{marker}"):
             while not Path(marker).exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)

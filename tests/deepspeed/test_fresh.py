@@ -16,7 +16,7 @@ def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: A
         tmp_path,
         CONFIG,
         reference(CONFIG),
-        commit=contract.Operation("os.rename", r"global_step15/resume/\.manifest\.json\.tmp", 10),
+        commit=contract.Operation("os.rename", rf"global_step15/resume/{contract.temporary('manifest.json')}", 10),
         damaged="global_step10/mp_rank_00_model_states.pt",
         send={"event": "backward", "step": 17},
     )

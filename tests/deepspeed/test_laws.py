@@ -80,7 +80,7 @@ OPERATIONS = contract.operations(
     "global_step2",
     "global_step4",
     "global_step4/resume",
-    contract.Operation("os.mkdir", "global_step4", 2, 2),
+    contract.Operation("os.mkdir", rf"{contract.BEGUN}global_step4", 2, 4),
     superseded=("global_step6", 6),
 )
 
@@ -94,10 +94,10 @@ def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any,
 
 
 OF_RANK_ONE = {
-    "its shard": contract.Operation("os.mkdir", "global_step4", 2),
-    "its tensors": contract.Operation("open", r"global_step4/resume/rank-00001\.safetensors", 2),
-    "its state": contract.Operation("open", r"global_step4/resume/rank-00001\.json", 2),
-    "the first": contract.Operation("open", r"global_step2/resume/rank-00001\.json", 0),
+    "its shard": contract.Operation("os.mkdir", rf"{contract.BEGUN}global_step4", 2),
+    "its tensors": contract.Operation("open", rf"{contract.BEGUN}global_step4/resume/rank-00001\.safetensors", 2),
+    "its state": contract.Operation("open", rf"{contract.BEGUN}global_step4/resume/rank-00001\.json", 2),
+    "the first": contract.Operation("open", rf"{contract.BEGUN}global_step2/resume/rank-00001\.json", 0),
 }
 
 

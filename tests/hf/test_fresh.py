@@ -16,7 +16,7 @@ def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: A
         tmp_path,
         CONFIG,
         reference(CONFIG),
-        commit=contract.Operation("os.rename", r"checkpoint-15/resume/\.manifest\.json\.tmp", 10),
+        commit=contract.Operation("os.rename", rf"checkpoint-15/resume/{contract.temporary('manifest.json')}", 10),
         damaged="checkpoint-10/optimizer.pt",
         send={"event": "on_substep_end", "step": 17},
     )

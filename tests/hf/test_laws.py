@@ -113,7 +113,7 @@ OPERATIONS = contract.operations(
     "checkpoint-2",
     "checkpoint-4",
     "checkpoint-4/resume",
-    contract.Operation("open", r"checkpoint-4/trainer_state\.json", 2),
+    contract.Operation("open", rf"{contract.BEGUN}checkpoint-4/trainer_state\.json", 2),
 )
 
 

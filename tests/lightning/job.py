@@ -390,7 +390,8 @@ def kill_at_opening(name: str) -> None:
     """Kill this process when it is about to write the first byte of a file in the run directory."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and f"/out/{name}" in str(arguments[0]) and "w" in str(arguments[1]):
+        path = Path(str(arguments[0])) if event == "open" and "w" in str(arguments[1]) else Path()
+        if path.name.startswith(name) and "out" in path.parts:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)

@@ -16,7 +16,9 @@ def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: A
         tmp_path,
         CONFIG,
         reference(CONFIG),
-        commit=contract.Operation("os.rename", r"epoch=1-step=15\.ckpt\.resume/\.manifest\.json\.tmp", 10),
+        commit=contract.Operation(
+            "os.rename", rf"epoch=1-step=15\.ckpt\.resume/{contract.temporary('manifest.json')}", 10
+        ),
         damaged="epoch=0-step=10.ckpt",
         send={"event": "on_train_batch_start", "step": 17},
     )

@@ -110,11 +110,13 @@ OPERATIONS = contract.operations(
     "epoch=0-step=2.ckpt",
     "epoch=1-step=4.ckpt",
     "epoch=1-step=4.ckpt.resume",
-    contract.Operation("open", r"\.epoch=1-step=4\.ckpt\.tmp", 2),
+    contract.Operation("open", rf"{contract.BEGUN}\.epoch=1-step=4\.ckpt\.tmp", 2),
     saves=2,
     superseded=("last.ckpt", 4),
 ) | {
-    "gives the file of the framework its name": contract.Operation("os.rename", r"\.epoch=1-step=4\.ckpt\.tmp", 2),
+    "gives the file of the framework its name": contract.Operation(
+        "os.rename", rf"{contract.BEGUN}\.epoch=1-step=4\.ckpt\.tmp", 2
+    ),
     "takes the mark of the committed away": contract.Operation(
         "os.rename", r"epoch=0-step=2\.ckpt\.resume/manifest\.json", 4
     ),

@@ -101,10 +101,9 @@ class TrainerFramework:
         with contextlib.ExitStack() as stack:
             if self.engine is not None:
                 stack.enter_context(self.engine.data_only())
-            there = replaced(
-                trainer, "_get_output_dir", lambda _: str(directory.parent)
-            )  # seam: transformers 4.57 to 5.23
-            stack.enter_context(there)
+            parent = str(directory.parent)
+            method = "_get_output_dir"  # seam: transformers 4.57 to 5.23
+            stack.enter_context(replaced(trainer, method, lambda trial=None: parent))
             stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
             self._native()
         self._name_best(directory)

@@ -34,6 +34,14 @@ def test_it_does_what_the_storage_beneath_does_and_says_before_what_it_changes(t
     assert storage.exists(link) and storage.is_file(link) and storage.is_link(link)
     assert storage.read_link(link) == "moved" and storage.real_path(link) == local.real_path(moved)
     assert changed == []
+    storage.hold(directory)
+    storage.replace(directory, tmp_path / "elsewhere")
+    storage.write(directory / "held", b"three")
+    storage.release(directory)
+    storage.replace(tmp_path / "elsewhere", directory)
+    assert local.read(directory / "held") == b"three"
+    storage.remove_file(directory / "held")
+    del changed[:]
     storage.remove_file(link)
     storage.remove_directory(directory)
     assert changed == [("link", True), ("directory", True)] and not directory.exists()

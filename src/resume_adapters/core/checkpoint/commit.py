@@ -178,11 +178,10 @@ class PendingCheckpoint:
         elif is_present(self.storage, self.path):
             self._take_in()
         written = self.place
-        moves = {written: self.path}
-        if self.is_file:  # first what has the marker
-            moves = {layout.sidecar_dir(written): layout.sidecar_dir(self.path), **moves}
-        move(self.storage, moves, self.fence)
-        self.storage.remove_directory(written.parent)
+        # A file alone would look foreign, so the marker gets its name first.
+        marked = {layout.sidecar_dir(written): layout.sidecar_dir(self.path)} if self.is_file else {}
+        move(self.storage, {**marked, written: self.path}, self.fence)
+        self._take_out(written.parent)
 
     def _take_in(self) -> None:
         """Add to the checkpoint what the script has meanwhile written under its name, past the path that it was given.
@@ -195,6 +194,14 @@ class PendingCheckpoint:
                     move(self.storage, {self.path / entry.name: self.place / entry.name}, self.fence)
         if self.is_file or self.storage.entries(self.path):
             self.set_aside(self.path)
+
+    def _take_out(self, begun: Path) -> None:
+        """Move to the run directory what the script has written beside the checkpoint, and remove what was begun."""
+        for entry in self.storage.entries(begun):
+            beside = self.path.with_name(entry.name)
+            if entry.kind != "directory" or not is_present(self.storage, beside):
+                move(self.storage, {begun / entry.name: beside}, self.fence)
+        delete_begun(self.storage, begun)
 
     def write(self, work: Callable[[], T]) -> list[T]:
         """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.

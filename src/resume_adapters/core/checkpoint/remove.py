@@ -40,13 +40,17 @@ def unless_fenced_off(fence: Fence, error: ResumeError) -> ResumeError:
 def move(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> None:
     """Rename, in this order; undo it all if a later start has taken the run directory over meanwhile.
 
+    After a loss of power, what was renamed first is renamed if anything is.
+
     Raises:
         FencedOff: a later start owns the run directory.
         FileNotFoundError: something is not there, and the rest is moved.
     """
     fence()
     missing = None
-    for source, target in moves.items():
+    for number, (source, target) in enumerate(moves.items()):
+        if number:
+            _sync(storage, source.parent, target.parent)
         try:
             storage.replace(source, target)
         except FileNotFoundError as error:
@@ -101,10 +105,14 @@ def _condemned(run_directory: Path, name: str) -> Path:
 def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> None:
     with contextlib.suppress(FileNotFoundError):  # another start removes the same
         move(storage, moves, fence)
-    storage.sync(run_directory / CONTROL)
-    storage.sync(run_directory)
+    _sync(storage, run_directory, run_directory / CONTROL)
     for target in moves.values():
         remove_tree(storage, target)
+
+
+def _sync(storage: Storage, *directories: Path) -> None:
+    for directory in sorted(set(directories)):
+        storage.sync(directory)
 
 
 def supersede(storage: Storage, checkpoint: Path, fence: Fence) -> None:

@@ -81,3 +81,9 @@ class CountingStorage:
     def remove_directory(self, path: Path) -> None:
         self._before(path)
         self._storage.remove_directory(path)
+
+    def hold(self, directory: Path) -> None:
+        self._storage.hold(directory)
+
+    def release(self, directory: Path) -> None:
+        self._storage.release(directory)

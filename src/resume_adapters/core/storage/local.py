@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 from pathlib import Path
 from typing import Literal
@@ -68,7 +67,7 @@ class LocalStorage:
 
     def write(self, path: Path, content: bytes) -> None:
         name, held = self._at(path)
-        with open(name, "wb", opener=functools.partial(os.open, mode=0o666, dir_fd=held)) as file:
+        with open(path, "wb", opener=lambda _, flags: os.open(name, flags, 0o666, dir_fd=held)) as file:
             file.write(content)
 
     def append(self, path: Path, content: bytes) -> None:
