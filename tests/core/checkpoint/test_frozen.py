@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from resume_adapters import KeepLast
+from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import FencedOff, ResumeError
 
+import faults
 import miniature
 from faults import FreezingStorage
-from miniature import Miniature, name
+from miniature import Miniature, name, native
 
 pytestmark = pytest.mark.usefixtures("shape")
 
@@ -114,3 +118,104 @@ def _took_over(storage: FreezingStorage, at: int) -> bool:
     """Return whether the start owned the run directory before it was frozen."""
     done = storage.operations[:at]
     return any(operation == "replace" and path.name == "generation" for operation, path in done)
+
+
+class HeldEngine:
+    """Commits a save only when it is told to; everything else the engine does that a run has."""
+
+    def __init__(self, engine: SaveEngine) -> None:
+        self.engine = engine
+        self.requests: list[SaveRequest] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def submit(self, request: SaveRequest) -> None:
+        self.requests.append(request)
+
+    def commit(self) -> None:
+        for each in self.requests:
+            self.engine.submit(each)
+        self.engine.drain()
+
+
+class Later:
+    """A later start, with a save of step 40 that is written and not yet committed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.job = Miniature(directory)
+        self.engine = HeldEngine(self.job.run.engine)
+        self.job.run.engine = self.engine
+        self.job.save(40, "forty of the later start", best=10)
+
+
+def leave_leftovers(directory: Path) -> None:
+    """Leave what crashes leave: the newest checkpoint damaged, a pending one, one that is moved aside, and more."""
+    prepare(directory)
+    Miniature(directory).commit(60, best=10)
+    faults.flip(native(directory / name(60)))
+    crashed = Miniature(directory)
+    crashed.run.engine = HeldEngine(crashed.run.engine)
+    crashed.save(40, best=10)
+    control = directory / ".resume"
+    miniature.copy(directory / name(20), control / f"begin-{name(70)}")
+    miniature.copy(directory / name(20), control / f"remove-{name(80)}")
+    for leftover in (control / ".status.json.0123abcd.tmp", control / ".generation.tmp", directory / ".latest.tmp"):
+        leftover.write_text("half of a")
+
+
+def start(directory: Path, storage: Storage) -> Miniature:
+    return Miniature(directory, storage=storage, keep=KeepLast(3))
+
+
+def test_of_two_starts_at_once_one_owns_the_run_directory_and_loses_nothing(tmp_path: Path) -> None:
+    """One is frozen anywhere in its start, while the other starts and writes a checkpoint that is not yet committed."""
+    leave_leftovers(tmp_path / "prepared")
+    for at, directory in moments(tmp_path / "prepared", tmp_path / "run", start):
+        later: list[Later] = []
+        storage = FreezingStorage(at, lambda: later.append(Later(directory)))  # noqa: B023
+        ended: list[ResumeError] = []
+        try:
+            start(directory, storage).commit(40, "forty of the earlier start", best=10)
+        except ResumeError as error:
+            ended.append(error)
+        try:
+            later[0].engine.commit()
+        except ResumeError as error:
+            ended.append(error)
+        where = f"frozen before {storage.operations[at]}, operation {at}"
+        assert [type(each) for each in ended] == [FencedOff], f"{where}: {ended}"
+        again = Miniature(directory)
+        assert (again.step, again.choice.rejected) == (40, ()), where
+        who = "later" if _took_over(storage, at) else "earlier"
+        assert again.text == f"forty of the {who} start", where
+        assert name(10) in miniature.committed(directory), f"{where}: the best is gone"
+        assert not miniature.leftovers(directory), where
+
+
+def test_a_prune_that_wakes_up_leaves_what_a_later_start_resumes_from(tmp_path: Path) -> None:
+    """The newest checkpoint, for which the older ones were to go, is damaged meanwhile: the later start needs one."""
+    prepare(tmp_path / "prepared")
+
+    def save(directory: Path, storage: Storage) -> Miniature:
+        job = Miniature(directory, storage=storage, keep=KeepLast(1))
+        job.commit(40, "forty", best=10)
+        return job
+
+    pruned = 0
+    for at, directory in moments(tmp_path / "prepared", tmp_path / "run", save):
+        later: list[Miniature] = []
+
+        def resume(directory: Path = directory, later: list[Miniature] = later) -> None:
+            if name(40) in miniature.committed(directory):
+                faults.flip(native(directory / name(40)))
+                later.append(Miniature(directory))
+
+        with contextlib.suppress(FencedOff):
+            save(directory, FreezingStorage(at, resume))
+        if later and later[0].step == 30:
+            pruned += 1
+            again = Miniature(directory)
+            assert (again.step, again.text) == (30, "state at 30"), f"frozen before operation {at}"
+            assert name(10) in miniature.committed(directory)
+    assert pruned
