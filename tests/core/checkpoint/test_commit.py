@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +18,12 @@ from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.remove import supersede
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import NoValidCheckpoint
+from resume_adapters.errors import NoValidCheckpoint, SaveFailed
 
 import faults
 import miniature
 from faults import Crash, CrashingStorage
-from miniature import Miniature, name, native, own
+from miniature import Miniature, MiniatureContent, name, native, own
 
 pytestmark = pytest.mark.usefixtures("shape")
 
@@ -306,3 +309,91 @@ def test_what_has_the_name_of_a_save_and_is_no_checkpoint_is_set_aside(tmp_path:
     job.commit(20, "again")
     assert miniature.set_aside(tmp_path) == [f"{name(20)}.1"]
     assert state_of(LocalStorage(), tmp_path / name(20)) is CheckpointState.COMMITTED
+
+
+def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path: Path) -> None:
+    """It knows the name, and may write there while the checkpoint has another place; what is there twice is kept."""
+    job = Miniature(tmp_path)
+    target = tmp_path / name(10)
+
+    def parts() -> dict[str, Any]:
+        if miniature.FILES:
+            target.write_text("a file of the script")
+        else:
+            target.mkdir()
+            (target / "adapter.bin").write_text("of the script")
+            (target / "model.bin").write_text("there already")
+        return {"epoch": 1.0, "reason": "scheduled"}
+
+    content = MiniatureContent(job.run, "state at 10", 10, None, None)
+    content.parts = lambda: (parts(), MiniatureContent.parts(content))[1]  # type: ignore[method-assign]
+    job.run.save(target.name, 10, content, is_file=miniature.FILES)
+    job.run.flush()
+    again = Miniature(tmp_path)
+    assert (again.step, again.text) == (10, "state at 10")
+    manifest = again.choice.checkpoint and again.choice.checkpoint.manifest
+    assert manifest
+    assert ("adapter.bin" in {entry.path for entry in manifest.files}) is not miniature.FILES
+    assert miniature.set_aside(tmp_path) == [f"{name(10)}.1"]
+    left = tmp_path / ".resume" / "set-aside" / f"{name(10)}.1"
+    assert (left if miniature.FILES else left / "model.bin").read_text() in ("a file of the script", "there already")
+
+
+def test_what_a_script_writes_beside_a_save_goes_into_the_run_directory(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    (tmp_path / "samples").mkdir()
+    content = MiniatureContent(job.run, "state at 10", 10, None, None)
+
+    def save(directory: Path) -> None:
+        MiniatureContent.save(content, directory)
+        (directory.parent / "tokenizer.json").write_text("of the script")
+        (directory.parent / "samples").mkdir()
+
+    content.save = save  # type: ignore[method-assign]
+    job.run.save(name(10), 10, content, is_file=miniature.FILES)
+    job.run.flush()
+    assert (tmp_path / "tokenizer.json").read_text() == "of the script"
+    assert not miniature.leftovers(tmp_path)
+    assert Miniature(tmp_path).step == 10
+
+
+class Unreadable(LocalStorage):
+    """A disk that fails: what is written is lost, and nobody can tell who owns the run directory."""
+
+    fails = False
+
+    def write(self, path: Path, content: bytes) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(path, content)
+
+    def read(self, path: Path) -> bytes:
+        if self.fails and path.name == "generation":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(path)
+
+
+def test_a_failing_disk_is_named_also_where_it_hides_the_owner(tmp_path: Path) -> None:
+    storage = Unreadable()
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10)
+
+    def fail() -> dict[str, Any]:
+        storage.fails = True
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(SaveFailed, match="Input/output error"):
+        job.save(20, describe=fail)
+
+
+def test_a_leftover_that_another_start_removes_at_the_same_moment_is_removed(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    leftover = tmp_path / ".resume" / "begin-70"
+    leftover.mkdir()
+    shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-counted"), symlinks=True)
+    counting = faults.FreezingStorage()
+    Miniature(tmp_path.with_name(f"{tmp_path.name}-counted"), storage=counting)
+    shutil.rmtree(tmp_path.with_name(f"{tmp_path.name}-counted"))
+    at = next(number for number, (_, path) in enumerate(counting.operations) if path.name.endswith("-begin-70"))
+    Miniature(tmp_path, storage=faults.FreezingStorage(at, leftover.rmdir))
+    assert not miniature.leftovers(tmp_path)

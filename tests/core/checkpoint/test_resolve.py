@@ -103,6 +103,42 @@ def test_a_directory_in_the_place_of_latest_is_refused_before_training(tmp_path:
         Miniature(tmp_path)
 
 
+def copied(directory: Path) -> Path:
+    """Copy a run directory with the step 10, as a tool does that copies links as files."""
+    shutil.copytree(saved(directory / "run", 10), directory / "copied", symlinks=False)
+    return directory / "copied"
+
+
+def test_a_copy_of_the_newest_checkpoint_in_the_place_of_latest_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = copied(tmp_path)
+    assert (directory / "latest").is_dir()
+    job = Miniature(directory)
+    assert (job.step, job.choice.rejected) == (10, ())
+    assert miniature.set_aside(directory) == ["latest.1"]
+    assert os.readlink(directory / "latest") == "checkpoint-10"
+    assert "it is taken for a copy of checkpoint-10, and is moved to" in caplog.text
+
+
+def test_a_copy_in_the_place_of_latest_is_resumed_from_if_it_is_all_that_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = copied(tmp_path)
+    (directory / "latest-copy-1").mkdir()
+    shutil.rmtree(directory / "checkpoint-10")
+    job = Miniature(directory)
+    assert (job.step, job.text) == (10, "state at 10")
+    assert os.readlink(directory / "latest") == "latest-copy-2"
+    assert "of a checkpoint that is not here, and is renamed to latest-copy-2" in caplog.text
+
+
+def test_a_foreign_checkpoint_in_the_place_of_latest_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    job = Miniature(tmp_path, foreign=lambda path: 30 if path.name.startswith("latest") else None)
+    assert (job.step, job.choice.checkpoint and job.choice.checkpoint.path.name) == (30, "latest-copy-1")
+
+
 def test_a_checkpoint_that_is_a_link_out_of_the_run_directory_is_not_taken(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", 10)
     other = saved(tmp_path / "other", 50)

@@ -14,12 +14,13 @@ from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, is_c
 from resume_adapters.core.checkpoint.remove import unless_fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.status import RunStatus, may_start
-from resume_adapters.core.run_directory.upkeep import is_checkpoint, prepare, set_aside, sweep
+from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.base import Pointer, Storage, point_to
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.errors import (
@@ -128,8 +129,11 @@ class Takeover:
     def _prepare(self) -> None:
         prepare(self.storage, self.directory)
         self._require_startable()
+        fence = self.control.fencing.no_start_from_now()
+        copy = free_latest(self.storage, self.directory, self.foreign, fence)
+        if copy is not None:
+            logger.warning(copy)
         if self.resume == "scratch!":
-            fence = self.control.fencing.no_start_from_now()
             for path in candidates(self.storage, self.directory):
                 if is_checkpoint(self.storage, path, self.foreign):
                     set_aside(self.storage, path, fence)

@@ -41,7 +41,6 @@ def prepare(storage: Storage, directory: Path) -> None:
         storage.write(probe, b"can this be written?\n")
         with contextlib.suppress(FileNotFoundError):  # a start at the same moment has removed it, as a leftover
             storage.remove_file(probe)
-        require_link(storage, directory / LATEST)
 
 
 @contextlib.contextmanager
@@ -65,17 +64,47 @@ def usable(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def require_link(storage: Storage, latest: Path) -> None:
-    """Check that no directory has the name of the link to the newest checkpoint.
+def free_latest(storage: Storage, directory: Path, foreign: ForeignDetector, fence: Fence) -> str | None:
+    """Free the name of the link to the newest checkpoint, where a directory has it.
+
+    Tools that copy links as files make one. A copy of a checkpoint that is there is set aside; one whose original is
+    missing gets a name of its own, and is a checkpoint like any other.
+
+    Returns:
+        What was found and done; ``None`` if the name was free.
 
     Raises:
-        RunDirectoryUnusable: a directory has that name.
+        RunDirectoryUnusable: a directory has that name that is no checkpoint.
     """
-    if storage.is_directory(latest) and not storage.is_link(latest):
+    latest = directory / LATEST
+    if not storage.is_directory(latest) or storage.is_link(latest):
+        return None
+    if not is_checkpoint(storage, latest, foreign):
         raise RunDirectoryUnusable(
             f"{latest} is a directory; expected that name to be free for the link to the newest checkpoint: rename it",
             path=latest,
         )
+    found = f"{latest} is a directory, as tools make one that copy links as files; it is taken for a copy"
+    original = _original(storage, latest)
+    if original is not None:
+        return f"{found} of {original.name}, and is moved to {set_aside(storage, latest, fence)}"
+    number = 1
+    while is_present(storage, renamed := directory / f"{LATEST}-copy-{number}"):
+        number += 1
+    move(storage, {latest: renamed}, fence)
+    return f"{found} of a checkpoint that is not here, and is renamed to {renamed.name}"
+
+
+def _original(storage: Storage, copy: Path) -> Path | None:
+    """Return the checkpoint of the same run directory that has the same manifest as a copy."""
+    if not layout.is_committed(storage, copy):
+        return None
+    content = storage.read(layout.manifest_path(storage, copy))
+    for path in candidates(storage, copy.parent):
+        is_committed = layout.is_committed(storage, path) and not storage.is_link(path)
+        if is_committed and storage.read(layout.manifest_path(storage, path)) == content:
+            return path
+    return None
 
 
 def set_aside(storage: Storage, path: Path, fence: Fence) -> Path:
