@@ -11,6 +11,7 @@ import importlib.util
 import json
 import re
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,6 +355,49 @@ def killed_before_an_operation(
     assert anchor == operation.anchor
     left = set(committed(directory / bench.run_directory).values())
     assert left in leaving, f"the run left {left}"
+
+
+def frozen_before_an_operation(
+    bench: Bench, directory: Path, config: Config, reference: Trace, operation: Operation, *, ignore: Sequence[str] = ()
+) -> None:
+    """A job that is frozen in a save, and wakes up when a second launch has trained to the end, harms nothing.
+
+    The tests of the core take every operation. Here a real job is frozen before one.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: a job that saves.
+        reference: an uninterrupted run of it.
+        operation: before what the first launch is frozen.
+        ignore: names of final facts that this comparison leaves out.
+    """
+    run_directory = directory / bench.run_directory
+    wanted = [operation.event, operation.path, operation.number, "SIGSTOP"]
+    frozen = bench.start(directory, {**config, "kill_at_operation": wanted})
+    try:
+        frozen.wait_until_stopped()
+        anchor = max(committed(run_directory).values(), default=0)
+        assert anchor == operation.anchor
+        bench.run(directory, config).require_success()
+        trace, before = read_trace(directory), _content(run_directory)
+        require_same_steps(trace, reference, start=anchor)
+        require_same_end(trace, reference, ignore)
+    finally:
+        frozen.signal(signal.SIGCONT)
+    outcome = frozen.wait()
+    assert outcome.statuses != (0,) and "FencedOff" in outcome.output, outcome.output[-6000:]
+    assert _content(run_directory) == before, "it has changed what the second launch saved"
+    left = [path.name for path in (run_directory / ".resume").iterdir() if path.name.startswith(("begin-", "remove-"))]
+    assert not left
+
+
+def _content(run_directory: Path) -> dict[str, bytes]:
+    """Return the files of the checkpoints, and the status, by path."""
+    files = [file for file in run_directory.rglob("*") if file.is_file() and not file.is_symlink()]
+    paths = {file.relative_to(run_directory).as_posix(): file for file in files}
+    journal = ".resume/journal.jsonl"  # to which whoever wakes up may add
+    return {path: file.read_bytes() for path, file in sorted(paths.items()) if path != journal}
 
 
 def damaged_is_passed_over(

@@ -178,6 +178,13 @@ class Running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def wait_until_stopped(self, timeout: float = TIMEOUT) -> None:
+        """Wait until the first rank is stopped by SIGSTOP."""
+        deadline, stat = time.monotonic() + timeout, Path(f"/proc/{self.pids[0]}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert self.alive() and time.monotonic() < deadline, f"it was not stopped:\n{self._text()[-6000:]}"
+            time.sleep(0.01)
+
     def alive(self) -> bool:
         return None in self._statuses()
 

@@ -168,14 +168,15 @@ def _path(event: str, arguments: tuple[Any, ...]) -> str:
     return located(path, arguments[CHANGED_IN[event]]) if event in CHANGED_IN else str(path)
 
 
-def kill_at_operation(within: str, event: str, path: str, number: int) -> None:
-    """Kill this process before it does something to a path in a directory for the nth time.
+def kill_at_operation(within: str, event: str, path: str, number: int, by: str = "SIGKILL") -> None:
+    """Kill this process, or freeze it, before it does something to a path in a directory for the nth time.
 
     Args:
         within: the directory, with a slash at its end.
         event: what it does, as the audit event is called.
         path: a regular expression of the path in that directory.
         number: counted from 1.
+        by: the signal.
     """
     from resume_adapters.core.run.monitor import THREAD_NAME
 
@@ -192,7 +193,7 @@ def kill_at_operation(within: str, event: str, path: str, number: int) -> None:
             return  # when it writes the live status is the clock's affair, and the others must be counted alike
         seen += 1
         if seen == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), getattr(signal, by))
 
     sys.addaudithook(audit)
 

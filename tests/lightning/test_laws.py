@@ -137,6 +137,14 @@ def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any,
     )
 
 
+@pytest.mark.parametrize("operation", ["lets the framework write", "commits"])
+def test_frozen_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3, for a job that is suspended: when it wakes up, a second one has saved the same steps."""
+    contract.frozen_before_an_operation(
+        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], ignore=["logged"]
+    )
+
+
 # ---- Law 4
 
 
