@@ -221,6 +221,13 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Let jobs of all adapters meet random faults: ``nox -s soak -- --minutes 10``."""
+    install(session, "-e", ".[test-all]")
+    session.run("python", "tests/soak/soak.py", *session.posargs, env={**_ONE_THREAD, "PYTHONPATH": "tests"})
+
+
+@nox.session
 def slurm(session: nox.Session) -> None:
     """Run one job through a real Slurm: installed from Debian, started on this machine, and stopped again."""
     if os.geteuid() != 0:
