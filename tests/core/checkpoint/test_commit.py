@@ -311,7 +311,8 @@ def test_what_has_the_name_of_a_save_and_is_no_checkpoint_is_set_aside(tmp_path:
     assert state_of(LocalStorage(), tmp_path / name(20)) is CheckpointState.COMMITTED
 
 
-def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("twice", [True, False])
+def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path: Path, twice: bool) -> None:
     """It knows the name, and may write there while the checkpoint has another place; what is there twice is kept."""
     job = Miniature(tmp_path)
     target = tmp_path / name(10)
@@ -322,7 +323,8 @@ def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path:
         else:
             target.mkdir()
             (target / "adapter.bin").write_text("of the script")
-            (target / "model.bin").write_text("there already")
+            if twice:
+                (target / "model.bin").write_text("there already")
         return {"epoch": 1.0, "reason": "scheduled"}
 
     content = MiniatureContent(job.run, "state at 10", 10, None, None)
@@ -334,7 +336,9 @@ def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path:
     manifest = again.choice.checkpoint and again.choice.checkpoint.manifest
     assert manifest
     assert ("adapter.bin" in {entry.path for entry in manifest.files}) is not miniature.FILES
-    assert miniature.set_aside(tmp_path) == [f"{name(10)}.1"]
+    assert miniature.set_aside(tmp_path) == [f"{name(10)}.1"] * (twice or miniature.FILES)
+    if not miniature.set_aside(tmp_path):
+        return
     left = tmp_path / ".resume" / "set-aside" / f"{name(10)}.1"
     assert (left if miniature.FILES else left / "model.bin").read_text() in ("a file of the script", "there already")
 

@@ -7,6 +7,7 @@ its nth operation, so every guarantee of the commit holds for every n.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import uuid
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class Storage(Protocol):
         """
 
     def release(self, directory: Path) -> None:
-        """Let a path be a name again; no error if it was not held."""
+        """Let the path of a held directory be a name again."""
 
 
 def is_present(storage: Storage, path: Path) -> bool:
@@ -123,11 +124,7 @@ def is_temporary(name: str) -> bool:
 
 def make_durable_directory(storage: Storage, directory: Path) -> None:
     """Create a directory and its parents, and force onto the disk that they exist."""
-    missing = []
-    for each in (directory, *directory.parents):
-        if storage.exists(each):
-            break
-        missing.append(each)
+    missing = list(itertools.takewhile(lambda each: not storage.exists(each), (directory, *directory.parents)))
     storage.make_directory(directory)
     for each in reversed(missing):
         storage.sync(each.parent)

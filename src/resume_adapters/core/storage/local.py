@@ -112,9 +112,7 @@ class LocalStorage:
         self._held[directory] = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
 
     def release(self, directory: Path) -> None:
-        held = self._held.pop(directory, None)
-        if held is not None:
-            os.close(held)
+        os.close(self._held.pop(directory))
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["file", "directory", "link", "other"]:
