@@ -29,10 +29,11 @@ def measure(repeats: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         _fill(directory)
-        resolving, starting = [], []
+        resolving, starting, committing = [], [], []
         for _ in range(repeats):
             resolving.append(_resolve(directory))
             starting.append(_start(directory))
+            committing.append(_commit(directory))
     return [
         figure.of(
             f"latest valid among {_COUNT:,} checkpoints",
@@ -42,6 +43,7 @@ def measure(repeats: int) -> list[Figure]:
             detail="the newest is valid",
         ),
         figure.of(f"a whole start among {_COUNT:,} checkpoints", starting, "ms", detail="resolve, sweep, take over"),
+        figure.of(f"a commit among {_COUNT:,} checkpoints", committing, "ms", detail="all are kept"),
     ]
 
 
@@ -76,4 +78,18 @@ def _start(directory: Path) -> float:
     run.open()
     taken = time.perf_counter() - begun
     run.close()
+    return taken * 1e3
+
+
+def _commit(directory: Path) -> float:
+    run = ResumableRun(directory, ranks=SingleProcess())
+    run.open()
+    for step in (_COUNT + 1, _COUNT + 2):  # the first imports what writes tensors
+        begun = time.perf_counter()
+        run.save(f"checkpoint-{step}", step, SmallContent(step))
+        run.flush()
+        taken = time.perf_counter() - begun
+    run.close()
+    for step in (_COUNT + 1, _COUNT + 2):
+        shutil.rmtree(directory / f"checkpoint-{step}")
     return taken * 1e3

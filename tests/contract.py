@@ -215,6 +215,29 @@ def interrupted_equals_uninterrupted(
     require_same_end(trace, reference, ignore)
 
 
+def trains_on_after_a_failed_save(
+    bench: Bench, directory: Path, config: Config, reference: Trace, *, ranks: int = 1, ignore: Sequence[str] = ()
+) -> None:
+    """With ``on_save_error="continue"``: the save of step 5 fails, and the run ends as if it had not.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job, which saves every five steps, with the limit on file sizes that stands in for a full disk.
+        reference: an uninterrupted run of it.
+        ranks: number of ranks.
+        ignore: names of final facts that this comparison leaves out.
+    """
+    outcome = bench.run(directory, {**config, "file_limit_until": 7}, ranks=ranks)
+    outcome.require_success()
+    assert outcome.output.count("Training continues") == 1 and "File too large" in outcome.output, outcome.output
+    trace = read_trace(directory, ranks)
+    require_same_steps(trace, reference, start=0)
+    require_same_end(trace, reference, ignore)
+    steps = set(committed(directory / bench.run_directory).values())
+    assert 5 not in steps and 10 in steps, steps
+
+
 def require_same_steps(trace: Trace, reference: Trace, start: int) -> None:
     """Every micro-step from step ``start`` on has the loss, the batch and the learning rate of the reference."""
     for rank, (lines, expected) in enumerate(zip(trace.steps, reference.steps, strict=True)):

@@ -240,11 +240,13 @@ class Launch:
         self.ranks = current_ranks()
         self.framework = PlainTorch(self.options["accumulation"], self.ranks.world_size)
         self.framework.spread_state = self.options.get("spread")
+        of_run = {name: self.options[name] for name in ("storage", "on_save_error", "keep") if name in self.options}
         self.run = ResumableRun(
             directory,
             ranks=self.ranks,
             cadence=Cadence(self.options["save_every"]),
             foreign=self.framework.foreign_step,
+            **of_run,
         )
         named = {name: self.options[name] for name in ("verify", "on_batch_change", "parts") if name in self.options}
         self.loop = ResumableLoop(

@@ -38,6 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "cycles": None,
     "kill_at_operation": None,
     "file_limit": None,
+    "file_limit_until": None,
     "on_rank": None,
     "slow": 0.0,
     "bare": False,
@@ -65,7 +66,7 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     if CONFIG["file_limit"]:
         sys.dont_write_bytecode = True  # a module's bytecode would be cut off, for all who import it later
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], CONFIG["file_limit"]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], resource.RLIM_INFINITY))
 
 
 # ---- Tracing
@@ -79,6 +80,8 @@ def digest(*tensors: torch.Tensor) -> str:
 
 
 def trace(**line: Any) -> None:
+    if CONFIG["file_limit"] and line.get("step") == CONFIG["file_limit_until"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with open(f"trace.{RANK}", "a") as file:
         file.write(json.dumps(line) + "\n")
 

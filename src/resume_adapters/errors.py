@@ -74,7 +74,20 @@ class RunHalted(ResumeError, RuntimeError):
 
 
 class SaveFailed(ResumeError, OSError):
-    """A save could not be completed. Nothing was committed and the previous checkpoint is intact."""
+    """A save could not be completed. Nothing was committed and the previous checkpoint is intact.
+
+    Args:
+        message: what was found, what was expected, what to do.
+        path: the checkpoint.
+        step: its optimizer step.
+        errno: what the system said, where it is known.
+    """
+
+    def __init__(
+        self, message: str, *, path: str | Path | None = None, step: int | None = None, errno: int | None = None
+    ) -> None:
+        super().__init__(message, path=path, step=step)
+        self.errno = errno
 
 
 class FencedOff(ResumeError, RuntimeError):

@@ -365,6 +365,13 @@ def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench,
     bench.run(tmp_path, {}).require_success()
 
 
+def test_a_run_trains_on_after_a_save_that_failed(
+    reference: contract.References, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {"options": {"on_save_error": "continue"}}
+    contract.trains_on_after_a_failed_save(bench, tmp_path, {**config, "file_limit": 12_000}, reference({}))
+
+
 # ---- Law 12
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -68,9 +70,35 @@ def test_stop_asks_and_returns(command, run_dir, training):
 
 
 def test_stop_by_force_kills(command, run_dir, training):
-    done = command("stop", run_dir, "--force", "--json")
+    asked = command("stop", run_dir, "--force")
+    assert asked.code == 2 and "pass --yes as well" in asked.err
+    done = command("stop", run_dir, "--force", "--yes", "--json")
     assert (done.code, done.json["state"]) == (0, "killed")
     assert training.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_stop_by_force_asks_at_a_terminal(run_dir, training, answer):
+    master, terminal = os.openpty()
+    words = [sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--force"]
+    stopping = subprocess.Popen(words, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.write(master, f"{answer}\n".encode())
+    assert stopping.wait(30) == (0 if answer == "y" else 1)
+    assert (training.poll() is None) == (answer == "n")
+    os.close(master)
+    os.close(terminal)
+
+
+def test_stop_by_force_kills_no_process_that_a_forged_status_names(command, run_dir):
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    time.sleep(0.5)
+    forged = {"state": "running", "host": socket.gethostname(), "pid": bystander.pid, "updated": time.time()}
+    (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(status(run_dir) | forged))
+    done = command("stop", run_dir, "--force", "--yes")
+    assert (done.code, bystander.poll()) == (2, None)
+    assert "does not hold" in done.err and "time.sleep" in done.err
+    bystander.kill()
+    bystander.wait()
 
 
 def test_waiting_tells_that_the_run_ended_otherwise(command, run_dir, training):

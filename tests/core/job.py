@@ -24,7 +24,7 @@ from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, Stopped
 
-from miniature import Miniature, effects
+from miniature import Miniature, MiniatureContent, effects
 from plain_torch import Killed, Launch, killed_after
 
 LAST = 8
@@ -172,6 +172,20 @@ def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
     return {"heard": [heard], "then": then, "at_last": job.committed(), "rank": rank}
 
 
+def go_on(rank: int, directory: str, where: str) -> dict[str, Any]:
+    """Save twice with ``on_save_error="continue"``, while rank one's disk fails; then the disk works again."""
+    storage = Failing()
+    job = Miniature(Path(directory), ranks=current_ranks(), storage=storage, on_save_error="continue")
+    job.commit(10)
+    saved = []
+    for step in (20, 30):
+        storage.where = where if rank == 1 and step == 20 else ""
+        saved.append(job.run.save(f"checkpoint-{step}", step, MiniatureContent(job.run, "text", step, None, None)))
+        job.run.drain()
+    job.run.close()
+    return {"saved": saved, "committed": job.committed()}
+
+
 def _broken() -> dict[str, Any]:
     raise ZeroDivisionError("the adapter is broken")
 
@@ -234,7 +248,7 @@ def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    everything = (agree, hurry, skip, clock, run_short, save, resume, start_from, fail, train, reopen)
+    everything = (agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen)
     work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])

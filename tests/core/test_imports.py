@@ -318,10 +318,14 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
     assert callers("delete") == {"commit._free_name", "commit._abandon", "upkeep.sweep", "prune.prune"}
     assert callers("delete_leftover") == {"upkeep.sweep"}
     assert callers("delete_begun") == {"commit._abandon", "commit._take_out"}
-    assert callers("remove_tree") == {"remove._remove", "remove.delete_begun", "base.remove_tree"}
-    assert callers("remove_directory") == {"base.remove_tree", "counting.remove_directory"}
-    assert callers("remove_file") <= {
+    assert callers("remove_tree") == {
+        "remove._remove",
+        "remove.delete_begun",
+        "remove.delete_leftover",
         "base.remove_tree",
+    }
+    assert callers("remove_directory") == {"counting.remove_directory"}
+    assert callers("remove_file") <= {
         "counting.remove_file",
         "upkeep.prepare",
         "upkeep.sweep",
@@ -330,4 +334,5 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "stop_file.withdraw",
         "discovery.discover_groups",
         "discovery.take_away",
+        "diagnosis.find_disk_error",
     }

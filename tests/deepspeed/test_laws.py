@@ -268,6 +268,15 @@ def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench
     assert not (tmp_path / "out" / "latest").exists()
 
 
+def test_a_run_trains_on_after_a_save_that_failed(
+    reference: contract.References, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {**TWO, "options": {"on_save_error": "continue"}, "width": 64, "on_rank": 1}
+    contract.trains_on_after_a_failed_save(
+        bench, tmp_path, {**config, "file_limit": 20_000}, reference({**TWO, "width": 64}, 2), ranks=2
+    )
+
+
 # ---- Export
 
 

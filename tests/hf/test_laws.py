@@ -601,6 +601,13 @@ def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench,
     bench.run(tmp_path, {}).require_success()
 
 
+def test_a_run_trains_on_after_a_save_that_failed(
+    reference: contract.References, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {"callback": {"on_save_error": "continue"}}
+    contract.trains_on_after_a_failed_save(bench, tmp_path, {**config, "file_limit": 20_000}, reference({}))
+
+
 def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Path) -> None:
     """The later start goes on; the earlier one can commit nothing more, and says whose directory it is."""
     slow = {"slow": 0.15}

@@ -433,6 +433,14 @@ def test_without_room_the_save_fails_with_one_clear_error(bench: contract.Bench,
     bench.run(tmp_path, {}).require_success()
 
 
+def test_a_run_trains_on_after_a_save_that_failed(
+    reference: contract.References, bench: contract.Bench, tmp_path: Path
+) -> None:
+    config = {"callback": {"on_save_error": "continue"}}
+    without = {**config, "file_limit": 15_000}
+    contract.trains_on_after_a_failed_save(bench, tmp_path, without, reference({}), ignore=("files",))
+
+
 def test_a_full_disk_on_one_of_two_ranks_leaves_nobody_waiting(bench: contract.Bench, tmp_path: Path) -> None:
     running = bench.start(tmp_path, {"file_limit": 15_000}, ranks=2)
     outcome = running.wait(60)

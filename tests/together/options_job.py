@@ -23,6 +23,7 @@ CASES = {
     "zero, which is no policy either": {"keep": 0},
     "a number that is no StopOn": {"stop": 15},
     "a word that is no way": {"on_batch_change": "keep"},
+    "a word that is no way either": {"on_save_error": "ignore"},
     "a path that is none": {"resume": "nowhere"},
     "a word that is no path": {"resume": "Auto"},
     "a part without a state": {"ema": 3},

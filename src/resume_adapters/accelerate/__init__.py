@@ -46,6 +46,7 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.requirements import require_version
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.options import ResumeOptions, run_directory_override
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
@@ -65,6 +66,7 @@ def register_for_resume(
     mtbf: timedelta | None = None,
     verify: bool = True,
     on_batch_change: str = "refuse",
+    on_save_error: OnSaveError = "stop",
     **parts: Any,
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
@@ -81,6 +83,8 @@ def register_for_resume(
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
             than when the run was saved, resume by samples, with schedules of this launch's length.
+        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
+            the next save. Three failures in a row end the run in any case.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -97,7 +101,9 @@ def register_for_resume(
         )
     given = Path(config.project_dir or "") / "checkpoints" if run_dir is None else run_dir
     directory = override or Path(os.path.abspath(given))
-    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
+    options = ResumeOptions(
+        resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
+    )
     cadence = options.cadence()
     framework = AccelerateFramework(accelerator, directory)
     run = ResumableRun(
@@ -107,6 +113,7 @@ def register_for_resume(
         keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
         stop=stop,
         cadence=cadence,
+        on_save_error=on_save_error,
         foreign=framework.foreign_step,
     )
     return ResumableLoop(framework, run, options, each_epoch=cadence is None)

@@ -40,6 +40,8 @@ import sys
 
 from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUnusable, UnsupportedSetting
 
+_LINES = "\n"
+
 
 def main() -> None:
     """Run the shell command and end the process with its exit code."""
@@ -64,5 +66,7 @@ def main() -> None:
 
 
 def _leave(sentence: str, code: int) -> None:
-    print(f"resume-adapters: {sentence}", file=sys.stderr)
+    from resume_adapters.cli.text import visible
+
+    print(f"resume-adapters: {visible(sentence, keep=_LINES)}", file=sys.stderr)
     sys.exit(code)

@@ -120,6 +120,7 @@ def status(run: RunDirectory) -> Document:
         "pid": found.pid if found else None,
         "alive": alive,
         "updated": found.updated if found else None,
+        "unremovable": found.unremovable if found else 0,
         "resumes_from": checkpoint(anchor, marks(run, anchor, run.best(None))) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
         "without_progress": [msgspec.to_builtins(launch) for launch in wasted],

@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from resume_adapters.cli.text import escape, visible
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.room import format_bytes
 
 _STYLES = {
     "committed": "green",
@@ -33,15 +34,8 @@ _PERIODS = (("d", 86400), ("h", 3600), ("m", 60))
 
 
 def size(count: int | None) -> str:
-    """Format a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
-    if count is None:
-        return ""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+    """Format a number of bytes; nothing for ``None``."""
+    return "" if count is None else format_bytes(count)
 
 
 def age(moment: float | None) -> str:
@@ -91,9 +85,10 @@ def checkpoints(console: Console, document: dict[str, Any], metric: str | None) 
     rows = document["checkpoints"]
     metric = metric or _main_metric(rows)
     shown = [metric] if metric else []
+    headings = [escape(name) for name in shown]
     data = ["data"] if console.width >= _WIDE else []
     table = _table(
-        "name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", *data, right=("step", "epoch")
+        "name", "step", "epoch", "state", "size", "age", "reason", *headings, "marks", *data, right=("step", "epoch")
     )
     for row in rows:
         committed = row["state"] == "committed"
@@ -151,6 +146,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "cursor": escape(describe_cursor(document["cursor"])),
         "no progress": escape(_without_progress(document)),
         "damaged": escape(", ".join(document["damaged"])),
+        "cannot remove": f"{count} old checkpoints or leftovers" if (count := document["unremovable"]) else "",
     }
     if document["damaged"] and not anchor:
         lines["resumes from"] = "nothing: no checkpoint is valid"
@@ -246,13 +242,13 @@ def pruning(console: Console, document: dict[str, Any]) -> None:
 def rewinding(console: Console, document: dict[str, Any]) -> None:
     """Print which checkpoints were set aside, and what the next launch resumes from."""
     for name, shelf in document["set_aside"].items():
-        console.print(f"{name} was moved to .resume/set-aside/{shelf}", markup=False)
-    console.print(f"The next launch resumes from {document['checkpoint']}.", markup=False)
+        console.print(f"{visible(name)} was moved to .resume/set-aside/{visible(shelf)}", markup=False)
+    console.print(f"The next launch resumes from {visible(document['checkpoint'])}.", markup=False)
 
 
 def exporting(console: Console, document: dict[str, Any]) -> None:
     """Print what was exported."""
-    written = f"{document['tensors']} tensors of {document['checkpoint']} to {document['output']}"
+    written = f"{document['tensors']} tensors of {visible(document['checkpoint'])} to {visible(document['output'])}"
     console.print(f"Wrote {written} ({size(document['bytes'])}).", markup=False, soft_wrap=True)
 
 

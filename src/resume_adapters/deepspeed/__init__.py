@@ -40,6 +40,7 @@ from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.options import ResumeOptions, run_directory_override
 from resume_adapters.core.state.stateful import named_parts
 from resume_adapters.core.stop.policy import StopOn
@@ -63,6 +64,8 @@ class ResumeHooks(ResumableLoop):
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
             than when the run was saved, resume by samples, with schedules of this launch's length.
+        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
+            the next save. Three failures in a row end the run in any case.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -81,11 +84,14 @@ class ResumeHooks(ResumableLoop):
         mtbf: timedelta | None = None,
         verify: bool = True,
         on_batch_change: str = "refuse",
+        on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:
         directory = run_directory_override() or os.path.abspath(run_dir)
         require_supported(engine, str(directory))
-        options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts))
+        options = ResumeOptions(
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
+        )
         cadence = options.cadence()
         framework = DeepSpeedFramework(engine)
         run = ResumableRun(
@@ -95,6 +101,7 @@ class ResumeHooks(ResumableLoop):
             keep=keep,
             stop=stop,
             cadence=cadence,
+            on_save_error=on_save_error,
             foreign=framework.foreign_step,
             latest="file",
             local_rank=framework.local_rank,

@@ -76,6 +76,7 @@ class TrainerSession:
             keep=KeepLast(limit) if options.keep is None and limit else options.keep,
             stop=options.stop,
             cadence=cadence,
+            on_save_error=options.on_save_error,
             foreign=self.framework.foreign_step,
         )
         rescale = Rescale(
@@ -364,8 +365,8 @@ class TrainerSession:
     def save_last(self, save: Callable[[], None]) -> None:
         """Save the last step where it is not saved."""
         self._restore_rng_at_end()
+        self.session.begin_ending()
         if self.run.last_commit != self.trainer.state.global_step:
-            self.session.set_reason("finished")
             save()
         self.run.flush()
 

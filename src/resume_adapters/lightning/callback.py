@@ -30,6 +30,8 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
             than when the run was saved, resume by samples, with schedules of this launch's length.
+        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
+            the next save. Three failures in a row end the run in any case.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:

@@ -61,6 +61,7 @@ class FitSession:
             keep=unless_unwanted if options.keep is None else options.keep,
             stop=options.stop,
             cadence=options.cadence(),
+            on_save_error=options.on_save_error,
             foreign=self._framework.foreign_step,
         )
         rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
@@ -381,7 +382,7 @@ class FitSession:
     def end_training(self, native: Callable[[], object]) -> None:
         """Save the last step if it is not saved, end as the trainer does, and mark the run as finished."""
         self._save_point = SavePoint.END
-        self._session.set_reason("finished")
+        self._session.begin_ending()
         self._save_if_needed()
         native()
         self.run.flush()

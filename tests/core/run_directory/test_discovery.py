@@ -5,6 +5,7 @@ The nodes are threads of this process, so that each operation of each can be the
 
 from __future__ import annotations
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -337,7 +338,9 @@ def test_a_save_that_fails_on_one_node_fails_on_all_and_the_next_one_works(tmp_p
 
     for at in range(0, before, 2):
         directory = tmp_path / str(at)
-        disks = [faults.no_space(10**9) if node == failing else LocalStorage() for node in range(NODES)]
+        # A full disk would be pruned, and the save tried once more.
+        broken = faults.FailingStorage(errno.EIO, 10**9, only=counting.only)
+        disks = [broken if node == failing else LocalStorage() for node in range(NODES)]
         heard = on_nodes(work, disks)
         if heard == [None] * NODES:
             break  # the save has fewer operations than the start and the save together

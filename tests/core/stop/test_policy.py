@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.stop.policy import SIGNALS, StopOn
-from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.stop.signals import StopFlag, _uninstall_all
 from resume_adapters.core.stop.vote import StopVote
 
 from launch import Server
@@ -39,6 +40,52 @@ def test_a_signal_sets_the_flag_and_nothing_else(flag: StopFlag, number: signal.
     assert flag.reason == number.name
     os.kill(os.getpid(), signal.SIGTERM)
     assert flag.reason == number.name, "the first reason stays"
+
+
+def in_a_child(work: Callable[[], int]) -> int:
+    """Run ``work`` in a forked child, and return the exit status, or minus the signal that ended it."""
+    child = os.fork()
+    if not child:
+        os._exit(work())
+    for _ in range(600):
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child did not end")
+
+
+def end_by(number: signal.Signals) -> int:
+    os.kill(os.getpid(), number)
+    time.sleep(5)
+    return 0
+
+
+def test_a_forked_child_has_the_previous_handlers(flag: StopFlag) -> None:
+    """As a worker of multiprocessing.Pool does, which Pool.terminate() ends by SIGTERM."""
+    assert in_a_child(lambda: end_by(signal.SIGTERM)) == -signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert flag.reason == "SIGTERM", "in the parent they stay"
+
+
+def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_effect() -> None:
+    """The flag stands for one that a child has inherited."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    flag = StopFlag(StopOn())
+    flag.install()
+    flag._process = -1
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (heard, flag.reason) == ([signal.SIGUSR1], None)
+    flag.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert flag.reason == "SIGUSR1"
+    _uninstall_all()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1] * 2
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_the_previous_handlers_are_put_back() -> None:

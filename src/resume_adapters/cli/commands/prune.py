@@ -47,7 +47,7 @@ def prune_run(
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint; nothing was removed", path=run.path)
         STORAGE.make_directory(run.control().path)
-        prune(STORAGE, run.path, plan, run.control().journal, fence)
+        plan = prune(STORAGE, run.path, plan, run.control().journal, run.control().leftovers, fence)
     document = documents.pruning(run, plan, dry_run)
     if json:
         documents.write(document)

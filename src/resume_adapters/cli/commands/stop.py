@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from typing import Annotated
 
@@ -13,7 +14,10 @@ import typer
 from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
 from resume_adapters.cli.run_directory import RunDirectory
+from resume_adapters.cli.text import visible
+from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
+from resume_adapters.core.stop.processes import command_line, has_open
 from resume_adapters.errors import UnsupportedSetting
 
 _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
@@ -22,7 +26,10 @@ _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
 @app.command(epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped.")
 def stop(
     run_dir: RunDir,
-    force: Annotated[bool, typer.Option("--force", help="Kill it at once with SIGKILL: nothing is saved.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Kill it at once with SIGKILL, after a question: nothing is saved.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force, do not ask.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
     json: Json = False,
 ) -> None:
@@ -35,7 +42,7 @@ def stop(
     if _may_be_running(status):
         assert status is not None
         if force:
-            _kill(status)
+            _kill(run, status, ask=not yes)
         else:
             run.control().stop_file.request("resume-adapters stop")
         if wait or force:
@@ -52,12 +59,26 @@ def _may_be_running(status: RunStatus | None) -> bool:
     return observed_state(status) is RunState.RUNNING
 
 
-def _kill(status: RunStatus) -> None:
+def _kill(run: RunDirectory, status: RunStatus, *, ask: bool) -> None:
+    """Kill the process of a run. What the status names may be any process: anybody can write a status.
+
+    Raises:
+        UnsupportedSetting: it is not known to be the run's, or nobody can be asked.
+    """
     if status.host != socket.gethostname():
         job = f"; or end its job, {status.job}, through the scheduler" if status.job else ""
         raise UnsupportedSetting(
             f"process {status.pid} is on {status.host}, and only a process on this host can be killed: do it there{job}"
         )
+    if not has_open(status.pid, os.path.realpath(run.control().fencing.file)):
+        raise UnsupportedSetting(
+            f"{CONTROL}/status.json names process {status.pid} ({command_line(status.pid) or 'hidden'}), which does "
+            f"not hold {run.path}, as a run does: it was not killed. If it is the run, kill it yourself"
+        )
+    if ask:
+        if not sys.stdin.isatty():
+            raise UnsupportedSetting("--force asks before it kills, and there is no terminal: pass --yes as well")
+        typer.confirm(f"Kill process {status.pid} ({visible(command_line(status.pid))})?", abort=True)
     os.kill(status.pid, signal.SIGKILL)
 
 

@@ -1,15 +1,23 @@
-"""The checkpoints of a run directory. Reads only."""
+"""The checkpoints of a run directory. Reads only.
+
+A run may keep very many. So a :class:`Catalog` remembers what it has read of each, as long as its manifest is the same
+file: a commit then costs no read of the checkpoints before it.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import LATEST, SUPERSEDED, CheckpointState, state_of
+from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import ForeignDetector, check_sizes, foreign_step, read_manifest
-from resume_adapters.core.storage.base import Entry, Storage
+from resume_adapters.core.storage.base import Entry, Stamp, Storage
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
 FILE_SUFFIX = ".ckpt"
@@ -46,7 +54,8 @@ def _checkpoint_name(storage: Storage, run_directory: Path, entry: Entry) -> str
     """Return the name of the checkpoint that an entry of a run directory may be, or belong to."""
     if entry.name.startswith("."):
         return None
-    if entry.kind == "directory" and layout.is_sidecar(storage, run_directory / entry.name):
+    named_so = entry.kind == "directory" and entry.name.endswith(layout.SIDECAR_SUFFIX)
+    if named_so and layout.is_sidecar(storage, run_directory / entry.name):
         return entry.name.removesuffix(layout.SIDECAR_SUFFIX)
     if entry.kind in ("link", "directory") or entry.name.endswith(FILE_SUFFIX):
         return entry.name
@@ -63,14 +72,18 @@ def _number(name: str) -> int:
     return int(found[0]) if found else -1
 
 
-def sort_key(storage: Storage, path: Path) -> tuple[int, float]:
+def sort_key(read: Callable[[Path], Manifest | Summary], path: Path) -> tuple[int, float]:
     """Return the step and the time of the manifest; without a manifest, the number in the name, or -1.
 
     Of two checkpoints of one step, the one written later is newer.
+
+    Args:
+        read: reads the manifest.
+        path: the checkpoint.
     """
     try:
-        manifest = read_manifest(storage, path)
-        return manifest.step, manifest.written
+        found = read(path)
+        return found.step, found.written
     except (CheckpointDamaged, FormatTooNew):
         return _number(path.name), 0.0
 
@@ -78,7 +91,8 @@ def sort_key(storage: Storage, path: Path) -> tuple[int, float]:
 def list_checkpoints(storage: Storage, run_directory: Path, foreign: ForeignDetector) -> list[CheckpointInfo]:
     """Describe every checkpoint of a run directory, oldest first, without reading the files' content."""
     rows = []
-    found = {path: newest_first(path.name, *sort_key(storage, path)) for path in candidates(storage, run_directory)}
+    read = functools.partial(read_manifest, storage)
+    found = {path: newest_first(path.name, *sort_key(read, path)) for path in candidates(storage, run_directory)}
     for path in sorted(found, key=lambda path: found[path], reverse=True):
         try:
             state = state_of(storage, path)
@@ -95,3 +109,108 @@ def list_checkpoints(storage: Storage, run_directory: Path, foreign: ForeignDete
         except (CheckpointDamaged, FormatTooNew) as error:
             rows.append(CheckpointInfo(path, CheckpointState.DAMAGED, None, None, str(error)))
     return rows
+
+
+class Summary(NamedTuple):
+    """What is remembered of a manifest: all that choosing and retention ask of it, without the list of its files."""
+
+    step: int
+    written: float
+    metrics: dict[str, float | None]
+    best: str | None
+
+
+class Catalog:
+    """The committed checkpoints of a run directory, each of which is read once.
+
+    Args:
+        storage: the file operations.
+        directory: the run directory.
+    """
+
+    def __init__(self, storage: Storage, directory: Path) -> None:
+        self.directory = directory
+        self._storage = storage
+        self._markers: dict[str, Path] = {}
+        self._read: dict[Path, tuple[Stamp, Summary]] = {}
+        self._whole: dict[str, tuple[Stamp, Summary | None]] = {}
+
+    def committed(self) -> list[str]:
+        """Return the names of the committed checkpoints, newest first by the number in the name."""
+        return [name for name, _ in self._committed()]
+
+    def _committed(self) -> list[tuple[str, Stamp]]:
+        paths = candidates(self._storage, self.directory)
+        kinds = {entry.name: entry.kind for entry in self._storage.entries(self.directory)} if paths else {}
+        former, self._markers = self._markers, {}
+        found = []
+        for path in paths:
+            name = path.name
+            # Most are directories with the marker inside: the listing says so, and the disk is looked at once.
+            is_plain = kinds.get(name) == "directory" and f"{name}{layout.SIDECAR_SUFFIX}" not in kinds
+            if is_plain:
+                marker = self._markers[name] = former.get(name) or layout.inner_dir(path) / layout.MANIFEST
+            else:
+                marker = layout.manifest_path(self._storage, path)
+            stamp = self._storage.stamp(marker)
+            if stamp is not None:
+                found.append((name, stamp))
+        return found
+
+    def _marker(self, path: Path) -> Path:
+        """Return the marker of a checkpoint; that of a plain directory is known from the last listing."""
+        known = self._markers.get(path.name) if path.parent == self.directory else None
+        return known or layout.manifest_path(self._storage, path)
+
+    def is_published(self, path: Path) -> bool:
+        """Return whether the marker of a pending checkpoint is gone from a committed one."""
+        return not self._storage.exists(self._marker(path).with_name(layout.PENDING))
+
+    def summary(self, path: Path) -> Summary:
+        """Return what is remembered of a checkpoint's manifest, which is read if its file is new or has changed.
+
+        Raises:
+            CheckpointDamaged: as :func:`~resume_adapters.core.checkpoint.validity.read_manifest` does.
+            FormatTooNew: a later version wrote it.
+        """
+        marker = self._marker(path)
+        stamp = self._storage.stamp(marker)
+        found = self._read.get(marker)
+        if found is not None and found[0] == stamp:
+            return found[1]
+        manifest = read_manifest(self._storage, path)
+        summary = Summary(manifest.step, manifest.written, manifest.metrics, manifest.best)
+        if stamp is not None:
+            self._read[marker] = stamp, summary
+        return summary
+
+    def whole(self) -> dict[str, Summary | None]:
+        """Return the committed checkpoints, without links to them; ``None`` for one whose files lack their sizes.
+
+        The sizes of a checkpoint are looked at once: see :meth:`look_again`.
+        """
+        former, self._whole = self._whole, {}
+        for name, stamp in self._committed():
+            if name in former and former[name][0] == stamp:
+                self._whole[name] = former[name]
+            elif not self._storage.is_link(self.directory / name):
+                self._whole[name] = stamp, self._look(name)
+        return {name: summary for name, (_, summary) in self._whole.items()}
+
+    def look_again(self, names: Iterable[str] | None = None) -> bool:
+        """Look at the sizes of some checkpoints again, by default of all; return whether one is damaged since."""
+        is_damaged = False
+        for name in list(self._whole) if names is None else names:
+            known = self._whole.get(name)
+            if known is not None and known[1] is not None and self._look(name) is None:
+                self._whole[name] = known[0], None
+                is_damaged = True
+        return is_damaged
+
+    def _look(self, name: str) -> Summary | None:
+        path = self.directory / name
+        try:
+            check_sizes(self._storage, path, read_manifest(self._storage, path))
+            return self.summary(path)
+        except (CheckpointDamaged, FormatTooNew):
+            return None

@@ -14,11 +14,14 @@ it saves, and whatever they still write is lost with that.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
+
+import xxhash
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.layout import (
@@ -36,13 +39,14 @@ from resume_adapters.core.checkpoint.remove import (
     Fence,
     delete,
     delete_begun,
+    fenced_off,
     move,
     restore_superseded,
     supersede,
-    unless_fenced_off,
 )
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.storage.base import Pointer, Storage, is_present, point_to, write_atomically
+from resume_adapters.core.storage.diagnosis import find_disk_error
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
@@ -111,6 +115,7 @@ class PendingCheckpoint:
         self.place = path
         """Where the checkpoint is now: under its name, or before that where all ranks write it."""
         self._held: Path | None = None
+        self._written: dict[Path, tuple[int, str]] = {}
 
     @property
     def directory(self) -> Path:
@@ -122,9 +127,10 @@ class PendingCheckpoint:
     def open(self) -> None:
         """Create the pending checkpoint, which has its marker from the first instant. Every rank calls it."""
         places = self._or_abandon(
+            self.ranks,
             lambda: self._on_all(
                 self.ranks, lambda: self._reserve() if self.storage_group.is_leader else self.path, "begin"
-            )
+            ),
         )
         self.place = places[self.storage_group.leader]
 
@@ -163,9 +169,10 @@ class PendingCheckpoint:
     def reveal(self) -> None:
         """Give the pending checkpoint its name, and supersede the committed one that had it. Every rank calls it."""
         self._or_abandon(
+            self.ranks,
             lambda: self._on_all(
                 self.ranks, lambda: self._reveal_here() if self.storage_group.is_leader else None, "name"
-            )
+            ),
         )
         self.place = self.path
 
@@ -210,7 +217,7 @@ class PendingCheckpoint:
             SaveFailed: this rank could not write.
             PeerFailed: another rank could not.
         """
-        return self._or_abandon(lambda: self._on_all(self.ranks, work, "write"))
+        return self._or_abandon(self.ranks, lambda: self._on_all(self.ranks, work, "write"))
 
     def require_visible(self) -> None:
         """Check that this rank sees the directory that its leader created. Every rank calls it in :meth:`write`.
@@ -226,6 +233,11 @@ class PendingCheckpoint:
                 step=self.step,
             )
 
+    def write_file(self, path: Path, content: bytes) -> None:
+        """Write a file of this package. The manifest will have the digest of these bytes, not of what was stored."""
+        self.storage.write(path, content)
+        self._written[path.relative_to(self.directory)] = len(content), xxhash.xxh3_128_hexdigest(content)
+
     # ---- Committing
 
     def flush_files(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
@@ -233,12 +245,18 @@ class PendingCheckpoint:
 
         Args:
             files: each after its path for the manifest.
+
+        Raises:
+            OSError: the disk returns other bytes of a file than :meth:`write_file` wrote.
         """
         entries = []
         directories = {self.directory, self.directory.parent}
         for path, file in files:
             self.storage.sync(file)
             size, digest = self.storage.digest(file)
+            own = file.relative_to(self.directory) if file.is_relative_to(self.directory) else file
+            if self._written.get(own, (size, digest)) != (size, digest):
+                raise OSError(errno.EIO, "other bytes were stored than were written", str(file))
             entries.append(FileEntry(path.as_posix(), size, digest, self.ranks.rank))
             directories.update(parent for parent in file.parents if self.directory.parent in parent.parents)
         for directory in sorted(directories):
@@ -263,9 +281,13 @@ class PendingCheckpoint:
             SaveFailed: this rank could not write, or the leader could not commit.
             PeerFailed: another rank could not.
         """
-        entries = self._or_abandon(lambda: self._on_all(ranks, lambda: self.flush_files(files), "force onto the disk"))
+        entries = self._or_abandon(
+            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files), "force onto the disk")
+        )
         here = tuple(entry for rank in self.storage_group.members for entry in entries[rank])
-        written = self._or_abandon(lambda: self._on_all(ranks, lambda: self._write_marker(here, describe), "commit"))
+        written = self._or_abandon(
+            ranks, lambda: self._on_all(ranks, lambda: self._write_marker(here, describe), "commit")
+        )
         manifest = written[self.storage_group.leader]
         assert manifest is not None, "the leader commits"
         return manifest
@@ -297,24 +319,35 @@ class PendingCheckpoint:
     def _on_all(self, ranks: Ranks, work: Callable[[], T], doing: str) -> list[T]:
         return run_on_all_ranks(ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))
 
-    def _failed(self, cause: Exception, doing: str) -> ResumeError:
-        error = SaveFailed(
-            f"rank {self.ranks.rank} could not {doing} {self.path.name}: {cause}. It is not committed; the checkpoints "
-            "committed before it are intact. Free space or fix permissions, then launch the same command again",
+    def _failed(self, cause: Exception, doing: str) -> SaveFailed:
+        found = find_disk_error(self.storage, self.directory, cause)
+        reason = cause if found is None or str(found) in str(cause) else f"{found.strerror} ({cause})"
+        return SaveFailed(
+            f"rank {self.ranks.rank} could not {doing} {self.path.name}: {reason}. It is not committed; the "
+            "checkpoints committed before it are intact. Free space or fix permissions, then launch the same command "
+            "again",
             path=self.path,
             step=self.step,
+            errno=found.errno if found else None,
         )
-        return unless_fenced_off(self.fence, error) if self.storage_group.is_leader else error
 
-    def _or_abandon(self, work: Callable[[], list[T]]) -> list[T]:
+    def _or_abandon(self, ranks: Ranks, work: Callable[[], list[T]]) -> list[T]:
+        """Return what ``work`` returns; if it fails, which it does on all ranks, abandon the save.
+
+        Raises:
+            FencedOff: a later start owns the run directory, which may be why it failed. An error that says to launch
+                again would let two supervisors evict each other for ever.
+        """
         try:
             return work()
         except ResumeError as error:
-            if not self.storage_group.is_leader:
+            later = fenced_off(self.fence) if self.storage_group.is_leader else None
+            if self.storage_group.is_leader:
+                self._abandon()
+            found = next((each for each in ranks.gather(later and later.message) if each), None)
+            if found is None or isinstance(error, FencedOff):
                 raise
-            self._abandon()
-            why = unless_fenced_off(self.fence, error)
-            raise why from (error if why is not error else error.__cause__)
+            raise FencedOff(found, path=self.path, step=self.step) from error
 
     def _abandon(self) -> None:
         """Remove the files of a failed save, if possible, and restore the checkpoint that it was to replace.

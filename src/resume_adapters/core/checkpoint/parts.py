@@ -7,7 +7,7 @@ sampler positions are local to a rank while an EMA is the same on all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +24,13 @@ from resume_adapters.errors import CheckpointDamaged, StateMismatch
 R = TypeVar("R", bound=Record)
 
 
-def write_part(storage: Storage, directory: Path, name: str, state: Any) -> None:
+Write = Callable[[Path, bytes], None]
+"""Writes a file."""
+
+
+def write_part(write: Write, directory: Path, name: str, state: Any) -> None:
     """Write a part's tree below ``directory``: a JSON file, and a safetensors file where it holds tensors."""
-    _write_encoded(storage, directory, name, *encoding.encode(state))
+    _write_encoded(write, directory, name, *encoding.encode(state))
 
 
 class PartsWriter:
@@ -44,11 +48,11 @@ class PartsWriter:
         self._encoded = {name: encoding.encode(value) for name, value in states.items()}
         return {name: encoding.digest(document, tensors) for name, (document, tensors) in self._encoded.items()}
 
-    def write(self, storage: Storage, directory: Path, rank: int, digests: list[dict[str, str]], leader: int) -> None:
+    def write(self, write: Write, directory: Path, rank: int, digests: list[dict[str, str]], leader: int) -> None:
         """Write the leader's parts, and of another rank those that differ from the leader's.
 
         Args:
-            storage: where to write.
+            write: writes a file.
             directory: what is added to the checkpoint.
             rank: this rank.
             digests: what :meth:`encode` returned, on every rank.
@@ -56,9 +60,9 @@ class PartsWriter:
         """
         for name, (document, tensors) in self._encoded.items():
             if rank == leader:
-                _write_encoded(storage, directory, name, document, tensors)
+                _write_encoded(write, directory, name, document, tensors)
             elif digests[rank][name] != digests[leader].get(name):
-                _write_encoded(storage, directory, rank_file(name, rank), document, tensors)
+                _write_encoded(write, directory, rank_file(name, rank), document, tensors)
 
 
 def read_part(storage: Storage, directory: Path, name: str, rank: int | None = None) -> Any:
@@ -95,12 +99,12 @@ def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None
         verify_equal(name, saved, part.state_dict())
 
 
-def _write_encoded(storage: Storage, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+def _write_encoded(write: Write, directory: Path, name: str, document: bytes, tensors: Any) -> None:
     if tensors:
         from safetensors.torch import save
 
-        storage.write(directory / f"{name}.safetensors", save(tensors))
-    storage.write(directory / f"{name}.json", document)
+        write(directory / f"{name}.safetensors", save(tensors))
+    write(directory / f"{name}.json", document)
 
 
 class CheckpointReader:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.layout import CONTROL, is_committed, superseded_path
-from resume_adapters.core.storage.base import Storage, is_present, remove_tree
-from resume_adapters.errors import FencedOff, ResumeError
+from resume_adapters.core.storage.base import Storage, is_held, is_present, remove_tree
+from resume_adapters.errors import FencedOff
 
 Fence = Callable[[], None]
 """Raises :class:`FencedOff` if a later start owns the run directory."""
@@ -27,14 +27,18 @@ REMOVED = "remove-"
 """How the names in ``.resume`` begin that wait for their removal."""
 
 
-def unless_fenced_off(fence: Fence, error: ResumeError) -> ResumeError:
-    """Return an error; or, if a later start owns the run directory, that: whatever the system said, this is why."""
+def fenced_off(fence: Fence) -> FencedOff | None:
+    """Return what a fence raises; ``None`` if this start owns the run directory, or the disk does not tell.
+
+    Look at it before an error is worded: whatever the system said, this is why.
+    """
     try:
-        with contextlib.suppress(OSError):  # the disk cannot tell
-            fence()
-    except FencedOff as fenced:
-        return fenced
-    return error
+        fence()
+    except FencedOff as refused:
+        return refused
+    except OSError:
+        return None
+    return None
 
 
 def move(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> None:
@@ -66,34 +70,52 @@ def move(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> None:
         raise missing
 
 
-def delete(storage: Storage, checkpoint: Path, fence: Fence) -> None:
+def delete(storage: Storage, checkpoint: Path, fence: Fence) -> OSError | None:
     """Remove a checkpoint: first move it out of the run directory as a whole, then remove it file by file.
 
     If this is interrupted, the next start removes the rest.
+
+    Returns:
+        The first error of what cannot be removed: another user's files, or one that is in use. ``None``: it is gone.
 
     Raises:
         FencedOff: a later start owns the run directory.
     """
     moves = {path: _condemned(checkpoint.parent, path.name) for path in layout.root_paths(storage, checkpoint)}
-    if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
-        # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
-        marker = layout.manifest_path(storage, checkpoint)
-        move(storage, {marker: marker.with_name(layout.PENDING)}, fence)
-        storage.sync(marker.parent)
-    _remove(storage, checkpoint.parent, moves, fence)
+    try:
+        if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
+            # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
+            marker = layout.manifest_path(storage, checkpoint)
+            move(storage, {marker: marker.with_name(layout.PENDING)}, fence)
+            storage.sync(marker.parent)
+        return _remove(storage, checkpoint.parent, moves, fence)
+    except OSError as error:
+        if not is_held(error):
+            raise
+        return error
 
 
-def delete_leftover(storage: Storage, leftover: Path, fence: Fence) -> None:
+def delete_leftover(storage: Storage, leftover: Path, fence: Fence) -> OSError | None:
     """Remove what a start that is no more has left in ``.resume``.
+
+    Returns:
+        The first error of what cannot be removed. ``None``: it is gone.
 
     Raises:
         FencedOff: a later start owns the run directory.
     """
-    _remove(storage, leftover.parent.parent, {leftover: _condemned(leftover.parent.parent, leftover.name)}, fence)
+    if leftover.name.startswith(REMOVED):
+        fence()
+        return remove_tree(storage, leftover)  # nobody uses it again under that name
+    directory = leftover.parent.parent
+    return _remove(storage, directory, {leftover: _condemned(directory, leftover.name)}, fence)
 
 
 def delete_begun(storage: Storage, begun: Path) -> None:
-    """Remove what a save has written before it had its name; no other start uses that directory."""
+    """Remove what a save has written before it had its name; no other start uses that directory.
+
+    What cannot be removed is left to the next start.
+    """
     remove_tree(storage, begun)
 
 
@@ -102,12 +124,12 @@ def _condemned(run_directory: Path, name: str) -> Path:
     return run_directory / CONTROL / f"{REMOVED}{uuid.uuid4().hex[:8]}-{name}"
 
 
-def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> None:
+def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> OSError | None:
     with contextlib.suppress(FileNotFoundError):  # another start removes the same
         move(storage, moves, fence)
     _sync(storage, run_directory, run_directory / CONTROL)
-    for target in moves.values():
-        remove_tree(storage, target)
+    left = [remove_tree(storage, target) for target in moves.values()]
+    return next((error for error in left if error is not None), None)
 
 
 def _sync(storage: Storage, *directories: Path) -> None:

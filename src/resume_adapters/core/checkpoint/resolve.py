@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from resume_adapters.core.checkpoint.catalog import candidates, newest_first, sort_key
+from resume_adapters.core.checkpoint.catalog import Catalog, candidates, newest_first, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, original_path, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
@@ -30,16 +30,30 @@ from resume_adapters.errors import CheckpointDamaged, FormatTooNew, NoValidCheck
 
 
 def latest_valid(
-    storage: Storage, ranks: Ranks, storage_group: StorageGroup, run_directory: Path, foreign: ForeignDetector
+    storage: Storage,
+    ranks: Ranks,
+    storage_group: StorageGroup,
+    run_directory: Path,
+    foreign: ForeignDetector,
+    catalog: Catalog | None = None,
 ) -> ResumeChoice:
     """Return the newest checkpoint that is valid on every rank. Every rank calls it.
+
+    Args:
+        storage: the file operations.
+        ranks: the ranks of the run.
+        storage_group: the ranks that share the run directory.
+        run_directory: where the run's checkpoints are.
+        foreign: recognises complete checkpoints that this package did not write.
+        catalog: remembers what it reads of the manifests.
 
     Raises:
         NoValidCheckpoint: there are checkpoints, and none is valid.
         FormatTooNew: the newest committed one was written by a later version; an older one is not taken instead.
         PeerFailed: another rank could not list the run directory or check a checkpoint.
     """
-    seen = run_on_all_ranks(ranks, lambda: _sort_keys(storage, run_directory), "list the run directory")
+    known = Catalog(storage, run_directory) if catalog is None else catalog
+    seen = run_on_all_ranks(ranks, lambda: _sort_keys(storage, known), "list the run directory")
     keys = {name: key for of_rank in reversed(seen) for name, key in of_rank.items()}
     rejected: list[RejectedCheckpoint] = []
     for name in sorted(keys, key=lambda name: newest_first(name, *keys[name])):
@@ -59,9 +73,11 @@ def latest_valid(
     return ResumeChoice(None, ())
 
 
-def _sort_keys(storage: Storage, run_directory: Path) -> dict[str, tuple[int, float]]:
+def _sort_keys(storage: Storage, catalog: Catalog) -> dict[str, tuple[int, float]]:
     return {
-        path.name: sort_key(storage, path) for path in candidates(storage, run_directory) if not is_alias(storage, path)
+        path.name: sort_key(catalog.summary, path)
+        for path in candidates(storage, catalog.directory)
+        if not is_alias(storage, path)
     }
 
 

@@ -77,12 +77,12 @@ def write_checkpoint(
         nonlocal rank_state
         content.save(pending.place)
         rank_state = content.rank_state()
-        write_part(storage, pending.directory, rank_file("", rank), rank_state)
+        write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
         return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
 
     def write_parts() -> None:
         pending.require_owned()
-        parts.write(storage, pending.directory, rank, [digests for digests, _ in written], group.leader)
+        parts.write(pending.write_file, pending.directory, rank, [digests for digests, _ in written], group.leader)
 
     def find() -> None:
         nonlocal found

@@ -292,9 +292,9 @@ class ResumableLoop:
         if self._closed or self._resumed is None:
             return
         self._closed = True
+        self._session.begin_ending()
         if self._has_moved or self._run.last_commit != self.global_step:
             # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
-            self._session.set_reason("finished")
             self._save()
         self._run.flush()
         self._run.set_state(RunState.FINISHED, step=self.global_step, epoch=self._fraction(), result=self._result())

@@ -21,6 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from resume_adapters._version import __version__
+from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
@@ -39,11 +40,13 @@ from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
+from resume_adapters.core.run_directory.room import warn_if_short
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.background import ThreadSaveEngine
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
+from resume_adapters.core.saving.failures import OnSaveError, SaveFailures
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
@@ -73,6 +76,8 @@ class ResumableRun:
         keep: the retention policy; ``None`` keeps everything.
         stop: what asks the run to stop.
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
+        on_save_error: ``"stop"``: a save that fails ends the run; ``"continue"``: training goes on, and the next save
+            tries again.
         foreign: recognises complete checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
@@ -94,6 +99,7 @@ class ResumableRun:
         keep: Policy | None = None,
         stop: StopOn | None = None,
         cadence: Cadence | None = None,
+        on_save_error: OnSaveError = "stop",
         foreign: ForeignDetector = no_foreign,
         latest: Pointer = "link",
         local_rank: int | None = None,
@@ -126,10 +132,13 @@ class ResumableRun:
         self._step_control = StepControl(
             self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, clock
         )
+        self._save_failures = SaveFailures(self.ranks, on_save_error)
+        self._catalog = Catalog(self.storage, self.directory)
         self.pruner = Pruner(
             self.storage,
-            self.directory,
+            self._catalog,
             self.control.journal,
+            self.control.leftovers,
             keep=KeepAll() if keep is None else keep,
             fence=self._fence,
             clock=clock,
@@ -176,6 +185,7 @@ class ResumableRun:
             self.resume,
             self.foreign,
             self.latest,
+            self._catalog,
             self.local_rank,
         )
         try:
@@ -201,28 +211,52 @@ class ResumableRun:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
         self._step_control.begin(Progress(step, epoch), is_leader=self.storage_group.is_leader)
+        manifest = self.resumed.manifest if self.resumed else None
+        if manifest is not None and self.storage_group.is_leader:
+            warn_if_short(self.storage, self.directory, manifest.bytes)
         self.set_state(RunState.RUNNING, step=step, epoch=epoch)
 
     # ---- Saving
 
-    def save(self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False) -> None:
+    def save(
+        self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False, is_last: bool = False
+    ) -> bool:
         """Write a checkpoint and commit it in the background. Every rank calls it at the same step.
 
-        It first waits for the commit before it, and raises what went wrong there.
+        It first waits for the commit before it, and raises what went wrong there. Where the disk is full, the
+        checkpoints that no policy keeps are removed, and it is tried once more.
 
         Args:
             name: name of the checkpoint in the run directory.
             step: optimizer steps completed.
             content: what the checkpoint is to hold.
             is_file: the framework writes one file of that name, not a directory.
+            is_last: the run ends after it: if it fails, that is raised.
+
+        Returns:
+            Whether it is written. ``False`` only with ``on_save_error="continue"``.
 
         Raises:
             SaveFailed: this rank could not write; nothing is committed.
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
+        self.drain()
+
+        def write() -> None:
+            self._write(name, step, content, is_file=is_file)
+
+        def prune() -> None:
+            self.prune_later()
+            self.flush()
+
+        is_written = self._save_failures.attempt(write, free_space=prune, is_last=is_last)
+        if not is_written:
+            self._step_control.save_failed()
+        return is_written
+
+    def _write(self, name: str, step: int, content: CheckpointContent, *, is_file: bool) -> None:
         began = time.monotonic()
-        self.flush()
         path = self.directory / name
         if self.trace is not None:
             self.trace.begin_save(name, step)
@@ -248,6 +282,7 @@ class ResumableRun:
         if self.trace is not None:
             self.trace.committed()
         self._step_control.committed(seconds)
+        self._save_failures.committed()
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
@@ -259,6 +294,14 @@ class ResumableRun:
             ranks=self.storage_group.members if self.storage_group.is_partial else None,
             **facts,
         )
+
+    def drain(self) -> None:
+        """Wait for the commits in flight, and treat a failure as ``on_save_error`` says. Every rank calls it.
+
+        Raises:
+            ResumeError: a commit failed, and the run does not go on.
+        """
+        self._save_failures.attempt(self.flush)
 
     def flush(self) -> None:
         """Wait for the commits in flight, and raise their first error."""
@@ -414,7 +457,12 @@ class ResumableRun:
 
     def _status(self, state: RunState) -> RunStatus:
         status = self._step_control.status(state)
-        return replace(status, generation=self.generation, last_commit=self.engine.last_committed)
+        return replace(
+            status,
+            generation=self.generation,
+            last_commit=self.engine.last_committed,
+            unremovable=len(self.control.leftovers),
+        )
 
     def undo_at_close(self, undo: Callable[[], object]) -> None:
         """Let :meth:`close` call a function first: whoever uses the run undoes there what it patched for it.

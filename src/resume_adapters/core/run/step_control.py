@@ -82,6 +82,7 @@ class StepControl:
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
+        self._held = contextlib.ExitStack()
 
     # ---- Begin and end
 
@@ -104,6 +105,8 @@ class StepControl:
         if self._cadence is not None:
             self._cadence.start(time.monotonic(), history)
         self.flag.install()
+        if is_leader:
+            self._held.callback(self._control.fencing.hold())
         self._has_launchers = find_launchers()
         self._monitor = Monitor(self._duties(is_leader))
         self._monitor.start()
@@ -111,6 +114,7 @@ class StepControl:
     def close(self) -> None:
         """Restore the signal handlers, end the monitor, and close the channel of the vote."""
         self.flag.uninstall()
+        self._held.close()
         if self._monitor is not None:
             self._monitor.stop()
         self._vote.close()
@@ -193,6 +197,13 @@ class StepControl:
         self._voted_save, self._just_saved = False, True
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
+
+    def save_failed(self) -> None:
+        """Count a save that failed: the next one is due an interval later."""
+        self._margin.paused()
+        self._voted_save, self._just_saved = False, True
+        if self._cadence is not None:
+            self._cadence.postpone(time.monotonic())
 
     def committed(self, seconds: float) -> None:
         """Count a commit, from the seconds since its save began; called on the thread that commits."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from resume_adapters.core.checkpoint.catalog import candidates
+from resume_adapters.core.checkpoint.catalog import Catalog, candidates, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
-from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, is_committed, state_of
-from resume_adapters.core.checkpoint.remove import unless_fenced_off
+from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, state_of
+from resume_adapters.core.checkpoint.remove import fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
@@ -49,6 +50,7 @@ class Takeover:
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
         foreign: recognises complete checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint.
+        catalog: remembers the checkpoints of the run directory.
         local_rank: this rank on its node, if each node has its own run directory.
 
     Attributes:
@@ -67,6 +69,7 @@ class Takeover:
         resume: str | os.PathLike[str],
         foreign: ForeignDetector,
         latest: Pointer,
+        catalog: Catalog,
         local_rank: int | None = None,
     ) -> None:
         self.storage = storage
@@ -76,6 +79,7 @@ class Takeover:
         self.resume = resume
         self.foreign = foreign
         self.latest = latest
+        self.catalog = catalog
         self.local_rank = local_rank
         self.storage_group = shared_by_all(ranks)
         self.generation = 0
@@ -106,25 +110,25 @@ class Takeover:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
 
         def unusable(cause: Exception) -> ResumeError:
-            error = RunDirectoryUnusable(
+            if self.generation and (later := fenced_off(self._fence)) is not None:
+                return later
+            return RunDirectoryUnusable(
                 f"could not {doing}: {cause}. Nothing committed is lost: fix permissions or free space, then launch "
                 "the same command again",
                 path=self.directory,
             )
-            return unless_fenced_off(self._fence, error) if self.generation else error
 
         results = run_on_all_ranks(
             self.ranks, lambda: [work()] if self.storage_group.is_leader else [], doing, unusable
         )
         return {rank: result[0] for rank, result in enumerate(results) if result}
 
+    def _fence(self) -> None:
+        self.control.fencing.require_owned(self.generation)
+
     def _committed(self) -> dict[int, list[str]]:
         """Return the names of the committed checkpoints of each run directory."""
-
-        def names() -> list[str]:
-            return [path.name for path in candidates(self.storage, self.directory) if is_committed(self.storage, path)]
-
-        return self._on_leaders(names, "list the run directory")
+        return self._on_leaders(self.catalog.committed, "list the run directory")
 
     def _prepare(self) -> None:
         prepare(self.storage, self.directory)
@@ -161,11 +165,20 @@ class Takeover:
                     path=self.directory,
                 )
             return ResumeChoice(None, ())
-        choice = latest_valid(self.storage, self.ranks, self.storage_group, self.directory, self.foreign)
+        choice = latest_valid(self.storage, self.ranks, self.storage_group, self.directory, self.foreign, self.catalog)
         if choice.checkpoint is None and self.resume != "auto":
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
+
+    def _is_committed(self, entry: dict[str, Any]) -> bool:
+        """Return whether the checkpoint of a commit in the journal still exists."""
+        return entry.get("step") in self._committed_steps
+
+    @functools.cached_property
+    def _committed_steps(self) -> set[int]:
+        paths = [self.directory / name for name in self.catalog.committed()]
+        return {sort_key(self.catalog.summary, path)[0] for path in paths}
 
     def _named(self, path: Path) -> Checkpoint:
         found = run_on_all_ranks(
@@ -204,9 +217,6 @@ class Takeover:
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
-    def _fence(self) -> None:
-        self.control.fencing.require_owned(self.generation)
-
     def _tidy(self, choice: ResumeChoice) -> tuple[ResumeChoice, tuple[WastedLaunch, ...]]:
         """Set aside rejected checkpoints, clean up after crashes, and add this start to the journal.
 
@@ -222,9 +232,10 @@ class Takeover:
                 set_aside(self.storage, each.path, self._fence)
         self._fence()
         self.control.stop_file.withdraw()  # it was meant for an earlier start
-        restored = sweep(self.storage, self.directory, self._fence)
+        restored = sweep(self.storage, self.catalog, self.control.leftovers, self._fence)
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
+        self.control.journal.trim(self._is_committed)
         self.control.journal.append(
             "start",
             generation=self.generation,

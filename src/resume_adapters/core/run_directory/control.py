@@ -8,6 +8,7 @@ from pathlib import Path
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.run_directory.status import StatusFile
 from resume_adapters.core.run_directory.stop_file import StopFile
 from resume_adapters.core.storage.base import Storage
@@ -28,3 +29,4 @@ class ControlDirectory:
         self.fencing = Fencing(storage, self.path, clock)
         self.status = StatusFile(storage, self.path, self.journal, clock)
         self.stop_file = StopFile(storage, self.path)
+        self.leftovers = Leftovers()

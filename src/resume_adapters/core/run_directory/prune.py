@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
-from resume_adapters.core.checkpoint.catalog import candidates, newest_first
-from resume_adapters.core.checkpoint.layout import SUPERSEDED, is_committed
-from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first
+from resume_adapters.core.checkpoint.layout import SUPERSEDED, superseded_path
 from resume_adapters.core.checkpoint.remove import Fence, delete
-from resume_adapters.core.checkpoint.retention import Candidate, Plan, Policy
-from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
+from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
+from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
@@ -31,6 +31,7 @@ def plan_prune(
     best: str | None = None,
     just_committed: str | None = None,
     leaders: Ranks = SINGLE_PROCESS,
+    catalog: Catalog | None = None,
 ) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory, or of all run directories of a run.
 
@@ -45,13 +46,40 @@ def plan_prune(
         best: name of the best checkpoint; by default that of the newest manifest.
         just_committed: name of a checkpoint that this process has just committed; it is not read again.
         leaders: the leaders of the run's directories; all call this and get the same plan.
+        catalog: remembers the checkpoints of the run directory. After a commit, of the files that it has looked at
+            before, it looks at those again on which it depends what is removed.
     """
-    of_all = run_on_all_ranks(leaders, lambda: _whole(storage, directory), "list the checkpoints")
+    known = Catalog(storage, directory) if catalog is None else catalog
+    is_trusting = catalog is not None and just_committed is not None
+
+    def look() -> dict[str, Summary | None]:
+        found = known.whole()
+        return found if is_trusting or not known.look_again() else known.whole()
+
+    while True:
+        of_all = run_on_all_ranks(leaders, look, "list the checkpoints")
+        plan = _plan(storage, directory, keep, of_all, leaders.gather(now)[0], best, just_committed, leaders)
+        suspects = [*plan.remove, *list(plan.keep)[:_SUSPECTS]] if is_trusting and plan.remove else []
+        again = functools.partial(known.look_again, suspects)
+        if not any(run_on_all_ranks(leaders, again, "look at the checkpoints")):
+            return plan
+
+
+def _plan(
+    storage: Storage,
+    directory: Path,
+    keep: Policy,
+    of_all: list[dict[str, Summary | None]],
+    now: float,
+    best: str | None,
+    just_committed: str | None,
+    leaders: Ranks,
+) -> Plan:
+    """Apply a policy to what the leaders of the run's directories have found in them."""
     manifests, partial = _merge(of_all)
 
     def agrees(name: str) -> bool:
-        manifest = of_all[leaders.rank][name]
-        return manifest is not None and _agrees(storage, directory / name, manifest)
+        return of_all[leaders.rank][name] is not None and _agrees(storage, directory / name)
 
     anchor = None
     for name in list(manifests):
@@ -74,24 +102,14 @@ def plan_prune(
     best = best or (manifests[anchor].best if anchor else None)
     if best is not None and best not in manifests:
         best += SUPERSEDED
-    return retention.plan_retention(found, keep, now=leaders.gather(now)[0], anchor=anchor, best=best)
+    return retention.plan_retention(found, keep, now=now, anchor=anchor, best=best)
 
 
-def _whole(storage: Storage, directory: Path) -> dict[str, Manifest | None]:
-    """Return the manifests of the committed checkpoints; ``None`` for one whose files do not have their sizes."""
-    found: dict[str, Manifest | None] = {}
-    for path in candidates(storage, directory):
-        if storage.is_link(path) or not is_committed(storage, path):
-            continue
-        found[path.name] = None
-        with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-            manifest = read_manifest(storage, path)
-            check_sizes(storage, path, manifest)
-            found[path.name] = manifest
-    return found
+_SUSPECTS = 32
+"""How many of the newest kept checkpoints are looked at again before others are removed because of them."""
 
 
-def _merge(of_all: list[dict[str, Manifest | None]]) -> tuple[dict[str, Manifest], set[str]]:
+def _merge(of_all: list[dict[str, Summary | None]]) -> tuple[dict[str, Summary], set[str]]:
     """Merge the manifests of several run directories.
 
     Returns:
@@ -110,11 +128,11 @@ def _merge(of_all: list[dict[str, Manifest | None]]) -> tuple[dict[str, Manifest
     return {name: found[name] for name in order}, partial
 
 
-def _agrees(storage: Storage, path: Path, manifest: Manifest) -> bool:
+def _agrees(storage: Storage, path: Path) -> bool:
     try:
-        for _ in check_digests(storage, path, manifest.files):
+        for _ in check_digests(storage, path, read_manifest(storage, path).files):
             pass
-    except CheckpointDamaged:
+    except (CheckpointDamaged, FormatTooNew):
         return False
     return True
 
@@ -123,17 +141,35 @@ def _superseded_name(name: str) -> str | None:
     return name.removesuffix(SUPERSEDED) if name.endswith(SUPERSEDED) else None
 
 
-def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, fence: Fence) -> None:
+def prune(storage: Storage, directory: Path, plan: Plan, journal: Journal, leftovers: Leftovers, fence: Fence) -> Plan:
     """Remove the checkpoints that a plan removes. If this is interrupted, the next start removes the rest.
+
+    Args:
+        storage: the file operations.
+        directory: the run directory.
+        plan: what to remove.
+        journal: gets an entry for each checkpoint that is removed.
+        leftovers: counts what cannot be removed.
+        fence: raises where a later start owns the run directory.
+
+    Returns:
+        The plan as it was carried out: what could not be removed is kept.
 
     Raises:
         FencedOff: a later start owns the run directory.
     """
+    held = {}
     for name, reason in plan.remove.items():
         if not layout.root_paths(storage, directory / name):
             continue  # it is in another directory only
-        delete(storage, directory / name, fence)
-        journal.append("prune", checkpoint=name, reason=reason)
+        error = delete(storage, directory / name, fence)
+        leftovers.add(directory / name, error)
+        if error is not None and layout.root_paths(storage, directory / name):
+            held[name] = f"could not be removed: {error.strerror}"
+        else:
+            journal.append("prune", checkpoint=name, reason=reason)
+    remove = {name: reason for name, reason in plan.remove.items() if name not in held}
+    return Plan({**plan.keep, **held}, remove)
 
 
 Observed: TypeAlias = Callable[[Mapping[str, str]], contextlib.AbstractContextManager[Any]]
@@ -144,8 +180,9 @@ class Pruner:
 
     Args:
         storage: the file operations.
-        directory: the run directory.
+        catalog: the checkpoints of the run directory.
         journal: gets an entry for each checkpoint that is removed.
+        leftovers: counts what cannot be removed.
         keep: the policy.
         fence: raises where a later start owns the run directory.
         clock: returns seconds since 1970.
@@ -155,18 +192,21 @@ class Pruner:
     def __init__(
         self,
         storage: Storage,
-        directory: Path,
+        catalog: Catalog,
         journal: Journal,
+        leftovers: Leftovers,
         *,
         keep: Policy,
         fence: Fence,
         clock: Callable[[], float],
         observed: Observed | None = None,
     ) -> None:
-        self.directory = directory
+        self.directory = catalog.directory
+        self._catalog = catalog
         self.keep = keep
         self._storage = storage
         self._journal = journal
+        self._leftovers = leftovers
         self.fence = fence
         self._clock = clock
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
@@ -180,9 +220,11 @@ class Pruner:
             just_committed: name of the checkpoint that was just committed.
 
         Returns:
-            What is kept and what was removed, with reasons.
+            What is kept and what was removed, with reasons; nothing after a commit where all is kept.
         """
         run_on_all_ranks(group.leaders, self.fence, "prune")
+        if just_committed is not None and not group.is_partial and self._keeps_all(just_committed):
+            return Plan({}, {})
         plan = plan_prune(
             self._storage,
             self.directory,
@@ -191,7 +233,12 @@ class Pruner:
             best=best,
             just_committed=just_committed,
             leaders=group.leaders,
+            catalog=self._catalog,
         )
         with self._observed(plan.remove):
-            prune(self._storage, self.directory, plan, self._journal, self.fence)
-        return plan
+            return prune(self._storage, self.directory, plan, self._journal, self._leftovers, self.fence)
+
+    def _keeps_all(self, just_committed: str) -> bool:
+        """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""
+        replaced = superseded_path(self.directory / just_committed)
+        return isinstance(self.keep, KeepAll) and not layout.root_paths(self._storage, replaced)

@@ -78,6 +78,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         result: what a finished run returned, so that a relaunch can return it again.
         host, pid, job: machine and process of the leader of the run directory, and the scheduler's job, if any.
         updated: when this was written, in seconds since 1970.
+        unremovable: old checkpoints and leftovers that this start could not remove.
     """
 
     state: RunState
@@ -96,6 +97,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     pid: int = 0
     job: str = ""
     updated: float = 0.0
+    unremovable: int = 0
 
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")

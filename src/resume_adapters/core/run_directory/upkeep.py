@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.catalog import candidates
-from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, CheckpointState, must_be_restored, state_of
+from resume_adapters.core.checkpoint.catalog import Catalog, candidates
+from resume_adapters.core.checkpoint.layout import (
+    CONTROL,
+    LATEST,
+    SUPERSEDED,
+    CheckpointState,
+    must_be_restored,
+    state_of,
+)
 from resume_adapters.core.checkpoint.remove import (
     BEGUN,
     REMOVED,
@@ -19,6 +26,7 @@ from resume_adapters.core.checkpoint.remove import (
     restore_superseded,
 )
 from resume_adapters.core.checkpoint.validity import ForeignDetector, foreign_step
+from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.storage.base import (
     Storage,
     is_present,
@@ -128,8 +136,14 @@ def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
     return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
-def sweep(storage: Storage, directory: Path, fence: Fence) -> dict[Path, Path]:
+def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, fence: Fence) -> dict[Path, Path]:
     """Remove the leftovers of crashed saves and prunes, and restore what a crashed second save superseded.
+
+    Args:
+        storage: the file operations.
+        catalog: the checkpoints of the run directory.
+        leftovers: counts what cannot be removed.
+        fence: raises where a later start owns the run directory.
 
     Returns:
         The new path of each checkpoint that was restored.
@@ -137,22 +151,26 @@ def sweep(storage: Storage, directory: Path, fence: Fence) -> dict[Path, Path]:
     Raises:
         FencedOff: a later start owns the run directory.
     """
+    directory = catalog.directory
     control = directory / CONTROL
     # First: a checkpoint of an earlier start that wakes up may still get its name, and is then found under that.
     for entry in sorted(storage.entries(control)):
         if entry.name.startswith((BEGUN, REMOVED)):
-            delete_leftover(storage, control / entry.name, fence)
+            leftovers.add(control / entry.name, delete_leftover(storage, control / entry.name, fence))
+    committed = set(catalog.committed())
     for path in candidates(storage, directory):
         if storage.is_link(path):
             continue
-        state = state_of(storage, path)
-        if state is CheckpointState.PENDING:
-            delete(storage, path, fence)
-        elif state is CheckpointState.COMMITTED and storage.exists(layout.pending_path(storage, path)):
-            with contextlib.suppress(FileNotFoundError):  # killed right after the commit, or woken up there
-                storage.remove_file(layout.pending_path(storage, path))
+        if path.name in committed:
+            if not catalog.is_published(path):
+                with contextlib.suppress(FileNotFoundError):  # killed right after the commit, or woken up there
+                    storage.remove_file(layout.pending_path(storage, path))
+        elif state_of(storage, path) is CheckpointState.PENDING:
+            leftovers.add(path, delete(storage, path, fence))
     _remove_temporary_files(storage, directory, fence)
-    restored = {}
+    restored: dict[Path, Path] = {}
+    if not any(SUPERSEDED in entry.name for entry in storage.entries(directory)):
+        return restored
     for path in candidates(storage, directory):
         original = layout.original_path(path)
         if must_be_restored(storage, original):

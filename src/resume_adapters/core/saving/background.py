@@ -11,7 +11,7 @@ from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import superseded_path
 from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.remove import unless_fenced_off
+from resume_adapters.core.checkpoint.remove import fenced_off
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
@@ -142,15 +142,15 @@ class ThreadSaveEngine:
 
 
 def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:
-    error = SaveFailed(
+    return fenced_off(pending.fence) or SaveFailed(
         f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
         "Nothing is lost: fix permissions or free space, then launch the same command again",
         path=pending.path,
         step=pending.step,
     )
-    return unless_fenced_off(pending.fence, error)
 
 
 def _prune_failed(pruner: Pruner, cause: Exception) -> ResumeError:
-    error = SaveFailed(f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory)
-    return unless_fenced_off(pruner.fence, error)
+    return fenced_off(pruner.fence) or SaveFailed(
+        f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory
+    )

@@ -77,6 +77,10 @@ class Cadence:
         self._since = now
         self._costs.append(cost)
 
+    def postpone(self, now: float) -> None:
+        """Wait for another interval after a save that failed. Its cost is that of the failure, and not counted."""
+        self._since = now
+
     def is_due(self, step: int, now: float) -> bool:
         """Return whether to save after ``step``. By time, only the answer of rank zero counts."""
         if self.steps is not None:

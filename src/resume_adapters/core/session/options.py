@@ -12,6 +12,7 @@ from typing import Any
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
+from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
@@ -40,6 +41,8 @@ class ResumeOptions:
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_batch_change: ``"refuse"``, or ``"keep-samples"``: with a different number of samples in an optimizer step,
             resume by samples.
+        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
+            the next save. Three failures in a row end the run in any case.
         parts: further Statefuls by name.
     """
 
@@ -50,6 +53,7 @@ class ResumeOptions:
     mtbf: timedelta | None = None
     verify: bool = True
     on_batch_change: str = "refuse"
+    on_save_error: OnSaveError = "stop"
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
     @property
@@ -89,10 +93,11 @@ class OptionsCallback:
         mtbf: timedelta | None = None,
         verify: bool = True,
         on_batch_change: str = "refuse",
+        on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:
         self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, parts=named_parts(parts)
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
         )
 
     @property

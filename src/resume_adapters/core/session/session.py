@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import PartEntry, describe_cursor
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
@@ -28,6 +29,9 @@ from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest
+from resume_adapters.errors import ResumeError
+
+_THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
 
 _CAPTURED = {
     "rng": "python, numpy, torch and every CUDA device, on every rank",
@@ -75,8 +79,11 @@ class Session:
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"
         self.stopping = False
+        self._is_ending = False
         self.has_begun = False
         self.has_saved = False
+        self._best: str | None = None
+        self._named_best: str | None = None
         self._architecture: dict[str, str] | None = None
         run.undo_at_close(self._undo)
 
@@ -137,6 +144,12 @@ class Session:
     def _apply(self, stop: bool) -> None:
         if stop and not self.stopping:
             self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
+            self.run.drain()  # a commit in flight may fail, and then this step is saved again
+
+    def begin_ending(self) -> None:
+        """Wait for the commits in flight, before the last step is saved where it is not. Every rank calls it."""
+        self._is_ending, self.reason = True, "finished"
+        self.run.drain()
 
     def set_reason(self, reason: str) -> None:
         """Say why the next checkpoint is saved."""
@@ -147,6 +160,8 @@ class Session:
     def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False) -> None:
         """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, log what each part holds.
 
+        With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
+
         Args:
             name: name of the checkpoint.
             step: optimizer steps completed.
@@ -154,9 +169,14 @@ class Session:
             is_file: the framework writes one file of that name, not a directory.
         """
         content = _SessionContent(self, loop, name)
-        self.run.save(name, step, content, is_file=is_file)
+        is_last = self.stopping or self._is_ending
+        try:
+            is_written = self.run.save(name, step, content, is_file=is_file, is_last=is_last)
+        except ResumeError as error:
+            self.fail(error, step)
+            raise
         self.reason = "scheduled"
-        self.has_saved = True
+        self.has_saved = self.has_saved or is_written
 
     def architecture(self) -> dict[str, str]:
         """Return the dtype and shape of each of the model's tensors, by its name without wrappers."""
@@ -193,6 +213,22 @@ class Session:
         """
         named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self.options.parts, **parts}.items()}
         return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
+
+    def existing_best(self, best: str | None, name: str) -> str | None:
+        """Return the best checkpoint for a manifest: the one that the loop names, or the last one that was there.
+
+        The save of the one that the loop names may have failed. Retention protects what the manifest names.
+
+        Args:
+            best: what the loop names.
+            name: the checkpoint that is being saved.
+        """
+        resumed = self.context.checkpoint.manifest if self.context else None
+        for each in (self._named_best or (resumed.best if resumed else None), best):
+            if each is not None and state_of(self.run.storage, self.run.directory / each) in _THERE:
+                self._best = each
+        self._named_best = best
+        return name if best == name else self._best
 
     def missing_generators(self, places: Mapping[str, Any]) -> list[PartEntry]:
         """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
@@ -237,9 +273,20 @@ class Session:
         )
 
     def fail(self, error: Exception, step: int) -> None:
-        """Write why the run failed into its status, if it got as far as owning its directory."""
-        if self.run.generation:
+        """Write why the run failed into its status, if it got as far as owning its directory.
+
+        What fails on the way (a commit in flight, the status itself) is logged, so that it does not hide the error.
+        """
+        if not self.run.generation:
+            return
+        try:
+            self.run.flush()
+        except (ResumeError, RuntimeError) as of_commit:
+            logger.error("A commit in flight failed too: %s", of_commit)
+        try:
             self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
+        except OSError as of_status:
+            logger.error("The status of the run could not be written: %s", of_status)
 
     def close(self, *undo: Callable[[], object]) -> None:
         """Undo what the session patched, started and registered. Closing a closed session does nothing.
@@ -304,7 +351,7 @@ class _SessionContent:
             "cursor": cursor,
             "epoch": facts.epoch,
             "metrics": facts.metrics,
-            "best": facts.best,
+            "best": session.existing_best(facts.best, self._name),
         }
 
     def owner_of(self, file: Path) -> int:

@@ -1,11 +1,18 @@
-"""The stop flag of a process, and the signal handlers that set it. A handler only sets the flag."""
+"""The stop flag of a process, and the signal handlers that set it. A handler only sets the flag.
+
+The handlers are those of the training process alone. A child that it forks (a pool in a metric, a loader's worker) gets
+the handlers of before the run: with a flag that nobody reads, it could not be terminated.
+"""
 
 from __future__ import annotations
 
 import enum
+import functools
+import os
 import signal
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -37,11 +44,15 @@ class StopFlag:
         self.halted = False
         self._interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
 
     def install(self) -> None:
         """Install the handlers: not for SIGINT in an interactive interpreter, and none outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
+        self._process = os.getpid()
+        _restore_in_children()
+        _INSTALLED.add(self)
         interactive = hasattr(sys, "ps1") or sys.flags.interactive
         for number in self.on.signals:
             if number not in self._previous and not (number is signal.SIGINT and interactive):
@@ -49,6 +60,7 @@ class StopFlag:
 
     def uninstall(self) -> None:
         """Restore the previous handlers."""
+        _INSTALLED.discard(self)
         while self._previous:
             number, handler = self._previous.popitem()
             # Python cannot restore a handler that was not installed from Python.
@@ -79,8 +91,27 @@ class StopFlag:
             self.request(ANOTHER_RANK)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a signal that came before a forked child restored the handlers
+            self.uninstall()
+            os.kill(os.getpid(), number)
+            return
         if number == signal.SIGINT:
             if self._interrupted:
                 raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
             self._interrupted = True
         self.request(signal.Signals(number).name)
+
+
+_INSTALLED: weakref.WeakSet[StopFlag] = weakref.WeakSet()
+"""The flags whose handlers are installed in this process."""
+
+
+@functools.cache
+def _restore_in_children() -> None:
+    """Restore the previous handlers in each child that is forked from now on; Python cannot undo this registration."""
+    os.register_at_fork(after_in_child=_uninstall_all)
+
+
+def _uninstall_all() -> None:
+    for flag in list(_INSTALLED):
+        flag.uninstall()

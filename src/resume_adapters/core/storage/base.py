@@ -6,11 +6,11 @@ its nth operation, so every guarantee of the commit holds for every n.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import itertools
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -22,6 +22,14 @@ class Entry(NamedTuple):
 
     name: str
     kind: Literal["file", "directory", "link", "other"]
+
+
+class Stamp(NamedTuple):
+    """A file as it was when it was looked at: replaced or changed, it has another one."""
+
+    inode: int
+    bytes: int
+    changed: int
 
 
 class Storage(Protocol):
@@ -50,6 +58,12 @@ class Storage(Protocol):
     def size(self, path: Path) -> int:
         """Return the size of a file in bytes."""
 
+    def free_bytes(self, path: Path) -> int:
+        """Return how many bytes this process may still write to the file system of a path; quotas are not known."""
+
+    def stamp(self, path: Path) -> Stamp | None:
+        """Return what tells whether a file has changed; ``None`` if there is no regular file of that name."""
+
     def entries(self, path: Path) -> list[Entry]:
         """Return the entries of a directory, in no particular order."""
 
@@ -66,6 +80,9 @@ class Storage(Protocol):
 
     def append(self, path: Path, content: bytes) -> None:
         """Append to a file; create it if it is missing."""
+
+    def keep_open(self, path: Path) -> Callable[[], None]:
+        """Open a file, so that others see that this process has it open; return what closes it."""
 
     def sync(self, path: Path) -> None:
         """Force the content of a file, or the entries of a directory, onto the disk."""
@@ -153,15 +170,46 @@ def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> Non
     storage.sync(pointer.parent)
 
 
-def remove_tree(storage: Storage, directory: Path) -> None:
+_HELD = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTEMPTY)
+"""What the system says of a file that is another user's, or that NFS keeps because somebody has it open."""
+
+
+def is_held(error: OSError) -> bool:
+    """Return whether an error says that something cannot be removed, though the disk works."""
+    return error.errno in _HELD
+
+
+def remove_tree(storage: Storage, directory: Path) -> OSError | None:
     """Remove a directory (or a file), files first, one operation at a time; the targets of symbolic links stay.
 
     What another start removes at the same time is removed.
+
+    Returns:
+        The first error of what cannot be removed; all the rest is removed nevertheless. ``None``: nothing is left.
     """
-    with contextlib.suppress(FileNotFoundError):
-        if storage.is_link(directory) or not storage.is_directory(directory):
-            storage.remove_file(directory)
-            return
-        for entry in sorted(storage.entries(directory)):
-            remove_tree(storage, directory / entry.name)
-        storage.remove_directory(directory)
+    if storage.is_link(directory) or not storage.is_directory(directory):
+        return _remove(storage.remove_file, directory)
+    try:
+        entries = sorted(storage.entries(directory))
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        return error
+    held: OSError | None = None
+    for entry in entries:
+        path = directory / entry.name
+        found = remove_tree(storage, path) if entry.kind == "directory" else _remove(storage.remove_file, path)
+        held = held or found
+    return held or _remove(storage.remove_directory, directory)
+
+
+def _remove(remove: Callable[[Path], None], path: Path) -> OSError | None:
+    try:
+        remove(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_held(error):
+            raise
+        return error
+    return None

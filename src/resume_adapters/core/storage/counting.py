@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from resume_adapters.core.storage.base import Entry, Storage
+from resume_adapters.core.storage.base import Entry, Stamp, Storage
 
 
 class CountingStorage:
@@ -40,6 +40,15 @@ class CountingStorage:
 
     def size(self, path: Path) -> int:
         return self._storage.size(path)
+
+    def stamp(self, path: Path) -> Stamp | None:
+        return self._storage.stamp(path)
+
+    def free_bytes(self, path: Path) -> int:
+        return self._storage.free_bytes(path)
+
+    def keep_open(self, path: Path) -> Callable[[], None]:
+        return self._storage.keep_open(path)
 
     def entries(self, path: Path) -> list[Entry]:
         return self._storage.entries(path)

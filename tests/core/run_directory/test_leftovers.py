@@ -1,0 +1,157 @@
+"""What cannot be removed (another user's files, a file that NFS keeps) stays, and training goes on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from resume_adapters import KeepLast
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.storage.base import Entry
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import SaveFailed
+
+import miniature
+from miniature import Miniature
+
+pytestmark = pytest.mark.usefixtures("shape")
+
+HELD = (errno.EACCES, errno.EPERM, errno.EBUSY)
+
+
+class Foreign(LocalStorage):
+    """A disk on which another user owns all that is named ``theirs``, and what is below it.
+
+    Attributes:
+        number: what the system says.
+        roots: also the checkpoints themselves cannot be moved.
+        sealed: their directories cannot be listed either.
+    """
+
+    def __init__(self, number: int = errno.EACCES, *, roots: bool = False, sealed: bool = False) -> None:
+        super().__init__()
+        self.number = number
+        self.roots = roots
+        self.sealed = sealed
+
+    def _refuse(self, path: Path) -> None:
+        if "theirs" in path.parts or "theirs" in path.name:
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+    def entries(self, path: Path) -> list[Entry]:
+        if self.sealed:
+            self._refuse(path)
+        return super().entries(path)
+
+    def remove_file(self, path: Path) -> None:
+        self._refuse(path)
+        super().remove_file(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._refuse(path)
+        super().remove_directory(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        if self.roots and "remove-" in target.name and "20" not in target.name:
+            raise OSError(self.number, os.strerror(self.number), str(source))
+        super().replace(source, target)
+
+
+def leave(checkpoint: Path) -> None:
+    """Leave what an evaluation in a container leaves: a directory of another user, with a file."""
+    (miniature.own(checkpoint) / "theirs").mkdir()
+    (miniature.own(checkpoint) / "theirs" / "scores.json").write_text("{}")
+
+
+def status(directory: Path) -> int:
+    found = json.loads((directory / ".resume" / "status.json").read_bytes())
+    return int(found.get("unremovable", 0))
+
+
+@pytest.mark.parametrize("number", HELD)
+def test_a_save_and_a_start_go_on_where_an_old_checkpoint_cannot_be_removed(
+    tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Miniature(tmp_path, storage=Foreign(number), keep=KeepLast(1))
+    job.commit(10)
+    leave(tmp_path / miniature.name(10))
+    for step in (20, 30):
+        job.commit(step)
+    job.run.set_state(RunState.STOPPED)
+    job.run.close()
+    assert set(job.committed()) == {miniature.name(30)}
+    left = [path.name for path in (tmp_path / ".resume").rglob("*") if path.is_file() and "remove-" in str(path)]
+    assert left == ["scores.json"], "all the rest is removed"
+    assert caplog.text.count("could not be removed") == 1 and os.strerror(number) in caplog.text
+    assert status(tmp_path) == 1
+    again = Miniature(tmp_path, storage=Foreign(number), keep=KeepLast(1))
+    assert again.step == 30
+    again.commit(40)
+    again.run.set_state(RunState.STOPPED)
+    again.run.close()
+    assert (set(again.committed()), status(tmp_path)) == ({miniature.name(40)}, 1)
+    assert caplog.text.count("could not be removed") == 2
+    then = Miniature(tmp_path)
+    then.run.set_state(RunState.STOPPED)
+    assert not miniature.leftovers(tmp_path)
+    assert status(tmp_path) == 0
+
+
+def test_a_checkpoint_of_a_name_whose_leftover_stays_can_be_removed_too(tmp_path: Path) -> None:
+    job = Miniature(tmp_path, storage=Foreign(sealed=True), keep=KeepLast(1))
+    for step, under in ((10, 10), (20, 20), (30, 10), (40, 40)):
+        job.commit(step, under=miniature.name(under))
+        if under == 10:
+            leave(tmp_path / miniature.name(10))
+    job.run.close()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(miniature.name(10))]
+    left = list((tmp_path / ".resume").glob("remove-*"))
+    assert len(left) == 2
+
+
+def test_a_checkpoint_that_cannot_be_moved_is_kept_and_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Miniature(tmp_path, storage=Foreign(roots=True), keep=KeepLast(1))
+    for step in (10, 20, 30):
+        job.commit(step)
+    plan = job.run.prune()
+    if not miniature.FILES:  # one that is a file is no longer committed, so the next start tries again
+        assert plan.keep[miniature.name(10)] == "could not be removed: Permission denied"
+    assert not plan.remove
+    assert caplog.text.count("could not be removed") == 1
+    job.run.set_state(RunState.STOPPED)
+    job.run.close()
+    assert status(tmp_path) == 1
+    assert Miniature(tmp_path, storage=Foreign(roots=True)).step == 30
+
+
+def test_an_unfinished_checkpoint_that_cannot_be_moved_does_not_stop_a_start(tmp_path: Path) -> None:
+    Miniature(tmp_path).commit(10)
+    pending = miniature.own(tmp_path / miniature.name(15))
+    pending.mkdir(parents=True)
+    (pending / "pending").write_text("begun")
+    job = Miniature(tmp_path, storage=Foreign(roots=True))
+    assert job.step == 10
+    if miniature.FILES:
+        return
+    with pytest.raises(SaveFailed, match=r"checkpoint-15.*Directory not empty"):
+        job.commit(15)
+
+
+def test_a_disk_that_fails_is_no_file_of_somebody_else(tmp_path: Path) -> None:
+    job = Miniature(tmp_path, storage=Foreign(errno.EIO), keep=KeepLast(1))
+    job.commit(10)
+    leave(tmp_path / miniature.name(10))
+    with pytest.raises(SaveFailed, match="Input/output error"):
+        job.commit(20)
+    job.run.close()
+    other = Miniature(tmp_path / "other", storage=Foreign(errno.EIO, roots=True), keep=KeepLast(1))
+    other.commit(10)
+    with pytest.raises(SaveFailed, match="Input/output error"):
+        other.commit(20)
+    other.run.close()
