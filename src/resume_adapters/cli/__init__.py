@@ -1,4 +1,4 @@
-"""The command ``resume-adapters``: inspect a run directory, verify it, prune it, steer its run, and see a demo.
+"""The command ``resume-adapters``: inspect a run directory, verify it, prune it, steer its run, and drill a command.
 
 ==============  ==============================================================================
 command         does
@@ -13,6 +13,7 @@ command         does
 ``resume``      allow a halted run to be launched again
 ``rewind``      set the checkpoints after a step aside, so that the next launch resumes there
 ``export``      write the weights of a checkpoint to one safetensors file
+``drill``       run your own command with real faults and compare it with an undisturbed run
 ``demo``        kill a training run three times and compare it with one that was never killed
 ==============  ==============================================================================
 
@@ -22,10 +23,11 @@ Each has ``--json``: one JSON document on standard output, with stable keys. Exi
 code  means
 ====  ==================================================================================
 0     success
-1     a checkpoint is damaged, or none is valid; for ``diff`` and ``demo``: the two differ; for
-      ``stop --wait``: the run ended otherwise than stopped, halted or finished
+1     a checkpoint is damaged, or none is valid; for ``diff``, ``drill`` and ``demo``: the two
+      differ; for ``stop --wait``: the run ended otherwise than stopped, halted or finished
 2     wrong usage, a refusal (the run is running), or an extra that is not installed
 3     no such run directory, or not a run directory
+4     ``drill`` could not judge: a launch failed or hung by itself, or the run is too short
 ====  ==================================================================================
 
 Errors are one sentence on standard error. Importing this package imports neither torch nor a framework.
@@ -50,7 +52,7 @@ def main() -> None:
 
         # Each registers its command; --help lists them in this order.
         from resume_adapters.cli.commands import ls, status, journal, verify, diff, prune  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import stop, resume, rewind, export, demo  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import stop, resume, rewind, export, drill, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -1,0 +1,154 @@
+"""The first difference between two runs, in causal order.
+
+Of two runs of one command, every step of every rank must be equal in whatever both traced. What differs first in time
+is nearest to the cause; within a step, a quantity can only be changed by those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from resume_adapters.cli.drill.trace import Run, Step
+
+QUANTITIES = ("batches", "rng", "loss", "grad_norm", "lr", "weights", "optimizer")
+"""What is traced of a step, in causal order."""
+
+STEPS = "steps"
+"""The difference of a step that only one of the two runs did, in place of a quantity."""
+
+NAMES = {
+    "batches": "batches",
+    "rng": "random state",
+    "loss": "losses",
+    "grad_norm": "gradient norms",
+    "lr": "learning rates",
+    "weights": "weights",
+    "optimizer": "optimizer state",
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A quantity of one step that is not what it is in the reference.
+
+    Attributes:
+        launch: the launch of the interrupted run that did the step.
+        quantity: of ``QUANTITIES``, or ``STEPS``: only one of the runs did the step.
+        where: which micro-batch (from 0), generator, or optimizer and group; empty where there is only one value.
+        expected: its value in the reference.
+        found: its value in the interrupted run.
+    """
+
+    step: int
+    rank: int
+    launch: int
+    quantity: str
+    where: tuple[str | int, ...] = ()
+    expected: Any = None
+    found: Any = None
+
+    @property
+    def causal_order(self) -> tuple[int, int, int, int]:
+        """Sorts differences: the earliest in time first, then what changes the rest of a step."""
+        place = -1 if self.quantity == STEPS else QUANTITIES.index(self.quantity)
+        return self.step, place, self.rank, self.launch
+
+    def __str__(self) -> str:
+        if self.quantity == STEPS:
+            by = "the reference did not do" if self.expected is None else "the interrupted run never did"
+            return f"step {self.step}, rank {self.rank}: {by} this step"
+        of = {
+            "batches": "micro-batch {}",
+            "loss": "micro-batch {}",
+            "rng": "generator {}",
+            "lr": "optimizer {}, group {}",
+        }.get(self.quantity, "")
+        where = f" ({of.format(*self.where)})" if self.where else ""
+        return (
+            f"step {self.step}, rank {self.rank}, launch {self.launch}: the {NAMES[self.quantity]}{where} differ: "
+            f"{_readable(self.expected)} in the reference, {_readable(self.found)} here"
+        )
+
+
+def _readable(value: Any) -> str:
+    """Format a traced value: numbers with all their digits, digests as they are."""
+    if isinstance(value, str) and ("0x" in value or value in ("nan", "inf", "-inf")):
+        return repr(float.fromhex(value))
+    return "nothing" if value is None else str(value)
+
+
+@dataclass
+class Comparison:
+    """What two runs were compared in, and where they differ.
+
+    Attributes:
+        steps: how many steps were compared; a step of several ranks counts once.
+        done_twice: how many of them the interrupted run did more than once.
+        ranks: how many ranks.
+        quantities: what both runs traced, in causal order.
+        differing: the quantities that differ in some step.
+        first: the first difference; ``None`` if the runs are identical.
+    """
+
+    steps: int = 0
+    done_twice: int = 0
+    ranks: int = 0
+    quantities: tuple[str, ...] = ()
+    differing: set[str] = field(default_factory=set)
+    first: Difference | None = None
+
+
+def compare(reference: Run, interrupted: Run, quantities: Collection[str] = QUANTITIES) -> Comparison:
+    """Compare every step of a run with the reference, in the given quantities."""
+    expected = {(step.step, step.rank): step for step in reference.steps}
+    differences: list[Difference] = []
+    done: dict[int, set[int]] = {}
+    compared: set[str] = set()
+    ranks: set[int] = set()
+    for step in interrupted.steps:
+        if (same := expected.get((step.step, step.rank))) is None:
+            differences.append(Difference(step.step, step.rank, step.launch, STEPS, found="done"))
+        else:
+            done.setdefault(step.step, set()).add(step.launch)
+            ranks.add(step.rank)
+            compared |= {name for name in quantities if name in same.values and name in step.values}
+            differences += _differences(same, step, quantities)
+    for number, rank in expected.keys() - {(step.step, step.rank) for step in interrupted.steps}:
+        differences.append(Difference(number, rank, len(interrupted.launches), STEPS, expected="done"))
+    return Comparison(
+        steps=len(done),
+        done_twice=sum(len(launches) > 1 for launches in done.values()),
+        ranks=len(ranks),
+        quantities=tuple(name for name in QUANTITIES if name in compared),
+        differing={difference.quantity for difference in differences},
+        first=min(differences, key=lambda each: each.causal_order, default=None),
+    )
+
+
+def _differences(expected: Step, found: Step, quantities: Collection[str]) -> Iterator[Difference]:
+    """Yield for each quantity that both have its first difference."""
+    for name in quantities:
+        if name in expected.values and name in found.values:
+            one, other = _leaves(expected.values[name]), _leaves(found.values[name])
+            if name == "rng":  # a generator may be made later in one run than in the other
+                one = {where: value for where, value in one.items() if where in other}
+                other = {where: value for where, value in other.items() if where in one}
+            for where in dict.fromkeys([*one, *other]):
+                if one.get(where) != other.get(where):
+                    yield Difference(
+                        found.step, found.rank, found.launch, name, where, one.get(where), other.get(where)
+                    )
+                    break
+
+
+def _leaves(value: Any, where: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], Any]:
+    """Return the single values of nested lists and dictionaries, by their place."""
+    if isinstance(value, dict):
+        items: list[tuple[str | int, Any]] = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        return {where: value}
+    return {place: leaf for key, each in items for place, leaf in _leaves(each, (*where, key)).items()}

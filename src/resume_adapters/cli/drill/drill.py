@@ -1,0 +1,278 @@
+"""Run a command undisturbed, run it again with real faults, and judge whether both did the same.
+
+Each run has a directory below the drill's, with its own run directory, and for each launch a log and a trace. The
+faults are chosen from what the reference did: where it saved, how many file operations a save takes, how many ranks
+there are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.cli.drill.faults import KINDS, Fault, Plan, choose, facts_of, require_known
+from resume_adapters.cli.drill.job import DrillFailed, Job
+from resume_adapters.cli.drill.trace import Event, LaunchTrace, Run
+from resume_adapters.cli.drill.verdict import Verdict, judge
+from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.errors import UnsupportedSetting
+
+_PLACEHOLDER = "{run_dir}"
+
+
+@dataclass(frozen=True)
+class Drill:
+    """What to run, and how.
+
+    Attributes:
+        command: the user's own; ``{run_dir}`` in it is replaced by the run directory.
+        directory: for all that the drill writes; new or empty.
+        steps: how many optimizer steps each run does; ``None``: until it ends by itself.
+        faults: the kinds of faults, or ``None`` for one of each kind that applies.
+        seed: decides where the faults happen.
+        references: how many undisturbed runs; with two or more, what those do not repeat is judged by statistics.
+        save_every: steps from one save to the next; ``None``: as the command says.
+        timeout: seconds without a traced step after which a launch counts as hanging.
+        environment: added to that of this process.
+    """
+
+    command: tuple[str, ...]
+    directory: Path
+    steps: int | None = None
+    faults: tuple[str, ...] | None = None
+    seed: int = 0
+    references: int = 1
+    save_every: int | None = None
+    timeout: float = 600.0
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch of the interrupted run.
+
+    Attributes:
+        trace: what it traced.
+        fault: what was to happen to it; ``None`` for a launch that was left alone.
+        struck: whether it happened; the run may be over before.
+    """
+
+    trace: LaunchTrace
+    fault: Fault | None
+    struck: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a drill."""
+
+    drill: Drill
+    references: tuple[Run, ...]
+    launches: tuple[Launched, ...]
+    plan: Plan
+    verdict: Verdict
+    plot: Path | None
+    seconds: float
+
+    @property
+    def interrupted(self) -> Run:
+        """The run with the faults."""
+        return Run(tuple(launched.trace for launched in self.launches))
+
+
+class Watcher:
+    """Follows a drill; this one shows nothing."""
+
+    def launch(self, run: str, number: int, fault: Fault | None) -> None:
+        """A launch begins."""
+
+    def event(self, run: str, number: int, event: Event) -> None:
+        """A launch traced something."""
+
+    def strike(self, run: str, number: int, fault: Fault) -> None:
+        """A fault happens."""
+
+
+def run(drill: Drill, watcher: Watcher) -> Result:
+    """Run the references and the interrupted run, and judge.
+
+    Args:
+        drill: what to run.
+        watcher: is called while it runs.
+
+    Raises:
+        UnsupportedSetting: the directory is in use, or no fault can be placed.
+        DrillFailed: a launch failed or hung by itself, or nothing could be compared.
+    """
+    began = time.monotonic()
+    directory = Path(os.path.abspath(drill.directory))
+    kinds = require_known(KINDS if drill.faults is None else drill.faults)
+    _require_empty(directory)
+    names = ["reference", *(f"reference-{number}" for number in range(2, drill.references + 1))]
+    undisturbed = [_Runner(drill, directory / name, watcher) for name in names]
+    references = tuple(Run((runner.launch_undisturbed(),)) for runner in undisturbed)
+    trace = references[0].launches[0]
+    plan = choose(facts_of(trace, undisturbed[0].launched), kinds, drill.seed)
+    launches = _Runner(drill, directory / "interrupted", watcher).launch_until_done(plan.faults)
+    interrupted = Run(tuple(each.trace for each in launches))
+    _require_comparable(launches)
+    picture = directory / "loss.png" if importlib.util.find_spec("matplotlib") else None
+    verdict = judge(references, interrupted)
+    result = Result(drill, references, tuple(launches), plan, verdict, picture, time.monotonic() - began)
+    if picture is not None:
+        from resume_adapters.cli.drill import plot
+
+        plot.draw(picture, result)
+    return result
+
+
+def _require_empty(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UnsupportedSetting(f"{directory} is not an empty directory: name another with --dir, or remove it")
+    directory.mkdir(parents=True, exist_ok=True)
+
+
+def _require_comparable(launches: Sequence[Launched]) -> None:
+    if not any(launched.trace.resumed_from for launched in launches):
+        raise DrillFailed(
+            "no launch resumed from a checkpoint, so nothing was verified: choose another --seed, do more steps "
+            "(--steps N), or save more often (--save-every N)"
+        )
+
+
+class _Runner:
+    """Launches a command until its run is done.
+
+    Args:
+        drill: the command, and how to run it.
+        directory: for the run directory, the logs and the traces.
+        watcher: is called while it runs.
+    """
+
+    def __init__(self, drill: Drill, directory: Path, watcher: Watcher) -> None:
+        self.drill = drill
+        self.directory = directory
+        self.watcher = watcher
+        self.run_directory = directory / "run"
+        self.launched = 0  # the pid of the latest launch
+        self._final = None if drill.steps is None else f"step:{drill.steps}"
+        self.run_directory.mkdir(parents=True)
+
+    def launch_undisturbed(self) -> LaunchTrace:
+        """Launch the command once, without a fault.
+
+        Raises:
+            DrillFailed: it failed, hangs, traced nothing, or did not finish.
+        """
+        launched = self._launch(1, None)
+        if not launched.trace.last_step:
+            raise DrillFailed(
+                "the command ended without a traced step: does it train with resume_adapters? Its output is in "
+                f"{self._file(1, 'log')}",
+                path=self._file(1, "log"),
+            )
+        if ended := self._stopped_by_itself(launched.trace):
+            raise DrillFailed(f"the undisturbed run ended before its last step: {ended}")
+        return launched.trace
+
+    def launch_until_done(self, faults: Sequence[Fault]) -> list[Launched]:
+        """Launch the same command again and again: with each fault in turn, then until the run is done.
+
+        Raises:
+            DrillFailed: a launch failed or hangs, not by a fault, or makes no progress.
+        """
+        launches: list[Launched] = []
+        waiting = [fault for fault in faults for _ in range(2 if fault.kind == "twice" else 1)]
+        while True:
+            fault = waiting.pop(0) if waiting else None
+            launched = self._launch(len(launches) + 1, fault)
+            launches.append(launched)
+            if launched.struck:
+                continue
+            ended = self._stopped_by_itself(launched.trace)
+            if not ended:
+                return launches
+            if launched.trace.last_step <= max((each.trace.last_step for each in launches[:-1]), default=0):
+                raise DrillFailed(f"launch {launched.trace.number} did no step that was not done before: {ended}")
+
+    def _launch(self, number: int, fault: Fault | None) -> Launched:
+        """Launch the command, let the fault happen, and wait for the end."""
+        points = [point for point in (fault.point if fault else None, self._final) if point is not None]
+        name = self.directory.name
+        self.watcher.launch(name, number, fault)
+        with Job(
+            [word.replace(_PLACEHOLDER, str(self.run_directory)) for word in self.drill.command],
+            self._environment(points),
+            self._file(number, "log"),
+            self._file(number, "trace.jsonl"),
+            number,
+            self.drill.timeout,
+            lambda event: self._follow(number, event),
+        ) as job:
+            self.launched = job.pid
+            point = job.wait(points)
+            struck = fault is not None and point == fault.point
+            if fault is not None and struck:
+                self.watcher.strike(name, number, fault)
+                self._strike(job, fault)
+                point = job.wait([self._final] if self._final else [])
+            if point is not None:
+                job.kill_all()
+            elif not struck:
+                job.require_success()
+            return Launched(job.trace, fault, struck)
+
+    def _strike(self, job: Job, fault: Fault) -> None:
+        if fault.kind == "rank":
+            assert fault.rank is not None
+            job.kill_rank(fault.rank)
+        elif fault.kind == "launcher":
+            job.signal_launched(signal.SIGKILL)
+        elif fault.kind == "term":
+            job.signal_launched(signal.SIGTERM)
+        elif fault.kind == "stop":
+            ControlDirectory(STORAGE, self.run_directory, time.time).stop_file.request("resume-adapters drill")
+            job.continue_all()
+        else:
+            job.kill_all()
+
+    def _stopped_by_itself(self, trace: LaunchTrace) -> str:
+        """Return why a launch ended before the run was done; empty if the run is done."""
+        ends = [event for event in trace.of("end") if event["rank"] == 0]
+        if self.drill.steps is not None and trace.last_step >= self.drill.steps:
+            return ""
+        if ends and ends[-1]["state"] != "finished":
+            state, step, reason = (ends[-1].get(name) for name in ("state", "step", "reason"))
+            return f"it was {state} after step {step} ({reason or 'no reason given'})"
+        return ""
+
+    def _environment(self, points: Sequence[str]) -> dict[str, str]:
+        environment = {**os.environ, **dict(self.drill.environment)}
+        environment.setdefault("RESUME_ADAPTERS_TRACE_EVERY", "1")
+        environment["RESUME_ADAPTERS_PAUSE"] = " ".join(points)
+        if not any(_PLACEHOLDER in word for word in self.drill.command):
+            environment["RESUME_ADAPTERS_RUN_DIR"] = str(self.run_directory)
+        if self.drill.save_every is not None:
+            environment["RESUME_ADAPTERS_SAVE_EVERY"] = str(self.drill.save_every)
+        return environment
+
+    def _file(self, number: int, kind: str) -> Path:
+        return self.directory / f"launch-{number:02}.{kind}"
+
+    def _follow(self, number: int, event: dict[str, Any]) -> None:
+        if event["event"] == "start":
+            found = Path(event["run_directory"])
+            if not found.resolve().is_relative_to(self.run_directory.resolve()):
+                raise DrillFailed(
+                    f"the command saves into {found}, and the drill needs it to save into {self.run_directory}: write "
+                    "{run_dir} into the command, in place of the directory",
+                    path=found,
+                )
+        self.watcher.event(self.directory.name, number, event)

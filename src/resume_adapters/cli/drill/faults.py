@@ -1,0 +1,209 @@
+"""Which faults there are, and which of them a seed chooses for a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from resume_adapters.cli.drill.trace import LaunchTrace
+from resume_adapters.errors import UnsupportedSetting
+
+KINDS = {
+    "step": "SIGKILL of all processes between two steps",
+    "save": "SIGKILL of all processes inside a save",
+    "prune": "SIGKILL of all processes while old checkpoints are removed",
+    "rank": "SIGKILL of one rank",
+    "launcher": "SIGKILL of the launching process alone",
+    "term": "SIGTERM to the launching process",
+    "stop": "a stop file",
+    "twice": "SIGKILL of all processes, and again before the next commit",
+}
+"""The kinds of faults, in words."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a run, and exactly where.
+
+    Attributes:
+        kind: of ``KINDS``.
+        step: the step after which it happens; for ``save`` and ``prune`` the step that is saved.
+        operation: before which file operation of the save or prune, from 1.
+        rank: the rank that is killed.
+    """
+
+    kind: str
+    step: int
+    operation: int | None = None
+    rank: int | None = None
+
+    @property
+    def point(self) -> str:
+        """Where the processes are to pause, as RESUME_ADAPTERS_PAUSE names it."""
+        if self.operation is not None:
+            return f"{self.kind}:{self.step}:{self.operation}"
+        return f"step:{self.step}" + ("" if self.rank is None else f"@{self.rank}")
+
+    def __str__(self) -> str:
+        if self.kind == "save":
+            return f"SIGKILL before file operation {self.operation} of the save of step {self.step}"
+        if self.kind == "prune":
+            return f"SIGKILL before file operation {self.operation} of a removal after the save of step {self.step}"
+        whom = f"SIGKILL of rank {self.rank}" if self.kind == "rank" else KINDS[self.kind].partition(",")[0]
+        return f"{whom}, after step {self.step}" if self.kind != "step" else f"SIGKILL after step {self.step}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a reference run did that decides where faults can be.
+
+    Attributes:
+        last: its last step.
+        saves: the steps that it saved, each with the number of file operations until its commit.
+        prunes: the saved steps after which it removed checkpoints, each with the number of file operations.
+        ranks: the number of ranks.
+        has_launcher: whether the launched process is none of the ranks.
+    """
+
+    last: int
+    saves: Mapping[int, int]
+    prunes: Mapping[int, int]
+    ranks: int
+    has_launcher: bool
+
+
+def facts_of(reference: LaunchTrace, launched: int) -> Facts:
+    """Read from a reference run what the choice of faults needs.
+
+    Args:
+        reference: its only launch.
+        launched: the pid of the process that was launched.
+    """
+    saves: dict[int, int] = {}
+    prunes: dict[int, int] = {}
+    for event in reference.events:
+        if event["rank"] == 0 and event["event"] == "committed":
+            saves[event["step"]] = event["operations"]
+        if event["rank"] == 0 and event["event"] == "prune" and event["names"] and saves:
+            prunes[max(saves)] = event["operations"]
+    pids = {event["pid"] for event in reference.of("start")}
+    return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
+
+
+@dataclass
+class Plan:
+    """The faults of one run, in the order of their steps, and the kinds that do not apply, each with the reason."""
+
+    faults: list[Fault] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Read kinds from text such as ``step,save,step``.
+
+    Raises:
+        UnsupportedSetting: there is no such kind.
+    """
+    return require_known(name.strip() for name in text.split(","))
+
+
+def require_known(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Return the kinds.
+
+    Raises:
+        UnsupportedSetting: there is no such kind.
+    """
+    kinds = tuple(kinds)
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise UnsupportedSetting(f"there is no fault {', '.join(unknown)!r}: choose from {', '.join(KINDS)}")
+    return kinds
+
+
+def choose(facts: Facts, kinds: Sequence[str], seed: int) -> Plan:
+    """Choose where the faults of a run happen: each at a step of its own, after the first checkpoint.
+
+    A kill falls where no checkpoint is, so that steps are done twice, and as few kills as possible fall between the
+    same two checkpoints.
+
+    Args:
+        facts: of the reference run.
+        kinds: which faults; a kind may occur several times.
+        seed: the same seed gives the same faults.
+
+    Raises:
+        UnsupportedSetting: the reference saved nothing before its last step, or no kind applies.
+    """
+    first = min(facts.saves, default=facts.last)
+    if first >= facts.last - 1:
+        saved = f"the first save is that of step {first}" if facts.saves else "nothing is saved"
+        raise UnsupportedSetting(
+            f"{saved}, and the run has {facts.last} steps, so no launch could resume: do more steps (--steps N), or "
+            "save more often (--save-every N)"
+        )
+    rng = random.Random(seed)
+    plan, taken = Plan(), _Taken(sorted(facts.saves))
+    for kind in kinds:
+        reason = _obstacle(facts, kind)
+        places = [] if reason else taken.free(_places(facts, kind, first))
+        if not places:
+            plan.left_out[kind] = reason or "no step is left for it"
+            continue
+        fault = _place(facts, kind, rng.choice(places), rng)
+        taken.steps.append(fault.step)
+        plan.faults.append(fault)
+    if not plan.faults:
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in plan.left_out.items())
+        raise UnsupportedSetting(f"none of these faults applies to this run ({reasons}): choose others with --faults")
+    plan.faults.sort(key=lambda fault: fault.step)
+    return plan
+
+
+@dataclass
+class _Taken:
+    """The steps that have a fault, and between which saves they are."""
+
+    saves: list[int]
+    steps: list[int] = field(default_factory=list)
+
+    def free(self, places: list[int]) -> list[int]:
+        """Return the places without a fault, of those between the two saves that have the fewest faults."""
+        free = [step for step in places if step not in self.steps]
+        fewest = min((self._faults_near(step) for step in free), default=0)
+        return [step for step in free if self._faults_near(step) == fewest]
+
+    def _faults_near(self, step: int) -> int:
+        return sum(self._interval(step) == self._interval(each) for each in self.steps)
+
+    def _interval(self, step: int) -> int:
+        return sum(save < step for save in self.saves)
+
+
+def _obstacle(facts: Facts, kind: str) -> str:
+    """Return why a kind does not apply to a run; empty if it does."""
+    if kind == "rank" and facts.ranks < 2:
+        return "there is one rank"
+    if kind == "launcher" and not facts.has_launcher:
+        return "no process launches the ranks"
+    if kind == "prune" and not facts.prunes:
+        return "the reference removed no checkpoint"
+    return ""
+
+
+def _places(facts: Facts, kind: str, first: int) -> list[int]:
+    """Return the steps at which a kind can be; inside a save not the first, where there are others."""
+    if kind == "save":
+        inside = [step for step in facts.saves if step < facts.last]
+        return [step for step in inside if step > first] or inside
+    if kind == "prune":
+        return [step for step in facts.prunes if step < facts.last]
+    after = range(first + 1, facts.last)
+    return [step for step in after if step not in facts.saves] or list(after)
+
+
+def _place(facts: Facts, kind: str, step: int, rng: random.Random) -> Fault:
+    if kind in ("save", "prune"):
+        operations = facts.saves[step] if kind == "save" else facts.prunes[step]
+        return Fault(kind, step, operation=rng.randint(1, max(1, operations)))
+    return Fault(kind, step, rank=rng.randrange(facts.ranks) if kind == "rank" else None)

@@ -1,0 +1,235 @@
+"""One launch of a command: started in a session of its own, followed by its trace, paused, killed, signalled.
+
+The processes pause by themselves at the points that RESUME_ADAPTERS_PAUSE names, so a signal reaches them exactly
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from resume_adapters.cli.drill.trace import Event, LaunchTrace, TraceReader
+from resume_adapters.errors import ResumeError
+
+_MARKER = "RESUME_ADAPTERS_DRILL"
+"""The environment variable by which every process of a launch is found, wherever it moved."""
+
+_POLL = 0.02
+"""Seconds between two looks at a launch; its processes wait where they pause."""
+
+_SLOW_POLL = 0.25
+"""Seconds between two searches for the processes that outlive a command; each reads every process of the machine."""
+
+_LEAVE = 60.0
+"""Seconds that processes have to leave when the command has ended, or its launcher was killed."""
+
+_LINES = 15
+"""How many lines of a log an error shows."""
+
+
+class DrillFailed(ResumeError, RuntimeError):
+    """A drill could not judge: a launch failed or hung by itself, or nothing could be compared."""
+
+
+class Job:
+    """One launch of a command.
+
+    Args:
+        command: what to launch.
+        environment: its environment, without what the trace needs.
+        log: file for its output.
+        trace: file for rank 0's trace; new.
+        number: which launch of the run, from 1.
+        timeout: seconds without a line of the trace after which it counts as hanging.
+        on_event: called with each event of its trace.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        trace: Path,
+        number: int,
+        timeout: float,
+        on_event: Callable[[Event], object],
+    ) -> None:
+        self.log = log
+        self.number = number
+        self.timeout = timeout
+        self.on_event = on_event
+        self._reader = TraceReader(trace)
+        self._pids: dict[int, int] = {}  # of each rank
+        self._paused: dict[str, set[int]] = {}  # for each point the ranks that wait there
+        self._last_line = time.monotonic()
+        self._marker = str(trace)
+        variables = {"RESUME_ADAPTERS_TRACE": str(trace), _MARKER: self._marker, "PYTHONFAULTHANDLER": "1"}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                list(command),
+                env={**environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill_all()
+
+    @property
+    def pid(self) -> int:
+        """The process that was launched."""
+        return self._process.pid
+
+    @property
+    def trace(self) -> LaunchTrace:
+        """What it traced so far."""
+        return LaunchTrace(self.number, tuple(self._reader.events))
+
+    def wait(self, points: Collection[str]) -> str | None:
+        """Wait until all processes that a point concerns are paused there; continue those that pause elsewhere.
+
+        Args:
+            points: as RESUME_ADAPTERS_PAUSE names them.
+
+        Returns:
+            The point, or ``None`` when the command has ended, and all its processes with it.
+
+        Raises:
+            DrillFailed: it hangs.
+        """
+        ended: float | None = None
+        while True:
+            self._read()
+            for point, ranks in list(self._paused.items()):
+                if point not in points:
+                    self._continue(ranks)
+                elif self._concerned(point) <= ranks and all(map(self._is_stopped, ranks)):
+                    return point
+            if ended is None and self._process.poll() is not None:
+                ended = time.monotonic()
+            if ended is not None and (not self._alive() or time.monotonic() - ended > _LEAVE):
+                self.kill_all()
+                return None
+            if ended is None and time.monotonic() - self._last_line > self.timeout:
+                self._report_hang()
+            time.sleep(_POLL if ended is None else _SLOW_POLL)
+
+    def kill_all(self) -> None:
+        """Kill every process of the launch, as when the machine dies."""
+        while processes := self._alive():
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=1.0)
+        self._process.wait()
+        self._read()
+
+    def kill_rank(self, rank: int) -> None:
+        """Kill one rank, and continue the others."""
+        os.kill(self._pids[rank], signal.SIGKILL)
+        self._continue(set(self._pids) - {rank})
+
+    def signal_launched(self, number: signal.Signals) -> None:
+        """Send a signal to the process that was launched, and only to it; then continue all that wait."""
+        self._process.send_signal(number)
+        self.continue_all()
+
+    def continue_all(self) -> None:
+        """Continue the ranks that are paused."""
+        self._continue(set(self._pids))
+
+    def require_success(self) -> None:
+        """Require that the command, which has ended, did so with exit code 0.
+
+        Raises:
+            DrillFailed: it did not.
+        """
+        if self._process.returncode != 0:
+            raise DrillFailed(
+                f"launch {self.number} ended with exit code {self._process.returncode} after step "
+                f"{self.trace.last_step}, and not by a fault of the drill. The end of {self.log}:\n{self.end_of_log()}",
+                path=self.log,
+            )
+
+    def end_of_log(self) -> str:
+        """Return the last lines that it printed."""
+        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-_LINES:])
+
+    def _read(self) -> None:
+        for event in self._reader.read():
+            self._last_line = time.monotonic()
+            if event["event"] == "start":
+                self._pids[event["rank"]] = event["pid"]
+            elif event["event"] == "paused":
+                self._paused.setdefault(event["at"], set()).add(event["rank"])
+            self.on_event(event)
+
+    def _concerned(self, point: str) -> set[int]:
+        """Return the ranks that pause at a point."""
+        where, _, rank = point.partition("@")
+        if rank:
+            return {int(rank)}
+        return set(range(self.trace.world_size)) if where.startswith("step:") else {0}
+
+    def _is_stopped(self, rank: int) -> bool:
+        """Return whether a rank, which has traced that it pauses, has done so, or is gone."""
+        try:
+            return psutil.Process(self._pids[rank]).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    def _continue(self, ranks: Collection[int]) -> None:
+        for rank in list(ranks):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(self._pids[rank])
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.resume()
+                    for waiting in self._paused.values():
+                        waiting.discard(rank)
+
+    def _alive(self) -> list[psutil.Process]:
+        """Return the processes of the launch that are alive, those that started others first."""
+        found: dict[int, psutil.Process] = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            launched = psutil.Process(self.pid)
+            found = {process.pid: process for process in [launched, *launched.children(recursive=True)]}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in found and process.environ().get(_MARKER) == self._marker:
+                    found[process.pid] = process
+        return [process for process in found.values() if _is_alive(process)]
+
+    def _report_hang(self) -> None:
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)  # faulthandler writes the stack of each thread to the log
+        self.continue_all()
+        time.sleep(1.0)
+        raise DrillFailed(
+            f"launch {self.number} hangs: it traced nothing for {self.timeout:.0f} s after step {self.trace.last_step} "
+            f"(--timeout). The end of {self.log}, with the stacks of its processes:\n{self.end_of_log()}",
+            path=self.log,
+        )
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
