@@ -81,3 +81,21 @@ def test_a_launch_that_ended_before_it_began_does_not_matter(traces, launches):
     run = traces.run(*SEGMENTS)
     run = Run((run.launches[0], *[silent] * launches, *run.launches[1:]))
     assert judge([traces.run(range(1, 161))], run).word == IDENTICAL
+
+
+def test_a_generator_that_the_script_does_not_seed_is_not_compared(traces):
+    other = traces.run(*SEGMENTS)
+    for event in other.of("step"):
+        event["rng"] = {**event["rng"], "python": "other"}
+    verdict = judge([traces.run(range(1, 161))], other)
+    assert (verdict.word, verdict.unseeded) == (IDENTICAL, ("python",))
+    assert "rng" in verdict.comparison.quantities
+    drawn = judge([traces.run(range(1, 161))], traces.altered(other, 1, 1, batches=["x", "y"]))
+    assert drawn.difference.startswith("step 1, rank 0, launch 1: the batches")
+    assert "no resume is the cause" in drawn.cause
+
+
+def test_a_generator_that_only_a_resume_moves_is_compared(traces):
+    verdict = judge([traces.run(range(1, 161))], traces.altered(traces.run(*SEGMENTS), 2, 31, rng={"python": "other"}))
+    assert verdict.unseeded == ()
+    assert "the random state (generator python)" in verdict.difference

@@ -82,7 +82,7 @@ class Progress(Watcher):
     def event(self, run: str, number: int, event: dict[str, Any]) -> None:
         if event["rank"] == 0 and event["event"] == "start":
             begins = f"resumes from step {event['step']}" if event["step"] else "starts"
-            self._console.print(f"{run}: launch {number} {begins}", markup=False)
+            self._console.print(f"{run}: launch {number} {begins}", markup=False, soft_wrap=True)
 
     def strike(self, run: str, number: int, fault: Fault) -> None:
-        self._console.print(f"{run}: {fault}", style="red", markup=False)
+        self._console.print(f"{run}: {fault}", style="red", markup=False, soft_wrap=True)

@@ -100,8 +100,35 @@ class Comparison:
     first: Difference | None = None
 
 
-def compare(reference: Run, interrupted: Run, quantities: Collection[str] = QUANTITIES) -> Comparison:
-    """Compare every step of a run with the reference, in the given quantities."""
+def unseeded(one: Run, other: Run) -> tuple[str, ...]:
+    """Return the random generators that two fresh starts of a command leave at different places.
+
+    The script does not seed them. If something draws from them, it shows in the batches and losses.
+    """
+    found: dict[str, None] = {}
+    first = {step.rank: step for step in reversed(_fresh_steps(one))}
+    for step in _fresh_steps(other):
+        if (same := first.get(step.rank)) is not None and same.step == step.step:
+            differences = _differences(same, step, ("rng",), (), at_most=None)
+            found |= {str(difference.where[0]): None for difference in differences}
+    return tuple(found)
+
+
+def _fresh_steps(run: Run) -> list[Step]:
+    return [step for launch in run.launches if launch.resumed_from == 0 for step in launch.steps]
+
+
+def compare(
+    reference: Run, interrupted: Run, quantities: Collection[str] = QUANTITIES, without: Collection[str] = ()
+) -> Comparison:
+    """Compare every step of a run with the reference.
+
+    Args:
+        reference: the undisturbed run.
+        interrupted: the run to compare with it.
+        quantities: what to compare.
+        without: random generators that are not compared.
+    """
     expected = {(step.step, step.rank): step for step in reference.steps}
     differences: list[Difference] = []
     done: dict[int, set[int]] = {}
@@ -114,7 +141,7 @@ def compare(reference: Run, interrupted: Run, quantities: Collection[str] = QUAN
             done.setdefault(step.step, set()).add(step.launch)
             ranks.add(step.rank)
             compared |= {name for name in quantities if name in same.values and name in step.values}
-            differences += _differences(same, step, quantities)
+            differences += _differences(same, step, quantities, without)
     for number, rank in expected.keys() - {(step.step, step.rank) for step in interrupted.steps}:
         differences.append(Difference(number, rank, len(interrupted.launches), STEPS, expected="done"))
     return Comparison(
@@ -127,20 +154,20 @@ def compare(reference: Run, interrupted: Run, quantities: Collection[str] = QUAN
     )
 
 
-def _differences(expected: Step, found: Step, quantities: Collection[str]) -> Iterator[Difference]:
-    """Yield for each quantity that both have its first difference."""
+def _differences(
+    expected: Step, found: Step, quantities: Collection[str], without: Collection[str], at_most: int | None = 1
+) -> Iterator[Difference]:
+    """Yield the first differences of each quantity that both have."""
     for name in quantities:
         if name in expected.values and name in found.values:
             one, other = _leaves(expected.values[name]), _leaves(found.values[name])
             if name == "rng":  # a generator may be made later in one run than in the other
-                one = {where: value for where, value in one.items() if where in other}
-                other = {where: value for where, value in other.items() if where in one}
-            for where in dict.fromkeys([*one, *other]):
-                if one.get(where) != other.get(where):
-                    yield Difference(
-                        found.step, found.rank, found.launch, name, where, one.get(where), other.get(where)
-                    )
-                    break
+                shared = [where for where in one if where in other and where[0] not in without]
+            else:
+                shared = list(dict.fromkeys([*one, *other]))
+            differing = [where for where in shared if one.get(where) != other.get(where)]
+            for where in differing[:at_most]:
+                yield Difference(found.step, found.rank, found.launch, name, where, one.get(where), other.get(where))
 
 
 def _leaves(value: Any, where: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], Any]:

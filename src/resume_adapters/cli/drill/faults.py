@@ -50,8 +50,10 @@ class Fault:
             return f"SIGKILL before file operation {self.operation} of the save of step {self.step}"
         if self.kind == "prune":
             return f"SIGKILL before file operation {self.operation} of a removal after the save of step {self.step}"
-        whom = f"SIGKILL of rank {self.rank}" if self.kind == "rank" else KINDS[self.kind].partition(",")[0]
-        return f"{whom}, after step {self.step}" if self.kind != "step" else f"SIGKILL after step {self.step}"
+        if self.kind in ("step", "twice"):
+            return f"SIGKILL after step {self.step}"
+        whom = f"SIGKILL of rank {self.rank}" if self.kind == "rank" else KINDS[self.kind]
+        return f"{whom}, after step {self.step}"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def document(result: Result) -> dict[str, Any]:
             "quantities": list(verdict.comparison.quantities),
         },
         "not_repeated": list(verdict.not_repeated),
+        "unseeded": list(verdict.unseeded),
         "statistics": [
             {
                 "what": shift.what,
@@ -83,6 +84,8 @@ def lines(result: Result) -> list[str]:
     text = [f"{one:<{widths[0]}}  {two:<{widths[1]}}  {three}".rstrip() for one, two, three in rows]
     text += [f"left out: {kind} ({reason})" for kind, reason in result.plan.left_out.items()]
     text += ["", *_verdict(result)]
+    if verdict.unseeded:
+        text.append(f"not compared: the generators {', '.join(verdict.unseeded)}, which the command does not seed")
     if verdict.not_repeated:
         text.append(
             f"The {len(result.references)} references differ from each other in {in_words(verdict.not_repeated)}; "
