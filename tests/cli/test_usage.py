@@ -42,7 +42,7 @@ def test_exits_with_2_on_wrong_usage(command, run_dir, words):
     assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
 
 
-ALL = ["ls", "status", "journal", "verify", "diff", "prune", "stop", "resume", "rewind", "export", "demo"]
+ALL = ["ls", "status", "journal", "verify", "diff", "prune", "stop", "resume", "rewind", "export", "drill", "demo"]
 
 
 @pytest.mark.parametrize("words", [*([name] for name in ALL), []], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from resume_adapters.cli import documents
 from resume_adapters.cli.app import Json, app, console
 from resume_adapters.cli.drill import report
-from resume_adapters.cli.drill.drill import Drill, Watcher, run
+from resume_adapters.cli.drill.drill import Drill, Result, Watcher, run
 from resume_adapters.cli.drill.faults import KINDS, Fault, parse
 from resume_adapters.cli.drill.job import DrillFailed
 from resume_adapters.cli.drill.verdict import DIFFERENT, UNDECIDED
@@ -62,15 +63,27 @@ def drill(
     except DrillFailed as error:
         typer.echo(f"resume-adapters: {error}", err=True)
         raise typer.Exit(report.EXIT_CODES[UNDECIDED]) from error
+    picture = _draw(result)
     if json:
-        documents.write(report.document(result))
+        documents.write(report.document(result, picture))
     else:
         out = console()
-        for line in report.lines(result):
+        for line in report.lines(result, picture):
             word = line.partition(":")[0]
             style = _STYLES.get(word, "bold green" if word == result.verdict.word else None)
             out.print(line, style=style, markup=False, soft_wrap=True)
     raise typer.Exit(report.EXIT_CODES[result.verdict.word])
+
+
+def _draw(result: Result) -> Path | None:
+    """Plot the curves, if the extra ``plots`` is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    from resume_adapters.cli.drill import plot
+
+    picture = result.drill.directory.absolute() / "loss.png"
+    plot.draw(picture, result)
+    return picture
 
 
 class Progress(Watcher):

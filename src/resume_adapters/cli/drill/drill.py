@@ -7,7 +7,6 @@ there are.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -78,7 +77,6 @@ class Result:
     launches: tuple[Launched, ...]
     plan: Plan
     verdict: Verdict
-    plot: Path | None
     seconds: float
 
     @property
@@ -123,14 +121,8 @@ def run(drill: Drill, watcher: Watcher) -> Result:
     launches = _Runner(drill, directory / "interrupted", watcher).launch_until_done(plan.faults)
     interrupted = Run(tuple(each.trace for each in launches))
     _require_comparable(launches)
-    picture = directory / "loss.png" if importlib.util.find_spec("matplotlib") else None
     verdict = judge(references, interrupted)
-    result = Result(drill, references, tuple(launches), plan, verdict, picture, time.monotonic() - began)
-    if picture is not None:
-        from resume_adapters.cli.drill import plot
-
-        plot.draw(picture, result)
-    return result
+    return Result(drill, references, tuple(launches), plan, verdict, time.monotonic() - began)
 
 
 def _require_empty(directory: Path) -> None:

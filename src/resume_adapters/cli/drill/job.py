@@ -216,7 +216,7 @@ class Job:
         return [process for process in found.values() if _is_alive(process)]
 
     def _report_hang(self) -> None:
-        for pid in self._pids.values():
+        for pid in self._pids.values() or [self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)  # faulthandler writes the stack of each thread to the log
         self.continue_all()

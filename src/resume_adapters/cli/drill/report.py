@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from resume_adapters.cli.drill.drill import Launched, Result
@@ -12,8 +13,13 @@ EXIT_CODES = {IDENTICAL: 0, EQUIVALENT: 0, DIFFERENT: 1, UNDECIDED: 4}
 """The exit code for each verdict."""
 
 
-def document(result: Result) -> dict[str, Any]:
-    """Describe the result of a drill; losses have all their digits."""
+def document(result: Result, plot: Path | None = None) -> dict[str, Any]:
+    """Describe the result of a drill; losses have all their digits.
+
+    Args:
+        result: of the drill.
+        plot: the picture that was drawn of it.
+    """
     verdict, first = result.verdict, result.verdict.comparison.first
     return {
         "verdict": verdict.word,
@@ -27,7 +33,7 @@ def document(result: Result) -> dict[str, Any]:
         },
         "command": list(result.drill.command),
         "directory": str(result.drill.directory.absolute()),
-        "plot": None if result.plot is None else str(result.plot),
+        "plot": None if plot is None else str(plot),
         "seed": result.drill.seed,
         "compared": {
             "steps": verdict.comparison.steps,
@@ -76,8 +82,13 @@ def _launch(launched: Launched) -> dict[str, Any]:
     }
 
 
-def lines(result: Result) -> list[str]:
-    """Describe the result of a drill for a reader. The verdict is the first word of its line."""
+def lines(result: Result, plot: Path | None = None) -> list[str]:
+    """Describe the result of a drill for a reader. The verdict is the first word of its line.
+
+    Args:
+        result: of the drill.
+        plot: the picture that was drawn of it.
+    """
     verdict = result.verdict
     rows = [("launch", "resumed from", "fault"), *map(_row, result.launches)]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
@@ -93,7 +104,7 @@ def lines(result: Result) -> list[str]:
             f"{'losses' if verdict.shifts else 'nothing'}."
         )
     text += [f"  {shift}" for shift in verdict.shifts]
-    pictured = "" if result.plot is None else f"; the curves are in {result.plot}"
+    pictured = "" if plot is None else f"; the curves are in {plot}"
     text.append(f"seed {result.drill.seed}, {result.seconds:.0f} s{pictured}")
     text.append(f"{shlex.join(result.drill.command)}")
     return text
