@@ -10,7 +10,6 @@ with the losses and the weights of a run that was never killed. The five lines t
 
 import argparse
 import hashlib
-import json
 import sysconfig
 from pathlib import Path
 
@@ -34,7 +33,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
     return parser.parse_args()
 
 
@@ -68,26 +66,15 @@ def main() -> None:
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                rate = scheduler.get_last_lr()[0]
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
             run.step(loss=loss)  # 5: these five lines are all it takes
-            if accelerator.sync_gradients:
-                if accelerator.is_main_process:
-                    note(options.trace, run.global_step, loss.item(), rate)
-                if run.global_step % options.eval_steps == 0:
-                    accelerator.print(f"step {run.global_step}: evaluation loss {evaluate(model, blocks[:64]):.4f}")
+            if accelerator.sync_gradients and run.global_step % options.eval_steps == 0:
+                accelerator.print(f"step {run.global_step}: evaluation loss {evaluate(model, blocks[:64]):.4f}")
 
     final = evaluate(model, blocks[:64])
     accelerator.print(f"final loss {final!r}  weights sha256 {digest(accelerator.unwrap_model(model))}")
-
-
-def note(file: Path | None, step: int, loss: float, rate: float) -> None:
-    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None:
-        with file.open("a") as trace:
-            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
 def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:

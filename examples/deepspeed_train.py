@@ -10,7 +10,6 @@ with the losses and the weights of a run that was never killed. The four lines t
 
 import argparse
 import hashlib
-import json
 import math
 import os
 import socket
@@ -33,7 +32,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
     parser.add_argument("--stage", type=int, default=2, help="ZeRO stage, 0 to 3")
     parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
     return parser.parse_args()
@@ -103,11 +101,8 @@ def main() -> None:
         for batch in run.batches(loader):  # 3
             loss = engine(batch.to(engine.device))
             engine.backward(loss)
-            rate = engine.get_lr()[0]
             engine.step()
             run.step(loss=loss)  # 4: these lines and their import are all it takes
-            if engine.global_rank == 0:
-                note(options.trace, run.global_step, loss.item(), rate)
             if run.global_step % options.eval_steps == 0:
                 run.best(evaluate(engine, blocks[:64]), name="eval_loss")
 
@@ -132,13 +127,6 @@ def prepare_environment(cpu: bool) -> None:
 def warm_up_and_decay(steps: int, step: int) -> float:
     """Return what the learning rate is multiplied by: up for a tenth of the steps, then down along a cosine."""
     return min((step + 1) / max(1, steps // 10), 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def note(file: Path | None, step: int, loss: float, rate: float) -> None:
-    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None:
-        with file.open("a") as trace:
-            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
 def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:

@@ -9,12 +9,11 @@ with the losses and the weights of a run that was never killed. The one line tha
 
 import argparse
 import hashlib
-import json
 import sysconfig
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from resume_adapters.hf import ResumeCallback
 
@@ -31,7 +30,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
     return parser.parse_args()
 
 
@@ -40,18 +38,6 @@ def read_blocks() -> list[torch.Tensor]:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     text = bytearray(b"".join(file.read_bytes() for file in files)[:TEXT])
     return list(torch.frombuffer(text, dtype=torch.uint8).long().split(CONTEXT)[:-1])
-
-
-class Trace(TrainerCallback):
-    """Notes each step's loss."""
-
-    def __init__(self, file: Path | None) -> None:
-        self.file = file
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        """Note it as soon as it is logged."""
-        if state.is_world_process_zero and "learning_rate" in logs:
-            note(self.file, state.global_step, logs["loss"], logs["learning_rate"])
 
 
 def main() -> None:
@@ -81,7 +67,7 @@ def main() -> None:
         ),
         train_dataset=blocks[64:],
         eval_dataset=blocks[:64],
-        callbacks=[ResumeCallback(), Trace(options.trace)],  # ResumeCallback() is all it takes
+        callbacks=[ResumeCallback()],  # this is all it takes
     )
 
     trainer.train()
@@ -89,13 +75,6 @@ def main() -> None:
     if trainer.is_world_process_zero():
         final = evaluate(model, [block["input_ids"] for block in blocks[:64]])
         print(f"final loss {final!r}  weights sha256 {digest(model)}")
-
-
-def note(file: Path | None, step: int, loss: float, rate: float) -> None:
-    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None:
-        with file.open("a") as trace:
-            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
 def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:

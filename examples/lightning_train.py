@@ -8,7 +8,6 @@ with the losses and the weights of a run that was never killed. The two lines th
 
 import argparse
 import hashlib
-import json
 import math
 import sysconfig
 from functools import partial
@@ -34,7 +33,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--eval-steps", type=int, default=50, help="steps from one evaluation to the next")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the order of the data and dropout")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU even where there is an accelerator")
-    parser.add_argument("--trace", type=Path, help="file to which every step's loss is appended as a line of JSON")
     return parser.parse_args()
 
 
@@ -67,20 +65,16 @@ class LanguageModel(torch.nn.Module):
 
 
 class Training(pl.LightningModule):
-    """Trains the model, and writes each step's loss to the trace."""
+    """Trains the model."""
 
-    def __init__(self, model: LanguageModel, steps: int, trace: Path | None) -> None:
+    def __init__(self, model: LanguageModel, steps: int) -> None:
         super().__init__()
         self.model = model
         self.steps = steps
-        self.trace = trace
 
     def training_step(self, batch, batch_idx):
         """Train on one batch."""
-        loss = self.model(batch)
-        if self.trainer.is_global_zero:
-            note(self.trace, self.global_step + 1, loss.item(), self.optimizers().param_groups[0]["lr"])
-        return loss
+        return self.model(batch)
 
     def validation_step(self, batch, batch_idx):
         """Log the loss on text that was not trained on."""
@@ -117,7 +111,7 @@ def main() -> None:
 
     loader = DataLoader(blocks[64:], batch_size=8, shuffle=True)
     held_out = DataLoader(blocks[:64], batch_size=8)
-    trainer.fit(Training(model, options.steps, options.trace), loader, held_out, ckpt_path="last")
+    trainer.fit(Training(model, options.steps), loader, held_out, ckpt_path="last")
 
     if trainer.is_global_zero:
         print(f"final loss {evaluate(model, blocks[:64])!r}  weights sha256 {digest(model)}")
@@ -126,13 +120,6 @@ def main() -> None:
 def warm_up_and_decay(steps: int, step: int) -> float:
     """Return what the learning rate is multiplied by: up for a tenth of the steps, then down along a cosine."""
     return min((step + 1) / max(1, steps // 10), 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def note(file: Path | None, step: int, loss: float, rate: float) -> None:
-    """Write a step's loss where a kill cannot take it back; the numbers keep all their digits."""
-    if file is not None:
-        with file.open("a") as trace:
-            trace.write(json.dumps({"step": step, "loss": loss, "learning_rate": rate}) + "\n")
 
 
 def evaluate(model: torch.nn.Module, blocks: list[torch.Tensor]) -> float:

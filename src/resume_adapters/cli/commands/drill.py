@@ -58,6 +58,16 @@ def drill(
         save_every,
         timeout,
     )
+    conduct(what, json)
+
+
+def conduct(what: Drill, json: bool) -> None:
+    """Run a drill, print its result, and end the command with the exit code of its verdict.
+
+    Args:
+        what: the drill.
+        json: print one JSON document.
+    """
     try:
         result = run(what, Progress(Console(stderr=True, highlight=False)))
     except DrillFailed as error:
