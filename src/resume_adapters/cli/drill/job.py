@@ -35,6 +35,9 @@ _LEAVE = 60.0
 _LINES = 15
 """How many lines of a log an error shows."""
 
+_REPORT = "failed (exitcode: "
+"""What torchrun prints when a rank has failed, followed by a page of its own traceback."""
+
 
 class DrillFailed(ResumeError, RuntimeError):
     """A drill could not judge: a launch failed or hung by itself, or nothing could be compared."""
@@ -168,8 +171,10 @@ class Job:
             )
 
     def end_of_log(self) -> str:
-        """Return the last lines that it printed."""
-        return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-_LINES:])
+        """Return the last lines that its processes printed, without what a launcher reports of their failure."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        reported = next((number for number, line in enumerate(lines) if _REPORT in line), len(lines))
+        return "\n".join(lines[:reported][-_LINES:])
 
     def _read(self) -> None:
         for event in self._reader.read():
