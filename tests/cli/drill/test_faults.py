@@ -58,6 +58,7 @@ def test_kinds_that_do_not_apply_are_left_out_with_the_reason():
 
 
 def test_only_one_save_is_enough_and_every_step_may_be_saved():
+    assert choose(FACTS, ["save"], 0).faults[0].step in range(10, 60, 5)
     once = choose(dataclasses.replace(FACTS, saves={5: 30}, last=9), ["save", "step"], 0)
     assert {fault.kind: fault.step for fault in once.faults}["save"] == 5
     always = choose(dataclasses.replace(FACTS, saves=dict.fromkeys(range(1, 10), 7), last=9), ["step"], 0)
@@ -90,6 +91,12 @@ def test_points_and_words():
     assert "a removal after the save of step 20" in str(Fault("prune", 20, operation=3))
 
 
+def test_the_faults_of_a_kind_do_not_depend_on_the_other_kinds():
+    alone = dataclasses.replace(FACTS, prunes={})
+    both = choose(FACTS, ["prune", "save"], 4).faults, choose(alone, ["prune", "save"], 4).faults
+    assert {fault for faults in both for fault in faults if fault.kind == "save"} == set(both[1])
+
+
 def test_facts_are_read_from_the_reference(traces):
     events = [
         {"event": "committed", "rank": 0, "step": 5, "operations": 31},
@@ -97,8 +104,9 @@ def test_facts_are_read_from_the_reference(traces):
         {"event": "prune", "rank": 0, "names": [], "operations": 0},
         {"event": "committed", "rank": 0, "step": 10, "operations": 33},
         {"event": "prune", "rank": 0, "names": ["checkpoint-5"], "operations": 9},
+        {"event": "save", "rank": 0, "step": 12, "name": "checkpoint-12"},
     ]
     launch = traces.launch(1, range(1, 13), ranks=2)
     launch = LaunchTrace(1, (*launch.events, *events))
-    assert facts_of(launch, launched=99) == Facts(12, {5: 31, 10: 33}, {10: 9}, 2, True)
+    assert facts_of(launch, launched=99) == Facts(12, {5: 31, 10: 33, 12: 33}, {10: 9}, 2, True)
     assert not facts_of(launch, launched=101).has_launcher

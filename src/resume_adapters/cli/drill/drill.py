@@ -121,6 +121,8 @@ def run(drill: Drill, watcher: Watcher) -> Result:
     launches = _Runner(drill, directory / "interrupted", watcher).launch_until_done(plan.faults)
     interrupted = Run(tuple(each.trace for each in launches))
     _require_comparable(launches)
+    for fault in plan.faults[len({id(each.fault) for each in launches if each.fault}) :]:
+        plan.left_out[fault.kind] = "the run was over before its turn"
     verdict = judge(references, interrupted)
     return Result(drill, references, tuple(launches), plan, verdict, time.monotonic() - began)
 

@@ -84,10 +84,13 @@ def facts_of(reference: LaunchTrace, launched: int) -> Facts:
     """
     saves: dict[int, int] = {}
     prunes: dict[int, int] = {}
+    operations = 1
     for event in reference.events:
-        if event["rank"] == 0 and event["event"] == "committed":
-            saves[event["step"]] = event["operations"]
-        if event["rank"] == 0 and event["event"] == "prune" and event["names"] and saves:
+        if event["rank"] == 0 and event["event"] == "save":
+            saves[event["step"]] = operations  # until its commit, which the last one may not have come to
+        elif event["rank"] == 0 and event["event"] == "committed":
+            saves[event["step"]] = operations = event["operations"]
+        elif event["rank"] == 0 and event["event"] == "prune" and event["names"] and saves:
             prunes[max(saves)] = event["operations"]
     pids = {event["pid"] for event in reference.of("start")}
     return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
@@ -144,9 +147,9 @@ def choose(facts: Facts, kinds: Sequence[str], seed: int) -> Plan:
             f"{saved}, and the run has {facts.last} steps, so no launch could resume: do more steps (--steps N), or "
             "save more often (--save-every N)"
         )
-    rng = random.Random(seed)
     plan, taken = Plan(), _Taken(sorted(facts.saves))
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
+        rng = random.Random(f"{seed} {number} {kind}")  # its own: a kind that is left out changes no other
         reason = _obstacle(facts, kind)
         places = [] if reason else taken.free(_places(facts, kind, first))
         if not places:
@@ -194,12 +197,14 @@ def _obstacle(facts: Facts, kind: str) -> str:
 
 
 def _places(facts: Facts, kind: str, first: int) -> list[int]:
-    """Return the steps at which a kind can be; inside a save not the first, where there are others."""
-    if kind == "save":
-        inside = [step for step in facts.saves if step < facts.last]
-        return [step for step in inside if step > first] or inside
-    if kind == "prune":
-        return [step for step in facts.prunes if step < facts.last]
+    """Return the steps at which a kind can be.
+
+    Inside a save: where there are others, neither the first, nor the last, which the end of the run may cut short.
+    """
+    if kind in ("save", "prune"):
+        inside = sorted(step for step in (facts.saves if kind == "save" else facts.prunes) if step < facts.last)
+        ample = [step for step in inside if first < step < max(facts.saves)]
+        return ample or inside[:1]
     after = range(first + 1, facts.last)
     return [step for step in after if step not in facts.saves] or list(after)
 
