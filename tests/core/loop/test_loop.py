@@ -58,6 +58,12 @@ def test_a_loop_that_cannot_be_wrapped_goes_on_in_the_epoch_that_it_is_told(tmp_
     assert last.loop.resume().step > 0
 
 
+def test_a_save_within_the_last_batch_of_an_elastic_order_resumes_in_the_next_epoch(tmp_path: Path) -> None:
+    """The position is behind the last sample, and nothing has said yet that the pass is over."""
+    last = require_same(tmp_path, [8], data="elastic", save_every=6)
+    assert last.loop.resume().step == 6
+
+
 def test_a_loop_that_cannot_be_wrapped_is_given_an_empty_pass_where_one_was_over(tmp_path: Path) -> None:
     """Saved between two passes, so that the rest of the first has no batch."""
     options = {"script": "followed", "between": True, "save_every": 100}

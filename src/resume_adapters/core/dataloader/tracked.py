@@ -269,6 +269,14 @@ class TrackedLoader:
         self._end_workers()
         self._begin_next_as(AfterEnd(position) if position.ended else Resumed(position))
 
+    def is_used_up(self, position: LoaderPosition) -> bool:
+        """Return whether a position is behind the last sample of an elastic order: it resumes in the next epoch."""
+        return (
+            self._log.elastic is not None
+            and position.elastic is not None
+            and self._log.elastic.left(position.elastic, 1) == 0
+        )
+
     def restore_resharded(
         self, position: LoaderPosition, positions_of_all_ranks: Sequence[LoaderPosition], consumed: int
     ) -> None:

@@ -134,6 +134,8 @@ class LoopLoader:
             self.tracked.skip(state.consumed * self.fetches_per_batch)
             self._restored = state
             return
+        if self.tracked.is_used_up(state.position):  # a save within the last batch does not know that the pass is over
+            state = replace(state, position=replace(state.position, ended=True))
         shape = LoaderShape(
             self.global_batch, epoch - (state.number is None), self.length, fetches_per_batch=self.fetches_per_batch
         )
