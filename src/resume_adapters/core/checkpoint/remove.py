@@ -7,7 +7,6 @@ removed.
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,17 +81,14 @@ def delete(storage: Storage, checkpoint: Path, fence: Fence) -> OSError | None:
         FencedOff: a later start owns the run directory.
     """
     moves = {path: _condemned(checkpoint.parent, path.name) for path in layout.root_paths(storage, checkpoint)}
-    try:
-        if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
-            # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
-            marker = layout.manifest_path(storage, checkpoint)
-            move(storage, {marker: marker.with_name(layout.PENDING)}, fence)
-            storage.sync(marker.parent)
-        return _remove(storage, checkpoint.parent, moves, fence)
-    except OSError as error:
-        if not is_held(error):
-            raise
-        return error
+    if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
+        # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
+        marker = layout.manifest_path(storage, checkpoint)
+        held = _move_unless_held(storage, {marker: marker.with_name(layout.PENDING)}, fence)
+        if held is not None:
+            return held
+        storage.sync(marker.parent)
+    return _remove(storage, checkpoint.parent, moves, fence)
 
 
 def delete_leftover(storage: Storage, leftover: Path, fence: Fence) -> OSError | None:
@@ -125,11 +121,25 @@ def _condemned(run_directory: Path, name: str) -> Path:
 
 
 def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> OSError | None:
-    with contextlib.suppress(FileNotFoundError):  # another start removes the same
-        move(storage, moves, fence)
+    held = _move_unless_held(storage, moves, fence)
+    if held is not None:
+        return held
     _sync(storage, run_directory, run_directory / CONTROL)
     left = [remove_tree(storage, target) for target in moves.values()]
     return next((error for error in left if error is not None), None)
+
+
+def _move_unless_held(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> OSError | None:
+    """Rename; return the error where another user's files cannot be renamed."""
+    try:
+        move(storage, moves, fence)
+    except FileNotFoundError:  # another start removes the same
+        return None
+    except OSError as error:
+        if not is_held(error):
+            raise
+        return error
+    return None
 
 
 def _sync(storage: Storage, *directories: Path) -> None:
