@@ -245,7 +245,7 @@ def test_all_damaged_is_an_error_that_lists_them(
 # ---- Law 5
 
 
-@pytest.mark.parametrize("kill", [None, KILL])
+@pytest.mark.parametrize("kill", [None, KILL, {**KILL, "step": 34}])
 def test_the_best_and_the_newest_survive(kill: Any, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {
         "validate": True,

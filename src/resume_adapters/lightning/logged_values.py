@@ -60,7 +60,10 @@ def restore(loops: Loops, saved: LoggedValues, point: SavePoint) -> None:
     connector._progress_bar_metrics.update(saved.progress_bar)
     if point.in_epoch:
         epoch_sums.restore_logged(loops.epoch._results, saved.epoch, trainer)
-        connector._first_loop_iter, connector._current_fx = saved.first_iteration, saved.hook
+        # Lightning resets its flag for a validation, and restores it once every callback has been called.
+        is_reset = point is SavePoint.VALIDATION and saved.first_iteration is None
+        connector._first_loop_iter = False if is_reset else saved.first_iteration
+        connector._current_fx = saved.hook
     epoch_sums.restore_metrics(trainer.lightning_module, saved.torchmetrics)
 
 
