@@ -56,7 +56,7 @@ class Foreign(LocalStorage):
         super().remove_directory(path)
 
     def replace(self, source: Path, target: Path) -> None:
-        if self.roots and "remove-" in target.name and "20" not in target.name:
+        if self.roots and "remove-" in target.name and "checkpoint-20" not in target.name:
             raise OSError(self.number, os.strerror(self.number), str(source))
         super().replace(source, target)
 
@@ -137,10 +137,13 @@ def test_an_unfinished_checkpoint_that_cannot_be_moved_does_not_stop_a_start(tmp
     (pending / "pending").write_text("begun")
     job = Miniature(tmp_path, storage=Foreign(roots=True))
     assert job.step == 10
-    if miniature.FILES:
+    if miniature.FILES:  # what is left has the name of a directory that the save needs
+        with pytest.raises(SaveFailed, match=r"checkpoint-15.*Directory not empty"):
+            job.commit(15)
         return
-    with pytest.raises(SaveFailed, match=r"checkpoint-15.*Directory not empty"):
-        job.commit(15)
+    job.commit(15)
+    job.run.close()
+    assert set(job.committed()) == {miniature.name(10), miniature.name(15)}
 
 
 def test_a_disk_that_fails_is_no_file_of_somebody_else(tmp_path: Path) -> None:

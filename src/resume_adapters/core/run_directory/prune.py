@@ -209,6 +209,7 @@ class Pruner:
         self._leftovers = leftovers
         self.fence = fence
         self._clock = clock
+        self._is_first = True
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
     def prune(self, group: StorageGroup, best: str | None, just_committed: str | None = None) -> Plan:
@@ -240,5 +241,9 @@ class Pruner:
 
     def _keeps_all(self, just_committed: str) -> bool:
         """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""
-        replaced = superseded_path(self.directory / just_committed)
-        return isinstance(self.keep, KeepAll) and not layout.root_paths(self._storage, replaced)
+        if not isinstance(self.keep, KeepAll):
+            return False
+        if self._is_first:  # a crash may have left one that was superseded, of any name
+            self._is_first = False
+            return not any(SUPERSEDED in entry.name for entry in self._storage.entries(self.directory))
+        return not layout.root_paths(self._storage, superseded_path(self.directory / just_committed))
