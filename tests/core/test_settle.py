@@ -19,6 +19,7 @@ class SlowStorage(LocalStorage):
     """A disk on which a commit takes until somebody waits for it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_committing = threading.Event()
         self.go_on = threading.Event()
 

@@ -88,6 +88,15 @@ def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_e
     signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_forked_child_of_several_runs_has_the_handlers_of_before_the_first(flag: StopFlag) -> None:
+    later = [StopFlag(StopOn()) for _ in range(8)]
+    for each in later:
+        each.install()
+    assert in_a_child(lambda: end_by(signal.SIGTERM)) == -signal.SIGTERM
+    for each in reversed(later):
+        each.uninstall()
+
+
 def test_the_previous_handlers_are_put_back() -> None:
     def own(number: int, frame: Any) -> None:
         pass

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from types import FrameType
 from typing import Any
 
@@ -52,7 +51,7 @@ class StopFlag:
             return
         self._process = os.getpid()
         _restore_in_children()
-        _INSTALLED.add(self)
+        _INSTALLED[self] = None
         interactive = hasattr(sys, "ps1") or sys.flags.interactive
         for number in self.on.signals:
             if number not in self._previous and not (number is signal.SIGINT and interactive):
@@ -60,7 +59,7 @@ class StopFlag:
 
     def uninstall(self) -> None:
         """Restore the previous handlers."""
-        _INSTALLED.discard(self)
+        _INSTALLED.pop(self, None)
         while self._previous:
             number, handler = self._previous.popitem()
             # Python cannot restore a handler that was not installed from Python.
@@ -102,8 +101,8 @@ class StopFlag:
         self.request(signal.Signals(number).name)
 
 
-_INSTALLED: weakref.WeakSet[StopFlag] = weakref.WeakSet()
-"""The flags whose handlers are installed in this process."""
+_INSTALLED: dict[StopFlag, None] = {}
+"""The flags whose handlers are installed in this process, oldest first."""
 
 
 @functools.cache
@@ -113,5 +112,5 @@ def _restore_in_children() -> None:
 
 
 def _uninstall_all() -> None:
-    for flag in list(_INSTALLED):
+    for flag in reversed(list(_INSTALLED)):  # the previous handlers of a later one may be those of an earlier one
         flag.uninstall()
