@@ -65,7 +65,7 @@ class Facts:
         saves: the steps that it saved, each with the number of file operations until its commit.
         prunes: the saved steps after which it removed checkpoints, each with the number of file operations.
         ranks: the number of ranks.
-        has_launcher: whether the launched process is none of the ranks.
+        has_launcher: whether the launched process only starts the ranks.
     """
 
     last: int

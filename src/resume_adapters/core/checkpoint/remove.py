@@ -7,13 +7,14 @@ removed.
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.layout import CONTROL, is_committed, superseded_path
-from resume_adapters.core.storage.base import Storage, is_held, is_present, remove_tree
+from resume_adapters.core.storage.base import Storage, is_present, remove_tree, unless_held
 from resume_adapters.errors import FencedOff
 
 Fence = Callable[[], None]
@@ -84,7 +85,7 @@ def delete(storage: Storage, checkpoint: Path, fence: Fence) -> OSError | None:
     if layout.has_sidecar(storage, checkpoint) and is_committed(storage, checkpoint):
         # It takes two renames to move a file and its sidecar, so the checkpoint becomes pending first.
         marker = layout.manifest_path(storage, checkpoint)
-        held = _move_unless_held(storage, {marker: marker.with_name(layout.PENDING)}, fence)
+        held = unless_held(functools.partial(move, storage, {marker: marker.with_name(layout.PENDING)}, fence))
         if held is not None:
             return held
         storage.sync(marker.parent)
@@ -121,25 +122,12 @@ def _condemned(run_directory: Path, name: str) -> Path:
 
 
 def _remove(storage: Storage, run_directory: Path, moves: Mapping[Path, Path], fence: Fence) -> OSError | None:
-    held = _move_unless_held(storage, moves, fence)
+    held = unless_held(functools.partial(move, storage, moves, fence))
     if held is not None:
         return held
     _sync(storage, run_directory, run_directory / CONTROL)
     left = [remove_tree(storage, target) for target in moves.values()]
     return next((error for error in left if error is not None), None)
-
-
-def _move_unless_held(storage: Storage, moves: Mapping[Path, Path], fence: Fence) -> OSError | None:
-    """Rename; return the error where another user's files cannot be renamed."""
-    try:
-        move(storage, moves, fence)
-    except FileNotFoundError:  # another start removes the same
-        return None
-    except OSError as error:
-        if not is_held(error):
-            raise
-        return error
-    return None
 
 
 def _sync(storage: Storage, *directories: Path) -> None:

@@ -7,6 +7,7 @@ its nth operation, so every guarantee of the commit holds for every n.
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import re
 import uuid
@@ -174,9 +175,21 @@ _HELD = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTEMPTY)
 """What the system says of a file that is another user's, or that NFS keeps because somebody has it open."""
 
 
-def is_held(error: OSError) -> bool:
-    """Return whether an error says that something cannot be removed, though the disk works."""
-    return error.errno in _HELD
+def unless_held(work: Callable[[], object]) -> OSError | None:
+    """Move or remove something; what another start has removed at the same time is removed.
+
+    Returns:
+        The error where the disk works, and the system does not allow it; ``None``: it is done.
+    """
+    try:
+        work()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in _HELD:
+            raise
+        return error
+    return None
 
 
 def remove_tree(storage: Storage, directory: Path) -> OSError | None:
@@ -188,7 +201,7 @@ def remove_tree(storage: Storage, directory: Path) -> OSError | None:
         The first error of what cannot be removed; all the rest is removed nevertheless. ``None``: nothing is left.
     """
     if storage.is_link(directory) or not storage.is_directory(directory):
-        return _remove(storage.remove_file, directory)
+        return unless_held(functools.partial(storage.remove_file, directory))
     try:
         entries = sorted(storage.entries(directory))
     except FileNotFoundError:
@@ -198,18 +211,7 @@ def remove_tree(storage: Storage, directory: Path) -> OSError | None:
     held: OSError | None = None
     for entry in entries:
         path = directory / entry.name
-        found = remove_tree(storage, path) if entry.kind == "directory" else _remove(storage.remove_file, path)
+        is_tree = entry.kind == "directory"
+        found = remove_tree(storage, path) if is_tree else unless_held(functools.partial(storage.remove_file, path))
         held = held or found
-    return held or _remove(storage.remove_directory, directory)
-
-
-def _remove(remove: Callable[[Path], None], path: Path) -> OSError | None:
-    try:
-        remove(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not is_held(error):
-            raise
-        return error
-    return None
+    return held or unless_held(functools.partial(storage.remove_directory, directory))
