@@ -2,8 +2,9 @@
 
 Importing torch and a framework takes seconds and is the same for every job, so jobs are forked from a server process
 that has imported them and done nothing else: each job is a process of its own, with its own pid to kill, its own random
-state and its own threads, and imports the package itself. What such a server would hide shows in the few jobs that
-:func:`start_fresh` starts in interpreters of their own, and in the tests of the demo and the examples.
+state and its own threads, and imports the adapter itself. The package's core is imported in the server: a test requires
+that this changes nothing in a process. What such a server would hide shows in the few jobs that :func:`start_fresh`
+starts in interpreters of their own, and in the tests of the demo and the examples.
 
 A job appends one JSON line to its trace for every micro-step, with a plain ``write``: what it wrote before a SIGKILL
 stays written.
@@ -15,11 +16,14 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import importlib.machinery
 import importlib.util
 import json
 import os
+import pkgutil
 import random
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -46,10 +50,14 @@ COMPILERS = (
     "torch._dynamo",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
+    "torch.export._trace",
+    "sympy.tensor.tensor",
     "torch.distributed.tensor.experimental._func_map",
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
 """What a framework imports late, with all of torch's compiler, for a compiled model or for DeepSpeed."""
+
+ROOT = Path(__file__).parents[1]
 
 _PORTS = random.SystemRandom()
 
@@ -208,15 +216,25 @@ class Running:
                 self.signal(signal.SIGKILL)
                 raise AssertionError(f"the job hangs after {timeout:.0f} s: {statuses}\n{self._text()[-9000:]}")
             if None in statuses:
-                time.sleep(0.01)
+                self._wait_for_an_end(statuses, 0.5)
         return Outcome(tuple(status for status in statuses if status is not None), self._text())
 
     def _wait_for_survivors(self) -> list[int | None]:
         """Return the statuses when all ranks have ended, or when the time is up that the survivors have."""
         until = time.monotonic() + SURVIVORS
         while None in (statuses := self._statuses()) and time.monotonic() < until:
-            time.sleep(0.01)
+            self._wait_for_an_end(statuses, until - time.monotonic())
         return statuses
+
+    def _wait_for_an_end(self, statuses: list[int | None], seconds: float) -> None:
+        """Wait until a rank ends that was alive, without asking for it again and again."""
+        with contextlib.ExitStack() as closing:
+            descriptors = []
+            for pid, status in zip(self.pids, statuses, strict=True):
+                if status is None:
+                    descriptors.append(os.pidfd_open(pid))
+                    closing.callback(os.close, descriptors[-1])
+            select.select(descriptors, [], [], max(seconds, 0.0))
 
     def _text(self) -> str:
         return "\n".join(output.read_text(errors="replace") for output in self._outputs)
@@ -241,12 +259,12 @@ def free_port() -> int:
 def _serve(imports: list[str]) -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some modules print when they are imported
-    for module in [*imports, *LEAVES]:
+    keep_bytecode()
+    for module in [*imports, *LEAVES, *modules_of_the_core()]:
         if importlib.util.find_spec(module.partition(".")[0]):
             __import__(module)
     gc.collect()
     gc.freeze()  # else each job's first collection writes to every object, and so copies the server's memory
-    keep_bytecode()
     print(json.dumps("ready"), file=replies, flush=True)
     statuses: dict[int, int] = {}
     for line in sys.stdin:
@@ -261,10 +279,46 @@ def _serve(imports: list[str]) -> None:
         print(json.dumps(reply), file=replies, flush=True)
 
 
+def modules_of_the_core() -> list[str]:
+    """Return the modules that every adapter imports, with those below them."""
+    import resume_adapters.core
+    import resume_adapters.integrations.trackers
+
+    packages = (resume_adapters.core, resume_adapters.integrations.trackers)
+    return [
+        each.name for package in packages for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+
+
+class SharedBytecode(importlib.machinery.SourceFileLoader):
+    """Loads a module of this project from bytecode that all jobs of a server share."""
+
+    def get_code(self, fullname: str) -> Any:
+        kept = os.environ.get("JOBS_BYTECODE")
+        if kept is None:
+            return super().get_code(fullname)
+        before = sys.dont_write_bytecode, sys.pycache_prefix
+        sys.dont_write_bytecode, sys.pycache_prefix = False, kept
+        try:
+            return super().get_code(fullname)
+        finally:
+            sys.dont_write_bytecode, sys.pycache_prefix = before
+
+
 def keep_bytecode() -> None:
-    """Let the jobs share what they compile, even where the environment says that nothing is to be kept."""
-    sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ["JOBS_BYTECODE"]
+    """Let the jobs share what they compile of this project, even where the environment says that nothing is kept.
+
+    What is installed has its bytecode beside it, and is left there.
+    """
+
+    def find(directory: str) -> Any:
+        ours = any(Path(directory).is_relative_to(ROOT / name) for name in ("src", "tests"))
+        if not ours or not os.path.isdir(directory):
+            raise ImportError("not a directory of this project", path=directory)
+        return importlib.machinery.FileFinder(directory, (SharedBytecode, importlib.machinery.SOURCE_SUFFIXES))
+
+    sys.path_hooks.insert(0, find)
+    sys.path_importer_cache.clear()
 
 
 def _status(pid: int, statuses: dict[int, int]) -> int | None:

@@ -64,7 +64,7 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     if CONFIG["send"] and CONFIG["send"]["event"] in DISK_EVENTS:
         send_at_operation(CONFIG["send"]["event"], CONFIG["send"]["number"])
     if CONFIG["file_limit"]:
-        sys.dont_write_bytecode = True  # a module's bytecode would be cut off, for all who import it later
+        os.environ.pop("JOBS_BYTECODE", None)  # a module's would be cut off, for all who import it later
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], resource.RLIM_INFINITY))
 

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "accelerate", *COMPILERS, "torchdata.stateful_dataloader", "peft", "deepspeed")
+    server = Server("torch", "accelerate", *COMPILERS, "torchdata.stateful_dataloader", "peft", "deepspeed", "datasets")
     yield contract.Bench(server, HERE / "job.py", "project/checkpoints")
     server.close()
 

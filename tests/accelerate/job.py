@@ -444,7 +444,6 @@ class Cycles:
     def __init__(self) -> None:
         self.job = Job()
         self.directory = ""
-        self.trackers: list[Any] = []
 
     def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
         CONFIG["max_steps"], self.directory = cycle.steps, run_directory
@@ -461,6 +460,7 @@ class Cycles:
         finally:
             for each in getattr(accelerator, "trackers", ()):
                 each.finish()
+            accelerator.trackers = []  # else each run would log to those of all before it, too
 
     def outline(self) -> dict[str, Any]:
         job, loader = self.job, self.job.loader

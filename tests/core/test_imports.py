@@ -86,10 +86,25 @@ def test_the_core_names_no_framework(file: Path) -> None:
     assert roots(file) <= allowed
 
 
-def test_the_core_imports_no_framework_when_it_runs(tmp_path: Path) -> None:
-    """Every module of the core is imported and a checkpoint saved while importing a framework is an error."""
+def test_the_core_imports_no_framework_when_it_runs_and_changes_nothing_when_it_is_imported(tmp_path: Path) -> None:
+    """Every module of the core is imported and a checkpoint saved while importing a framework is an error.
+
+    The jobs of the other tests find the core imported, and one without the package must train as if it was not.
+    """
     program = f"""
-import sys, importlib
+import logging, os, random, signal, sys, importlib, threading
+import numpy, torch
+import torch.utils.data, torch.distributed
+def outline():
+    return [
+        random.getstate(), repr(numpy.random.get_state()), torch.get_rng_state().tolist(), torch.get_default_dtype(),
+        [signal.getsignal(number) for number in signal.valid_signals()], threading.enumerate(), dict(os.environ),
+        sys.excepthook, logging.root.handlers, logging.root.level, torch.get_num_threads(),
+        *[dict(vars(each)) for each in (torch.load, torch.save, torch.optim.Optimizer, torch.nn.Module,
+                                        torch.utils.data.DataLoader, torch.utils.data.RandomSampler)],
+        torch.load, torch.save,
+    ]
+before = outline()
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {sorted(FRAMEWORKS)!r}:
@@ -97,6 +112,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 for name in {sorted(name for name in ALL if name.startswith("core"))!r}:
     importlib.import_module("resume_adapters." + name)
+assert outline() == before, "importing the core changes something"
 import miniature, pathlib
 miniature.Miniature(pathlib.Path({str(tmp_path)!r})).commit(1)
 assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1

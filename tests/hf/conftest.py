@@ -17,7 +17,9 @@ HERE = Path(__file__).parent
 def bench() -> Iterator[contract.Bench]:
     # deepspeed: where it is installed, each trainer imports it.
     models = ("transformers.models.gpt2.modeling_gpt2", "transformers_tables", "peft")
-    server = Server("torch", "transformers.trainer", *models, *COMPILERS, "datasets", "deepspeed", "torchdata")
+    server = Server(
+        "torch", "transformers.trainer", *models, *COMPILERS, "datasets", "deepspeed", "torchdata.stateful_dataloader"
+    )
     yield contract.Bench(server, HERE / "job.py")
     server.close()
 
