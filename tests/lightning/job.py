@@ -225,7 +225,7 @@ class Striking(pl.Callback):
 DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "width": 16,
-    "samples": 100,
+    "samples": 100 if "WORLD_SIZE" in os.environ else 52,
     "batch": 4,
     "elastic": False,
     "decays": False,

@@ -9,12 +9,12 @@ import pytest
 
 import contract
 
-MIDDLE = {"event": "on_train_batch_end", "step": 18}
-EARLY = {"event": "on_train_batch_end", "step": 8}
+EARLY = {"event": "on_train_batch_end", "step": 6}
+MIDDLE = {"event": "on_train_batch_end", "step": 12}
 
 EACH_EPOCH = {"every_n_train_steps": None, "every_n_epochs": 1}
-LAST_BATCH = {"every_n_train_steps": 13}
-VALIDATE = {"validate": True, "trainer": {"val_check_interval": 7}}
+LAST_BATCH = {"every_n_train_steps": 7}
+VALIDATE = {"validate": True, "trainer": {"val_check_interval": 5}}
 BEST = {"monitor": "val_loss", "save_top_k": 2, "every_n_train_steps": None}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "epochs-workers": {"augment": True, "workers": 2, "checkpoints": [EACH_EPOCH]},
     "epochs-persistent": {"augment": True, "workers": 2, "persistent": True, "checkpoints": [EACH_EPOCH]},
     "last-batch": {"augment": True, "checkpoints": [LAST_BATCH]},
-    "no-accumulation": {"trainer": {"accumulate_grad_batches": 1}, "checkpoints": [{"every_n_train_steps": 6}]},
+    "no-accumulation": {"trainer": {"accumulate_grad_batches": 1}, "samples": 26},
     "stateful": {"stateful": True, "augment": True},
     "stateful-workers": {"stateful": True, "augment": True, "workers": 2},
     "stateful-last-batch": {"stateful": True, "checkpoints": [LAST_BATCH]},
@@ -47,13 +47,13 @@ CASES: dict[str, dict[str, Any]] = {
     "combined-stream-to-the-longest": {"combined": "max_size", "data": "stream", "augment": True},
     "validation": {"augment": True, **VALIDATE},
     "validation-saves": {**VALIDATE, "checkpoints": [BEST]},
-    "validation-in-a-window": {"validate": True, "trainer": {"val_check_interval": 5}, "checkpoints": [BEST]},
+    "validation-in-a-window": {"validate": True, "trainer": {"val_check_interval": 3}, "checkpoints": [BEST]},
     "validation-of-saved-batch": {"validate": True, "trainer": {"val_check_interval": 10}},
     "validation-each-epoch": {"validate": True, "checkpoints": [{}, EACH_EPOCH]},
     "several": {**VALIDATE, "checkpoints": [{"save_last": True}, BEST, {**EACH_EPOCH, "filename": "e{epoch}"}]},
     "save-last": {"checkpoints": [{"save_last": True, "save_top_k": 1}]},
     "save-last-link": {"checkpoints": [{"save_last": "link", "save_top_k": 1}]},
-    "early-stopping": {**VALIDATE, "patience": 4, "trainer": {"val_check_interval": 7, "max_epochs": 20}},
+    "early-stopping": {**VALIDATE, "patience": 4, "trainer": {"val_check_interval": 5, "max_epochs": 20}},
     "plateau": {"validate": True, "plateau": {"monitor": "val_loss", "interval": "epoch"}, "checkpoints": [EACH_EPOCH]},
     "plateau-steps": {**VALIDATE, "plateau": {"monitor": "val_loss", "strict": False, "interval": "step"}},
     "plateau-train": {"plateau": {"monitor": "train_loss_epoch", "interval": "epoch"}},
@@ -64,8 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "manual": {"manual": True, "checkpoints": [{"every_n_train_steps": 10}]},
     "bf16-mixed": {"trainer": {"precision": "bf16-mixed"}},
     "bf16-true": {"trainer": {"precision": "bf16-true"}},
-    "max-steps": {"trainer": {"max_steps": 33, "max_epochs": -1}},
-    "limited": {"augment": True, "trainer": {"limit_train_batches": 17}},
+    "max-steps": {"trainer": {"max_steps": 18, "max_epochs": -1}},
+    "limited": {"augment": True, "trainer": {"limit_train_batches": 11}},
     "hyperparameters": {"odd_hyperparameters": True, "hyperparameters": {"a": 1}},
     "registered-generator": {"own_generator": True, "register_generator": True},
     "logger": {"logger": True},

@@ -17,8 +17,8 @@ def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: A
         CONFIG,
         reference(CONFIG),
         commit=contract.Operation(
-            "os.rename", rf"epoch=1-step=15\.ckpt\.resume/{contract.temporary('manifest.json')}", 10
+            "os.rename", rf"epoch=2-step=15\.ckpt\.resume/{contract.temporary('manifest.json')}", 10
         ),
-        damaged="epoch=0-step=10.ckpt",
+        damaged="epoch=1-step=10.ckpt",
         send={"event": "on_train_batch_start", "step": 17},
     )

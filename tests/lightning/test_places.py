@@ -33,7 +33,7 @@ def test_a_newer_hpc_checkpoint_is_taken(
     """Bare Lightning ignores it with ``ckpt_path="last"``. Random state is not in it, and that is said."""
     killed(tmp_path, {"kill": KILL})
     assert set(contract.committed(tmp_path / "out").values()) == {5, 10, 15}
-    shutil.copy(saved_by_slurm / "epoch=1-step=17-17.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
+    shutil.copy(saved_by_slurm / "epoch=2-step=17-17.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
     outcome = bench.run(tmp_path, {"ckpt_path": named}).require_success()
     assert "hpc_ckpt_1.ckpt is of step 17, newer than the run directory: it is taken" in outcome.output
     trace = contract.read_trace(tmp_path)
@@ -49,7 +49,7 @@ def test_an_older_hpc_checkpoint_is_not_taken(
 ) -> None:
     """Bare Lightning prefers it with ``ckpt_path=None``."""
     killed(tmp_path, {"kill": KILL})
-    shutil.copy(saved_by_slurm / "epoch=0-step=8.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
+    shutil.copy(saved_by_slurm / "epoch=1-step=8.ckpt", tmp_path / "hpc_ckpt_1.ckpt")
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, {"ckpt_path": named}, reference({})) == 15
 
 
@@ -57,7 +57,7 @@ def test_a_torn_hpc_checkpoint_is_passed_over(
     saved_by_slurm: Path, bench: contract.Bench, reference: Any, killed: Any, tmp_path: Path
 ) -> None:
     killed(tmp_path, {"kill": KILL})
-    content = (saved_by_slurm / "epoch=1-step=17-17.ckpt").read_bytes()
+    content = (saved_by_slurm / "epoch=2-step=17-17.ckpt").read_bytes()
     (tmp_path / "hpc_ckpt_1.ckpt").write_bytes(content[: len(content) // 2])
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, {}, reference({})) == 15
 
@@ -71,7 +71,7 @@ def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
     io: bool, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     """Law 3. Lightning's own writing copies the file from there; a kill leaves it torn under its final name."""
-    name = "epoch=0-step=10.ckpt"
+    name = "epoch=1-step=10.ckpt"
     written = f".{name}.tmp" if io else name
     temporary = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:

@@ -23,8 +23,8 @@ def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_pa
         "checkpoints": [{}, each_epoch],
     }
     kills = (
-        {"event": "on_train_epoch_end", "step": 13},  # behind the checkpoint of the epoch
-        {"event": "on_train_batch_end", "step": 20},  # behind the checkpoint of the batch
-        {"event": "on_train_batch_end", "step": 23},
+        {"event": "on_train_epoch_end", "step": 7},  # behind the checkpoint of the epoch
+        {"event": "on_train_batch_end", "step": 15},  # behind the checkpoint of the batch
+        {"event": "on_train_batch_end", "step": 18},
     )
     stores.continue_the_run(bench, tmp_path, config, *kills)
