@@ -158,7 +158,7 @@ def model() -> torch.nn.Module:
         vocab_size=TOKENS,
         n_positions=LENGTH,
         n_embd=width,
-        n_layer=2,
+        n_layer=CONFIG["layers"],
         n_head=2,
         bos_token_id=0,
         eos_token_id=0,
@@ -258,7 +258,8 @@ class Scores(TrainerCallback):
 DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "width": 16,
-    "samples": 100,
+    "layers": 1,
+    "samples": 52,
     "data": "map",
     "augment": False,
     "elastic": False,

@@ -24,8 +24,8 @@ LATE = {"event": "on_step_end", "step": 17}
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "stage 1": (1, {"zero": 1, "augment": True}),
-    "stage 2 on two ranks": (2, {"zero": 2, "augment": True, "ema": True}),
-    "stage 3 on two ranks": (2, {"zero": 3, "args": {"bf16": True}}),
+    "stage 2 on two ranks": (2, {"zero": 2, "samples": 100, "augment": True, "ema": True}),
+    "stage 3 on two ranks": (2, {"zero": 3, "samples": 100, "args": {"bf16": True}}),
 }
 
 
@@ -40,7 +40,7 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 
 def test_a_damaged_shard_takes_everyone_to_the_previous_checkpoint(bench: contract.Bench, tmp_path: Path) -> None:
-    config = {"zero": 2}
+    config = {"zero": 2, "samples": 100}
     assert bench.run(tmp_path / "killed", {**config, "kill": {"event": "on_step_end", "step": 13}}, ranks=2).killed
     contract.damaged_is_passed_over(
         bench,

@@ -10,10 +10,10 @@ from transformers import TrainingArguments
 
 import contract
 
-MIDDLE = {"event": "on_step_end", "step": 18}
-EARLY = {"event": "on_step_end", "step": 8}
+EARLY = {"event": "on_step_end", "step": 6}
+MIDDLE = {"event": "on_step_end", "step": 13}
 
-STREAM = {"data": "stream", "args": {"max_steps": 39}}
+STREAM = {"data": "stream", "args": {"max_steps": 21}}
 WORKERS = {"dataloader_num_workers": 2}
 PERSISTENT = {**WORKERS, "dataloader_persistent_workers": True}
 BY_LENGTH: dict[str, Any] = {"train_sampling_strategy": "group_by_length"}
@@ -29,7 +29,7 @@ def job(*, args: dict[str, Any] | None = None, **config: Any) -> dict[str, Any]:
 CASES: dict[str, dict[str, Any]] = {
     "map": job(),
     "map-workers": job(args=WORKERS),
-    "no-accumulation": job(args={"gradient_accumulation_steps": 1, "save_steps": 10}, samples=52),
+    "no-accumulation": job(args={"gradient_accumulation_steps": 1}, samples=26),
     "augmented": job(augment=True),
     "augmented-workers": job(augment=True, args=WORKERS),
     "augmented-persistent": job(augment=True, args=PERSISTENT),
@@ -44,24 +44,24 @@ CASES: dict[str, dict[str, Any]] = {
     "datasets-map": job(data="datasets"),
     "stream": job(**STREAM),
     "stream-augmented": job(**STREAM, augment=True),
-    "stream-workers": job(data="stream", augment=True, args={"max_steps": 39, **WORKERS}),
-    "stream-persistent": job(data="stream", augment=True, args={"max_steps": 39, **PERSISTENT}),
+    "stream-workers": job(data="stream", augment=True, args={"max_steps": 21, **WORKERS}),
+    "stream-persistent": job(data="stream", augment=True, args={"max_steps": 21, **PERSISTENT}),
     "stream-set-epoch": job(**STREAM, set_epoch=True, augment=True),
-    "stream-set-epoch-workers": job(data="stream", set_epoch=True, args={"max_steps": 39, **WORKERS}),
-    "datasets-stream": job(data="datasets-stream", args={"max_steps": 39}),
-    "datasets-stream-set-epoch": job(data="datasets-stream", set_epoch=True, args={"max_steps": 39}),
+    "stream-set-epoch-workers": job(data="stream", set_epoch=True, args={"max_steps": 21, **WORKERS}),
+    "datasets-stream": job(data="datasets-stream", args={"max_steps": 21}),
+    "datasets-stream-set-epoch": job(data="datasets-stream", set_epoch=True, args={"max_steps": 21}),
     "datasets-stream-set-epoch-workers": job(
-        data="datasets-stream", set_epoch=True, augment=True, args={"max_steps": 39, **WORKERS}
+        data="datasets-stream", set_epoch=True, augment=True, args={"max_steps": 21, **WORKERS}
     ),
     "elastic-map": job(elastic=True, augment=True),
     "elastic-map-workers": job(elastic=True, augment=True, args=PERSISTENT),
     "elastic-shards": job(elastic=True, **STREAM, augment=True),
-    "elastic-shards-workers": job(elastic=True, data="stream", augment=True, args={"max_steps": 39, **WORKERS}),
-    "elastic-shards-persistent": job(elastic=True, data="stream", augment=True, args={"max_steps": 39, **PERSISTENT}),
+    "elastic-shards-workers": job(elastic=True, data="stream", augment=True, args={"max_steps": 21, **WORKERS}),
+    "elastic-shards-persistent": job(elastic=True, data="stream", augment=True, args={"max_steps": 21, **PERSISTENT}),
     "save-each-epoch": job(augment=True, args={"save_strategy": "epoch"}),
     "boundary-persistent": job(
         augment=True,
-        args={**PERSISTENT, "save_steps": 13, "accelerator_config": {"use_seedable_sampler": False}},
+        args={**PERSISTENT, "save_steps": 7, "accelerator_config": {"use_seedable_sampler": False}},
     ),
     "save-each-epoch-persistent": job(
         augment=True,
@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "evaluations": job(args={**EVALUATE, "save_steps": 5}),
     "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
-    "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 13}),
+    "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 7}),
     "drop-last": job(args={"dataloader_drop_last": True}),
     "bf16": job(args={"bf16": True}),
     "lora": job(lora=True),

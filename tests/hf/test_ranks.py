@@ -15,17 +15,20 @@ MIDDLE = {"event": "on_step_end", "step": 12, "rank": 0}
 ARGS = {"ddp_backend": "gloo", "save_steps": 5}
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "map": (2, {"args": ARGS}),
-    "augmented-workers": (2, {"augment": True, "args": {**ARGS, "dataloader_num_workers": 1}}),
-    "plain-sampler": (2, {"augment": True, "args": {**ARGS, "accelerator_config": {"use_seedable_sampler": False}}}),
-    "dispatched-stream": (2, {"data": "stream", "augment": True, "args": {**ARGS, "max_steps": 30}}),
-    "dispatched-stream-filled-up": (2, {"data": "stream", "samples": 99, "args": {**ARGS, "max_steps": 30}}),
-    "three-ranks": (3, {"args": ARGS, "width": 64}),
+    "map": (2, {"samples": 100, "args": ARGS}),
+    "augmented-workers": (2, {"samples": 100, "augment": True, "args": {**ARGS, "dataloader_num_workers": 1}}),
+    "plain-sampler": (
+        2,
+        {"samples": 100, "augment": True, "args": {**ARGS, "accelerator_config": {"use_seedable_sampler": False}}},
+    ),
+    "dispatched-stream": (2, {"data": "stream", "samples": 100, "augment": True, "args": {**ARGS, "max_steps": 21}}),
+    "dispatched-stream-filled-up": (2, {"data": "stream", "samples": 99, "args": {**ARGS, "max_steps": 21}}),
+    "three-ranks": (3, {"samples": 100, "args": ARGS, "width": 64}),
     "three-ranks-rebuilt-buckets": (
         3,
-        {"width": 64, "args": {**ARGS, "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1}},
+        {"width": 64, "samples": 100, "args": {**ARGS, "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1}},
     ),
-    "ema": (2, {"ema": True, "args": ARGS}),
+    "ema": (2, {"ema": True, "samples": 100, "args": ARGS}),
 }
 
 UNSAVED = ("map", "three-ranks")
@@ -41,10 +44,10 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
-    config = {"args": ARGS}
+    config = {"samples": 100, "args": ARGS}
     bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 8}}, ranks=2)
     assert contract.committed(tmp_path / "out") == {"checkpoint-5": 5}
-    alone = {"args": {name: value for name, value in ARGS.items() if name != "ddp_backend"}}
+    alone = {"samples": 100, "args": {name: value for name, value in ARGS.items() if name != "ddp_backend"}}
     outcome = bench.run(tmp_path, alone if ranks == 1 else config, ranks=ranks)
     assert set(outcome.statuses) != {0}
     assert "was saved with number of ranks 2, this launch has" in outcome.output
@@ -55,7 +58,7 @@ def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, t
 def test_a_rank_without_its_random_state_takes_everyone_to_the_previous_checkpoint(
     bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    config = {"args": ARGS}
+    config = {"samples": 100, "args": ARGS}
     bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 12}}, ranks=2)
     (tmp_path / "out" / "checkpoint-10" / "rng_state_1.pth").unlink()
     outcome = bench.run(tmp_path, config, ranks=2).require_success()
