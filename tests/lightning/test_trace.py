@@ -12,5 +12,6 @@ def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
 ) -> None:
     """The directory of the script holds no file in the end, also none of the second ModelCheckpoint."""
     checkpoints = [{"every_n_train_steps": 100}, {"every_n_train_steps": 3, "save_top_k": 1, "dirpath": "out/more"}]
-    config = {"augment": True, "checkpoints": checkpoints, "trainer": {"max_epochs": 2}, "trace_files": False}
+    config = {"augment": True, "samples": 100, "checkpoints": checkpoints, "trainer": {"max_epochs": 2}}
+    config["trace_files"] = False
     contract.traces_are_equal(bench, reference, tmp_path, config, {"event": "on_train_batch_end", "step": 18})
