@@ -12,11 +12,13 @@ import msgspec
 from benchmarks import figure
 from benchmarks.content import SmallContent
 from benchmarks.figure import Figure
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.resolve import latest_valid
+from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.ranks import SingleProcess
-from resume_adapters.core.run.run import ResumableRun, no_foreign
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -65,7 +67,7 @@ def _fill(directory: Path) -> None:
 def _resolve(directory: Path) -> float:
     ranks = SingleProcess()
     begun = time.perf_counter()
-    choice = latest_valid(LocalStorage(), ranks, shared_by_all(ranks), directory, no_foreign)
+    choice = latest_valid(LocalStorage(), ranks, shared_by_all(ranks), directory, NoForeign(), CommitHistory())
     taken = time.perf_counter() - begun
     assert choice.checkpoint is not None
     assert choice.checkpoint.step == _COUNT

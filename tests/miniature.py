@@ -14,12 +14,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.background import THREAD_NAME
@@ -28,6 +30,14 @@ from resume_adapters.core.stop.policy import SIGNALS
 
 FILES = False
 """Whether checkpoints are single files; tests run for both by their fixture ``shape``."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Recognises what a function recognises; by default nothing of it is torn."""
+
+    step: Callable[[Path], ForeignStep | None]
+    require_whole: Callable[[Path], object] = bool
 
 
 class Miniature:

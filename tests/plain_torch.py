@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
@@ -35,6 +36,8 @@ from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
+
+from miniature import Foreign
 
 WEIGHTS = "weights.pt"
 
@@ -62,6 +65,10 @@ class PlainRankState(Record):
     held: int
 
 
+def _foreign_step(path: Path) -> ForeignStep | None:
+    return ForeignStep(int(path.name.rpartition("-")[2])) if (path / WEIGHTS).exists() else None
+
+
 class PlainTorch(LoopFramework):
     """A model that is trained by hand: what an adapter is to the loop."""
 
@@ -79,6 +86,7 @@ class PlainTorch(LoopFramework):
         self.spread_state: Callable[[PlainTorch], Mapping[str, Any]] | None = None
         self.skipped_passes = 0
         self.is_closed = False
+        self.foreign = Foreign(_foreign_step)
         self._held = 0
         self._stepped = False
 
@@ -119,9 +127,6 @@ class PlainTorch(LoopFramework):
         state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
         if self.ranks == 1 or dist.get_rank() == 0:
             torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
-
-    def foreign_step(self, path: Path) -> int | None:
-        return int(path.name.rpartition("-")[2]) if (path / WEIGHTS).exists() else None
 
     def load(self, context: RestoreContext) -> None:
         saved = torch.load(context.path / WEIGHTS, weights_only=True)
@@ -245,7 +250,7 @@ class Launch:
             directory,
             ranks=self.ranks,
             cadence=Cadence(self.options["save_every"]),
-            foreign=self.framework.foreign_step,
+            foreign=self.framework.foreign,
             **of_run,
         )
         named = {name: self.options[name] for name in ("verify", "on_batch_change", "parts") if name in self.options}

@@ -109,3 +109,34 @@ def test_no_code_is_run_from_a_pickle(command, tmp_path):
     assert done.code == 2
     assert "malice" not in done.out
     assert "without running code" in done.err
+
+
+def test_whole_weights_beside_listed_shards_are_not_taken(command, tmp_path):
+    save(tmp_path / "run", sharded)
+    save_file({"a.weight": torch.zeros(2, 3)}, tmp_path / "run" / "checkpoint-10" / "model.safetensors")
+    out = tmp_path / "plain.safetensors"
+    assert command("export", tmp_path / "run", "-o", out).code == 0
+    assert all(torch.equal(load_file(out)[name], WEIGHTS[name]) for name in WEIGHTS)
+    done = command("verify", tmp_path / "run")
+    assert (done.code, "its manifest does not name model.safetensors" in " ".join(done.out.split())) == (0, True)
+
+
+@pytest.mark.parametrize("shard", ["../../plain.safetensors", "{outside}"])
+def test_an_index_that_leads_out_of_the_checkpoint_is_refused(command, tmp_path, shard):
+    outside = tmp_path / "plain.safetensors"
+    save_file(WEIGHTS, outside)
+
+    def write(path):
+        index = {"weight_map": dict.fromkeys(WEIGHTS, shard.format(outside=outside))}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    save(tmp_path / "run", write)
+    done = command("export", tmp_path / "run", "-o", tmp_path / "new.safetensors")
+    assert done.code == 1 and "which is outside the checkpoint" in " ".join(done.err.split())
+
+
+def test_states_of_deepspeed_that_no_manifest_names_are_refused(command, tmp_path):
+    save(tmp_path / "run", zero)
+    torch.save({}, tmp_path / "run" / "checkpoint-10" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    done = command("export", tmp_path / "run", "-o", tmp_path / "new.safetensors")
+    assert done.code == 1 and "not in its manifest" in " ".join(done.err.split())

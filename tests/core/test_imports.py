@@ -344,9 +344,9 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
     assert callers("remove_file") <= {
         "counting.remove_file",
         "upkeep.prepare",
-        "upkeep.sweep",
+        "upkeep._complete",
         "upkeep._remove_temporary_files",
-        "commit.publish",
+        "commit.complete",
         "stop_file.withdraw",
         "discovery.discover_groups",
         "discovery.take_away",

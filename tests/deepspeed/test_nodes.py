@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine.files import ForeignCheckpoints
 
@@ -82,10 +83,10 @@ def shell(disk: Path) -> None:
 def test_a_bare_checkpoint_on_a_disk_of_the_node_needs_the_files_of_its_rank(tmp_path: Path) -> None:
     torch.save({"global_steps": 15}, tmp_path / "mp_rank_00_model_states.pt")
     torch.save({}, tmp_path / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
-    assert ForeignCheckpoints(2, 1, rank=1)(tmp_path) == 15
+    assert ForeignCheckpoints(2, 1, rank=1).step(tmp_path) == ForeignStep(15)
     for absent in (ForeignCheckpoints(2, 1, rank=0), ForeignCheckpoints(2, 1)):
         with pytest.raises(CheckpointDamaged, match="optimizer states of the ranks"):
-            absent(tmp_path)
+            absent.step(tmp_path)
     torch.save({"global_steps": 15}, tmp_path / "zero_pp_rank_1_mp_rank_00_model_states.pt")
     (tmp_path / "mp_rank_00_model_states.pt").unlink()
-    assert ForeignCheckpoints(2, 3, rank=1)(tmp_path) == 15
+    assert ForeignCheckpoints(2, 3, rank=1).step(tmp_path) == ForeignStep(15)

@@ -18,7 +18,7 @@ import pytest
 from transformers import TrainingArguments
 
 from resume_adapters.core.stop.walltime import VARIABLE
-from resume_adapters.hf.files import foreign_step
+from resume_adapters.hf.files import ForeignCheckpoints
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -164,7 +164,7 @@ def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path
         three_checkpoints / "out",
         tmp_path / "out",
         [f"checkpoint-15/{name}" for name in FILES],
-        lambda path: foreign_step(path, 1),
+        ForeignCheckpoints(1),
         newest="checkpoint-15",
         before="checkpoint-10",
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.lightning.files import foreign_step
+from resume_adapters.lightning.files import ForeignCheckpoints
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -167,7 +167,7 @@ FILES = (
 def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
     """Law 4, without a launch."""
     contract.every_damage_is_found(
-        three_checkpoints / "out", tmp_path / "out", FILES, foreign_step, newest=NEWEST, before=BEFORE
+        three_checkpoints / "out", tmp_path / "out", FILES, ForeignCheckpoints(), newest=NEWEST, before=BEFORE
     )
 
 

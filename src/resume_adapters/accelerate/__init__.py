@@ -114,6 +114,6 @@ def register_for_resume(
         stop=stop,
         cadence=cadence,
         on_save_error=on_save_error,
-        foreign=framework.foreign_step,
+        foreign=framework.foreign,
     )
     return ResumableLoop(framework, run, options, each_epoch=cadence is None)

@@ -8,8 +8,11 @@ from typing import Any
 
 from accelerate.utils import load
 
-from resume_adapters.core.checkpoint.native_files import require_intact
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.native_files import read_native, require_intact
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import rng
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
@@ -26,7 +29,7 @@ def owner(file: Path) -> int:
     return 0
 
 
-def weights(checkpoint: Path, index: int) -> Path:
+def weights(files: CheckpointFiles, index: int) -> Path:
     """Return the file of a model's weights.
 
     Raises:
@@ -34,24 +37,22 @@ def weights(checkpoint: Path, index: int) -> Path:
     """
     ending = f"_{index}" if index else ""
     names = [f"model{ending}.safetensors", f"pytorch_model{ending}.bin"]
-    return _first(checkpoint, names, f"model {index}")
+    return _first(files, names, f"model {index}")
 
 
-def pickled(checkpoint: Path, kind: str, index: int) -> Any:
+def pickled(files: CheckpointFiles, kind: str, index: int) -> Any:
     """Read an optimizer's or a scheduler's state, running no code.
 
     Args:
-        checkpoint: where.
+        files: those of the checkpoint.
         kind: ``"optimizer"`` or ``"scheduler"``.
         index: which of them, in the order in which they were prepared.
 
     Raises:
         StateMismatch: there is no such file: the checkpoint holds fewer.
     """
-    import torch
-
     name = f"{kind}_{index}.bin" if index else f"{kind}.bin"
-    return torch.load(_first(checkpoint, [name], f"{kind} {index}"), map_location="cpu", weights_only=True)
+    return read_native(_first(files, [name], f"{kind} {index}"))
 
 
 def restore_random_states(checkpoint: Path, rank: int) -> None:
@@ -64,14 +65,14 @@ def restore_random_states(checkpoint: Path, rank: int) -> None:
         torch.cuda.set_rng_state_all(states["torch_cuda_manual_seed"])
 
 
-def _first(checkpoint: Path, names: list[str], what: str) -> Path:
+def _first(files: CheckpointFiles, names: list[str], what: str) -> Path:
     for name in names:
-        if (checkpoint / name).is_file():
-            return checkpoint / name
+        if (file := files.find(name)) is not None:
+            return file
     raise StateMismatch(
-        f"{checkpoint.name} has no {what} ({' or '.join(names)}), and this script has prepared one: prepare the same "
-        "models, optimizers and schedulers in the same order, or start another run directory",
-        path=checkpoint,
+        f"{files.checkpoint.name} has no {what} ({' or '.join(names)}), and this script has prepared one: prepare the "
+        "same models, optimizers and schedulers in the same order, or start another run directory",
+        path=files.checkpoint,
     )
 
 
@@ -80,20 +81,20 @@ class ForeignCheckpoints:
 
     Args:
         world_size: ranks of this launch.
+        scheduler_steps: how often a prepared scheduler steps in an optimizer step.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, scheduler_steps: int = 1) -> None:
         self.world_size = world_size
+        self._scheduler_steps = scheduler_steps
 
-    def __call__(self, path: Path) -> int | None:
+    def step(self, path: Path) -> ForeignStep | None:
         """Return the step of a checkpoint that ``save_state`` wrote; ``None`` for anything else.
 
         Raises:
-            CheckpointDamaged: it is not whole, or was saved by a different number of ranks.
+            CheckpointDamaged: it lacks files, or was saved by a different number of ranks.
         """
-        names = {file.name for file in path.iterdir()} if path.is_dir() else set()
-        ranks = [name for name in names if _RANDOM_STATES.fullmatch(name)]
-        state = [name for name in names if re.fullmatch(r"(optimizer|scheduler)(_\d+)?\.bin|(pytorch_)?model.*", name)]
+        state, ranks = self._names(path)
         if not ranks and not any(name.startswith("optimizer") for name in state):
             return None
         if not state or len(ranks) != self.world_size:
@@ -102,17 +103,41 @@ class ForeignCheckpoints:
                 f"ranks; expected some, and {self.world_size}",
                 path=path,
             )
+        return self._step(path)
+
+    def require_whole(self, path: Path) -> None:
+        """Check that the files of a checkpoint are complete.
+
+        Raises:
+            CheckpointDamaged: naming one that is not.
+        """
+        state, ranks = self._names(path)
         for name in [*state, *ranks]:
             if (path / name).is_file():
                 require_intact(path / name)
-        return _step(path)
 
+    def _names(self, path: Path) -> tuple[list[str], list[str]]:
+        """Return the names of the files of models, optimizers and schedulers, and those of random states."""
+        # A directory holds the shards of FSDP2; anything else, such as a pipe, is not opened.
+        held = path.iterdir() if path.is_dir() else ()
+        names = [file.name for file in held if file.is_file() or file.is_dir()]
+        state = [name for name in names if re.fullmatch(r"(optimizer|scheduler)(_\d+)?\.bin|(pytorch_)?model.*", name)]
+        return state, [name for name in names if _RANDOM_STATES.fullmatch(name)]
 
-def _step(checkpoint: Path) -> int:
-    """Return the optimizer steps that a checkpoint of ``save_state`` is after, as its optimizer counts them."""
-    if (checkpoint / "optimizer.bin").is_file():
-        counted = [each.get("step", 0) for each in pickled(checkpoint, "optimizer", 0)["state"].values()]
-        if counted and max(counted) > 0:
-            return int(max(counted))
-    named = _NUMBER.search(checkpoint.name)
-    return int(named[0]) if named else 0
+    def _step(self, checkpoint: Path) -> ForeignStep:
+        """Return the optimizer steps that its optimizer, or else its scheduler counts."""
+        files = CheckpointFiles(LocalStorage(), checkpoint, None)
+        try:
+            if files.find("optimizer.bin") is not None:
+                counted = [each.get("step", 0) for each in pickled(files, "optimizer", 0)["state"].values()]
+                if counted and max(counted) > 0:
+                    return ForeignStep(int(max(counted)))
+            if files.find("scheduler.bin") is not None:
+                # A prepared scheduler steps once for each process, and counts the step with which it was made.
+                steps = pickled(files, "scheduler", 0).get("_step_count", 1) - 1
+                if steps > 0:
+                    return ForeignStep(int(steps) // self._scheduler_steps)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise CheckpointDamaged(f"its optimizer or scheduler cannot be read: {error}", path=checkpoint) from error
+        named = _NUMBER.search(checkpoint.name)
+        return ForeignStep(int(named[0]) if named else 0, is_content=False)

@@ -12,6 +12,7 @@ import accelerate
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderState
+from resume_adapters.accelerate.schedules import steps_each
 from resume_adapters.accelerate.strategy import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -60,7 +61,8 @@ class AccelerateFramework(LoopFramework):
         self.trackers = Trackers(self._writers)
         self._strategy = choose_strategy(accelerator, run_directory)
         self._loaders = PreparedLoaders(accelerator)
-        self._foreign = files.ForeignCheckpoints(accelerator.num_processes)
+        ranks, schedulers = accelerator.num_processes, self._strategy.schedulers
+        self.foreign = files.ForeignCheckpoints(ranks, steps_each(schedulers[0], ranks) if schedulers else 1)
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
         self._source: Source | None = None
@@ -149,10 +151,6 @@ class AccelerateFramework(LoopFramework):
         return self._strategy.modules()
 
     # ---- Loading
-
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a checkpoint that the bare ``save_state`` wrote; ``None`` for anything else."""
-        return self._foreign(path)
 
     def load(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers, and verify them."""

@@ -56,14 +56,14 @@ class Prepared:
     def load_optimizers(self, context: RestoreContext) -> None:
         """Load the optimizers, and verify them."""
         for index, optimizer in enumerate(self.optimizers):
-            saved = files.pickled(context.path, "optimizer", index)
+            saved = files.pickled(context.files, "optimizer", index)
             _load(context, named("optimizer", index), optimizer, saved)
 
     def load_schedulers(self, context: RestoreContext, schedulers: Sequence[Any]) -> None:
         """Load schedulers, and verify them; on a different number of processes, step them again."""
         before, here = context.saved_by, self.accelerator.num_processes
         for index, scheduler in enumerate(schedulers):
-            saved = files.pickled(context.path, "scheduler", index)
+            saved = files.pickled(context.files, "scheduler", index)
             context.rescale.schedules.remember(scheduler, steps_each(scheduler, here))
             if before != here and not context.rescale.keeps_samples:
                 replay(scheduler, saved, before, here)

@@ -80,7 +80,7 @@ class ReplicatedStrategy:
     def load(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers, calling the hooks that ``load_state`` calls, and verify them."""
         for index, model in enumerate(self._prepared.call_load_hooks(self.models, context.path)):
-            context.load_weights(model, read_weight_files([files.weights(context.path, index)]))
+            context.load_weights(model, read_weight_files([files.weights(context.files, index)]))
         self._prepared.load_optimizers(context)
         self._prepared.load_schedulers(context, self.schedulers)
 

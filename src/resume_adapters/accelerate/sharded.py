@@ -10,6 +10,7 @@ from accelerate.utils import load_fsdp_model
 
 from resume_adapters.accelerate import compat, files
 from resume_adapters.accelerate.prepared import Prepared, StepCounter, named
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
@@ -77,10 +78,11 @@ class ShardedStrategy:
     def load(self, context: RestoreContext) -> None:
         """Let Accelerate load models and optimizers, verify them, and load the schedulers."""
         path, plugin = context.path, self._accelerator.state.fsdp_plugin
-        for index, model in enumerate(self.models):
-            load_fsdp_model(plugin, self._accelerator, model, str(path), index)
-        for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
-            compat.load_optimizer(self._accelerator, optimizer, model, path, index)
+        with distributed_metadata.reading(context.files):
+            for index, model in enumerate(self.models):
+                load_fsdp_model(plugin, self._accelerator, model, str(path), index)
+            for index, (optimizer, model) in enumerate(zip(self.optimizers, self.models, strict=False)):
+                compat.load_optimizer(self._accelerator, optimizer, model, path, index)
         self._steps.reset()  # torch makes the state that it fills by a step that changes nothing
         self._prepared.call_load_hooks([], path)
         context.verify_shards(self.sharded_state)

@@ -32,7 +32,8 @@ class Damage:
 class Verdict:
     """The result of verifying a checkpoint.
 
-    ``verdict`` is ``valid`` or ``damaged``, or the state of a checkpoint that has no manifest.
+    ``verdict`` is ``valid`` or ``damaged``, or the state of a checkpoint that has no manifest. ``extra`` are files
+    that its manifest does not name: nothing reads them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Verdict:
     files: int = 0
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
+    extra: tuple[str, ...] = ()
 
 
 def write(document: Document) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from resume_adapters.cli.text import escape, visible
+from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.room import format_bytes
@@ -217,6 +218,9 @@ def verdicts(console: Console, document: dict[str, Any]) -> None:
     for row in document["checkpoints"]:
         for damage in row["damage"]:
             console.print(f"{escape(row['name'])} is {state('damaged')}: {escape(damage['reason'])}", soft_wrap=True)
+        if row["extra"]:
+            extra = escape(extra_in_words(row["extra"]))
+            console.print(f"{escape(row['name'])}: its manifest does not name {extra}, which is not read")
         if row["verdict"] not in ("valid", "damaged"):
             console.print(f"{escape(row['name'])} is {state(row['verdict'])}: it has no manifest to compare with")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
-from resume_adapters.core.checkpoint.validity import is_alias
+from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunStatus
 from resume_adapters.core.storage.local import LocalStorage
@@ -25,18 +26,30 @@ _FOREIGN = re.compile(r"checkpoint-(\d+)|.*step=(\d+).*\.ckpt")
 """The names of checkpoints that the Trainer and Lightning saved."""
 
 
-def foreign(path: Path) -> int | None:
-    """Return the step in the name of a checkpoint that the bare framework saved; ``None`` for another path.
+class ForeignNames:
+    """Recognises by their names what the bare Trainer and Lightning saved.
 
     Only the framework's adapter can check that such a checkpoint is complete.
-
-    Raises:
-        CheckpointDamaged: the path is a dangling link.
     """
-    named = _FOREIGN.fullmatch(path.name)
-    if named and not path.exists():
-        raise CheckpointDamaged(f"is a link to {os.readlink(path)}, which is not there", path=path)
-    return int(named[1] or named[2]) if named else None
+
+    def step(self, path: Path) -> ForeignStep | None:
+        """Return the step in ``trainer_state.json``, or else the number in the name; ``None`` for another path.
+
+        Raises:
+            CheckpointDamaged: the path is a dangling link.
+        """
+        named = _FOREIGN.fullmatch(path.name)
+        if named and not path.exists():
+            raise CheckpointDamaged(f"is a link to {os.readlink(path)}, which is not there", path=path)
+        if named is None:
+            return None
+        try:
+            return ForeignStep(int(json.loads(STORAGE.read(path / "trainer_state.json"))["global_step"]))
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            return ForeignStep(int(named[1] or named[2]), is_content=False)
+
+    def require_whole(self, path: Path) -> None:
+        """No-op."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class RunDirectory:
     def anchor(self) -> CheckpointInfo | None:
         """The checkpoint that a restart would resume from now, if its files' content is intact."""
         usable = [row for row in reversed(self.rows) if row.step is not None]
-        return max(usable, key=lambda row: row.step or 0, default=None)
+        return max(usable, key=lambda row: (row.is_ranked, row.step or 0), default=None)
 
     @property
     def newest(self) -> Manifest | None:
@@ -123,7 +136,9 @@ def read(path: Path) -> RunDirectory:
     path = Path(os.path.abspath(path))
     try:
         empty = not os.listdir(path)
-        rows = tuple(row for row in list_checkpoints(STORAGE, path, foreign) if not is_alias(STORAGE, row.path))
+        history = ControlDirectory(STORAGE, path, time.time).journal.committed()
+        found = list_checkpoints(STORAGE, path, ForeignNames(), history)
+        rows = tuple(row for row in found if not is_alias(STORAGE, row.path))
     except FileNotFoundError as error:
         raise RunDirectoryUnusable(
             f"there is no {path}; expected a run's directory of checkpoints", path=path
@@ -135,9 +150,9 @@ def read(path: Path) -> RunDirectory:
     if state_of(STORAGE, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
         raise RunDirectoryUnusable(f"{path} is a checkpoint; name its run directory, {path.parent}", path=path)
     if not rows and not (path / CONTROL).is_dir():
-        found = "is empty" if empty else f"has neither {CONTROL}/ nor a checkpoint"
+        holds = "is empty" if empty else f"has neither {CONTROL}/ nor a checkpoint"
         raise RunDirectoryUnusable(
-            f"{path} {found}, so it is not a run directory; expected the directory that a run saves into", path=path
+            f"{path} {holds}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
     return RunDirectory(path, rows, _latest(path))
 

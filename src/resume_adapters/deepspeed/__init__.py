@@ -102,7 +102,7 @@ class ResumeHooks(ResumableLoop):
             stop=stop,
             cadence=cadence,
             on_save_error=on_save_error,
-            foreign=framework.foreign_step,
+            foreign=framework.foreign,
             latest="file",
             local_rank=framework.local_rank,
         )

@@ -45,7 +45,7 @@ class DeepSpeedFramework(LoopFramework):
         self.invariants = {"ZeRO stage": self._state.stage}
         by_node = engine.use_node_local_storage()
         self.local_rank = int(engine.local_rank) if by_node else None
-        self._foreign = files.ForeignCheckpoints(
+        self.foreign = files.ForeignCheckpoints(
             engine.world_size, self._state.stage, engine.global_rank if by_node else None
         )
         self.trackers = Trackers(self._writers)
@@ -136,10 +136,6 @@ class DeepSpeedFramework(LoopFramework):
         return self._state.parts()
 
     # ---- Loading
-
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a checkpoint that the bare engine wrote; ``None`` for anything else."""
-        return self._foreign(path)
 
     def load(self, context: RestoreContext) -> None:
         """Let ``load_checkpoint`` load, and verify what it loaded."""

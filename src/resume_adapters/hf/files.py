@@ -9,18 +9,22 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl
 
+from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.checkpoint.native_files import require_intact
-from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
+from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine import names
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _RNG = re.compile(r"rng_state(?:_(\d+))?\.pth")
 _WHOLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+_LOADED_BY_NAME = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
+"""What the trainer loads where it lies in a checkpoint."""
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -30,81 +34,133 @@ def owner(file: Path) -> int:
     return int(found[1]) if found and found[1] else names.owner(file)
 
 
-def weights(checkpoint: Path) -> list[Path]:
-    """Return the files of a full model's weights; none for adapters, which only peft can load."""
+def weights(files: CheckpointFiles) -> list[Path]:
+    """Return the files of a full model's weights; none for adapters, which only peft can load.
+
+    Raises:
+        CheckpointDamaged: the index of sharded weights does not fit the checkpoint.
+    """
     for name in ("model.safetensors", "pytorch_model.bin"):
-        if (checkpoint / name).is_file():
-            return [checkpoint / name]
+        if (whole := files.find(name)) is not None:
+            return [whole]
     for name in _INDEX:
-        if (checkpoint / name).is_file():
-            shards = json.loads((checkpoint / name).read_bytes())["weight_map"].values()
-            return [checkpoint / shard for shard in sorted(set(shards))]
+        if files.find(name) is not None:
+            return weight_shards(files, name)
     return []
 
 
-def foreign_step(path: Path, world_size: int, engine: ForeignDetector | None = None) -> int | None:
-    """Return the step of a checkpoint that the bare trainer wrote; ``None`` for anything else.
+def require_named(files: CheckpointFiles, *, with_adapters: bool) -> None:
+    """Refuse what the trainer or peft would load because of its name, though it was not saved with the checkpoint.
 
     Args:
-        path: the directory.
-        world_size: ranks of this launch.
-        engine: recognises what DeepSpeed wrote into it, where that trains.
+        files: those of the checkpoint.
+        with_adapters: peft loads the weights, and finds them by their name.
 
     Raises:
-        CheckpointDamaged: it is not whole, or was saved by a different number of ranks.
+        CheckpointDamaged: naming the file.
     """
-    named = _NAME.fullmatch(path.name)
-    if named is None:
-        return None
-    try:
-        step = json.loads((path / "trainer_state.json").read_bytes())["global_step"]
-        if step != int(named[1]):
-            raise CheckpointDamaged(f"trainer_state.json is of step {step}", path=path)
-        generators = [file for file in path.iterdir() if _RNG.fullmatch(file.name)]
-        if len(generators) != world_size:
+    for name in files.extra():
+        if name in _LOADED_BY_NAME or (with_adapters and name in _WHOLE):
             raise CheckpointDamaged(
-                f"it has the random state of {len(generators)} ranks, this launch has {world_size}", path=path
+                f"{files.checkpoint.name} has a file {name} that is not in its manifest, and the Trainer would load "
+                "it: move it out of the checkpoint",
+                path=files.checkpoint,
             )
-        found = _state_files(path) if engine is None else []
-        if engine is not None and engine(path / names.tag(step)) != step:
+
+
+class ForeignCheckpoints:
+    """Recognises the checkpoints of the bare trainer.
+
+    Args:
+        world_size: ranks of this launch.
+        engine: recognises what DeepSpeed wrote into them, where that trains.
+    """
+
+    def __init__(self, world_size: int, engine: ForeignDetector | None = None) -> None:
+        self._world_size = world_size
+        self._engine = engine
+
+    def step(self, path: Path) -> ForeignStep | None:
+        """Return the step of a checkpoint, as its ``trainer_state.json`` says; ``None`` for anything else.
+
+        Raises:
+            CheckpointDamaged: it lacks files, or was saved by a different number of ranks.
+        """
+        if _NAME.fullmatch(path.name) is None:
+            return None
+        try:
+            step = json.loads(LocalStorage().read(path / "trainer_state.json"))["global_step"]
+            generators = _generators(path)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointDamaged(f"it is not whole: {error}", path=path) from error
+        if not isinstance(step, int):
+            raise CheckpointDamaged(f"trainer_state.json has the global_step {step!r}", path=path)
+        if len(generators) != self._world_size:
+            raise CheckpointDamaged(
+                f"it has the random state of {len(generators)} ranks, this launch has {self._world_size}", path=path
+            )
+        of_engine = None if self._engine is None else self._engine.step(path / names.tag(step))
+        if self._engine is not None and (of_engine is None or of_engine.step != step):
             raise CheckpointDamaged(f"it has no {names.tag(step)}, which is what DeepSpeed writes", path=path)
-        for file in [*found, *generators]:
+        return ForeignStep(step)
+
+    def require_whole(self, path: Path) -> None:
+        """Check that the files of a checkpoint are complete.
+
+        Raises:
+            CheckpointDamaged: naming one that is not.
+        """
+        if self._engine is None:
+            state = _state_files(CheckpointFiles(LocalStorage(), path, None))
+        else:
+            state = []
+            found = self.step(path)
+            assert found is not None, "it was recognised"
+            self._engine.require_whole(path / names.tag(found.step))
+        for file in [*state, *_generators(path)]:
             require_intact(file)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, CheckpointDamaged):
-            raise
-        raise CheckpointDamaged(f"it is not whole: {error}", path=path) from error
-    return int(step)
 
 
-def _state_files(path: Path) -> list[Path]:
-    found = weights(path) or [path / name for name in _WHOLE if (path / name).is_file()]
+def _generators(path: Path) -> list[Path]:
+    return [file for file in path.iterdir() if _RNG.fullmatch(file.name) and file.is_file()]
+
+
+def _state_files(files: CheckpointFiles) -> list[Path]:
+    found = weights(files) or [file for name in _WHOLE if (file := files.find(name)) is not None]
     if not found:
-        raise CheckpointDamaged("it has no weights", path=path)
-    return [*found, path / "optimizer.pt", path / "scheduler.pt"]
+        raise CheckpointDamaged("it has no weights", path=files.checkpoint)
+    return [*found, files.require("optimizer.pt"), files.require("scheduler.pt")]
 
 
-def verify(trainer: Any, checkpoint: Path) -> None:
+def verify(trainer: Any, files: CheckpointFiles) -> None:
     """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds, bit for bit.
 
     Raises:
         NotRestored: naming the component and the first difference.
     """
-    import torch
-
     live = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler}
     names = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
     for component, thing in live.items():
-        file = checkpoint / names[component]
-        if thing is not None and file.is_file():
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-            verify_equal(component, saved, thing.state_dict())
-    adapter = checkpoint / "adapter_model.safetensors"
-    if adapter.is_file():
+        file = files.find(names[component])
+        if thing is not None and file is not None:
+            verify_equal(component, read_native(file), thing.state_dict())
+    adapter = files.find("adapter_model.safetensors")
+    if adapter is not None:
         from peft import get_peft_model_state_dict
         from safetensors.torch import load_file
 
         verify_equal("model", load_file(adapter), dict(get_peft_model_state_dict(trainer.model)))
+
+
+def require_loadable(files: CheckpointFiles) -> None:
+    """Read what the trainer will load by itself, where an error would say nothing of the checkpoint.
+
+    Raises:
+        CheckpointDamaged: a file cannot be read, or not without running code from it.
+    """
+    for name in _LOADED_BY_NAME:
+        if (file := files.find(name)) is not None:
+            read_native(file)
 
 
 def restore_callbacks(trainer: Any) -> None:

@@ -50,7 +50,7 @@ class TrainerFramework:
         self.invariants = engine.invariants(trainer)
         self.trackers = Trackers(self._writers)
         self.engine: EngineState | None = None
-        self._engine_files = engine.foreign(trainer, args.world_size)
+        self.foreign = files.ForeignCheckpoints(args.world_size, engine.foreign(trainer, args.world_size))
         self._native: Callable[[], None] | None = None
         self._observed = contextlib.ExitStack()
 
@@ -153,10 +153,6 @@ class TrainerFramework:
 
     # ---- Loading
 
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a checkpoint that the bare trainer wrote; ``None`` for anything else."""
-        return files.foreign_step(path, self.trainer.args.world_size, self._engine_files)
-
     def load_model(self, context: RestoreContext, model: Any, native: Callable[[], None]) -> None:
         """Load the weights, whatever wraps the model, and verify them.
 
@@ -166,7 +162,9 @@ class TrainerFramework:
             native: the trainer's own way to load them.
         """
         context.require_architecture(model.state_dict())
-        weight_files = files.weights(context.path)
+        weight_files = files.weights(context.files)
+        files.require_named(context.files, with_adapters=not weight_files)
+        files.require_loadable(context.files)
         if weight_files:
             context.load_weights(model, read_weight_files(weight_files))
         else:  # adapters: only peft knows under which names they are saved
@@ -182,15 +180,18 @@ class TrainerFramework:
     def load_best(self, run: ResumableRun, native: Callable[[], None]) -> None:
         """Load the best weights at the end, whatever wrapped the model when they were saved."""
         best = Path(self.trainer.state.best_model_checkpoint)
-        weight_files = files.weights(best)
+        if not best.is_dir():  # the trainer warns, and goes on with the last weights
+            native()
+            return
+        of_best = run.reader(run.require_valid(best)).files
+        weight_files = files.weights(of_best)
         if self.engine is not None:
-            run.require_valid(best)
             with self.engine.data_only():
                 native()
         elif weight_files:
-            run.require_valid(best)
             load_weights(self.trainer.model, read_weight_files(weight_files), best)
         else:
+            files.require_named(of_best, with_adapters=True)
             native()
 
     def verify(self, context: RestoreContext) -> None:
@@ -200,7 +201,7 @@ class TrainerFramework:
             NotRestored: naming the component and the first difference.
         """
         if context.verify:
-            files.verify(self.trainer, context.path)
+            files.verify(self.trainer, context.files)
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
         """Restore what the trainer resets at the start of its loop.

@@ -77,7 +77,7 @@ class TrainerSession:
             stop=options.stop,
             cadence=cadence,
             on_save_error=options.on_save_error,
-            foreign=self.framework.foreign_step,
+            foreign=self.framework.foreign,
         )
         rescale = Rescale(
             options.on_batch_change,

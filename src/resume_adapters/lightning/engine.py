@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.requirements import refuse
 from resume_adapters.lightning.checkpoint_io import data_only
 from resume_adapters.lightning.compat import leaves_out_frozen, pl
@@ -46,17 +46,26 @@ def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
     return engine.attach_engine(strategy.deepspeed_engine, run_directory)
 
 
-def foreign(engine: EngineState) -> ForeignDetector:
-    """Return what recognises the checkpoints that bare Lightning saved with DeepSpeed."""
-    from resume_adapters.integrations.deepspeed_engine import files
+class ForeignCheckpoints:
+    """Recognises the checkpoints that bare Lightning saved with DeepSpeed.
 
-    of_engine = files.ForeignCheckpoints(engine.engine.dp_world_size, engine.stage)
+    Args:
+        engine: the engine.
+    """
 
-    def step(path: Path) -> int | None:
+    def __init__(self, engine: EngineState) -> None:
+        from resume_adapters.integrations.deepspeed_engine import files
+
+        self._of_engine = files.ForeignCheckpoints(engine.engine.dp_world_size, engine.stage)
+
+    def step(self, path: Path) -> ForeignStep | None:
+        """Return the step of a checkpoint; ``None`` for anything else."""
         with data_only():
-            return of_engine(path / TAG)
+            return self._of_engine.step(path / TAG)
 
-    return step
+    def require_whole(self, path: Path) -> None:
+        """Check that its files are complete."""
+        self._of_engine.require_whole(path / TAG)
 
 
 def require_whole_accumulations(trainer: Any) -> None:

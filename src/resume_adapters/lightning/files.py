@@ -6,13 +6,13 @@ import argparse
 import datetime
 import os
 import pathlib
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import safe_load
 from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
@@ -41,7 +41,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         with safe_load.allowing(data_classes()):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(content).__name__}, not a checkpoint", path=file)
@@ -77,18 +77,32 @@ def _is_data(name: str, allowed: set[str]) -> bool:
     )
 
 
-def foreign_step(path: Path) -> int | None:
-    """Return the step of a checkpoint that bare Lightning wrote; ``None`` for anything else, and for weights alone.
+class ForeignCheckpoints:
+    """Recognises the files that bare Lightning saved."""
 
-    Raises:
-        CheckpointDamaged: it is not whole.
-    """
-    if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
-        return None
-    content = read(path)
-    if "optimizer_states" not in content or "loops" not in content:
-        return None
-    return int(content["global_step"])
+    def step(self, path: Path) -> ForeignStep | None:
+        """Return the step of a checkpoint; ``None`` for anything else, and for weights alone.
+
+        Raises:
+            CheckpointDamaged: it cannot be read.
+        """
+        if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
+            return None
+        content = read(path)
+        if "optimizer_states" not in content or "loops" not in content:
+            return None
+        try:
+            return ForeignStep(int(content["global_step"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise CheckpointDamaged(f"{path.name} has no global_step that is a number", path=path) from error
+
+    def require_whole(self, path: Path) -> None:
+        """Check that the file is complete.
+
+        Raises:
+            CheckpointDamaged: it is torn.
+        """
+        require_intact(path)
 
 
 def owner_of(file: Path) -> int:

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
@@ -38,6 +39,7 @@ class LightningFramework:
         topology: settings that the order of the data may depend on beside the number of ranks.
         invariants: settings that a resume must find unchanged.
         trackers: the experiment trackers.
+        foreign: recognises checkpoints that bare Lightning wrote.
         engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
     """
 
@@ -52,7 +54,9 @@ class LightningFramework:
         of_engine = {} if self.engine is None else self.engine.invariants
         self.invariants: Mapping[str, int] = {**module_state.invariants(trainer, self._ranks), **of_engine}
         self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
-        self._foreign: ForeignDetector = files.foreign_step if self.engine is None else engine.foreign(self.engine)
+        self.foreign: ForeignDetector = (
+            files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
+        )
         self._saving: tuple[Path, Callable[[Path], object]] | None = None
         self._is_checked = False
         self._loaded: dict[str, Any] = {}
@@ -153,25 +157,19 @@ class LightningFramework:
 
     # ---- Loading
 
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a whole checkpoint that bare Lightning wrote; ``None`` for anything else.
-
-        Raises:
-            CheckpointDamaged: it is not whole.
-        """
-        return self._foreign(path)
-
     def hpc_checkpoint(self) -> Checkpoint | None:
         """Return what Lightning's handler of Slurm's signals saved last, if it is whole."""
         path = self._trainer._checkpoint_connector._hpc_resume_path  # seam: lightning 2.4-2.6
         if path is None:
             return None
         try:
-            step = self.foreign_step(Path(path))
+            found = self.foreign.step(Path(path))
+            if found is not None:
+                self.foreign.require_whole(Path(path))
         except CheckpointDamaged as damage:
             logger.warning("%s is skipped: %s", path, damage)
             return None
-        return None if step is None else Checkpoint(Path(path), step, None)
+        return None if found is None else Checkpoint(Path(path), found.step, None)
 
     def load(self, context: RestoreContext, native: Callable[[Path], object]) -> None:
         """Let Lightning load a checkpoint, as data, and make what it read fit this launch.
@@ -186,7 +184,7 @@ class LightningFramework:
             NotRestored: DeepSpeed loaded something else.
         """
         require_data(self._trainer.strategy, context.path)
-        with data_only(), self._engine_loading(context):
+        with distributed_metadata.reading(context.files), data_only(), self._engine_loading(context):
             native(context.path)
         # seam: lightning 2.4-2.6: the connector restores modules, callbacks and loops from it afterwards.
         loaded = self._trainer._checkpoint_connector._loaded_checkpoint

@@ -62,7 +62,7 @@ class FitSession:
             stop=options.stop,
             cadence=options.cadence(),
             on_save_error=options.on_save_error,
-            foreign=self._framework.foreign_step,
+            foreign=self._framework.foreign,
         )
         rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
         self._options = options

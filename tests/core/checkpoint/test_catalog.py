@@ -62,19 +62,21 @@ def fill(directory: Path, count: int) -> None:
     """Commit one checkpoint and copy it, with a manifest for each step."""
     job = Miniature(directory)
     job.commit(1)
-    job.run.close()
     first = directory / miniature.name(1)
     manifest = decode_manifest((miniature.own(first) / "manifest.json").read_bytes())
     for step in range(2, count + 1):
         miniature.copy(first, directory / miniature.name(step))
+        job.run.control.journal.append("commit", step=step, checkpoint=miniature.name(step))
         renamed = msgspec.structs.replace(manifest, step=step)
         if miniature.FILES:
             path = miniature.name(step)
             files = [
                 msgspec.structs.replace(each, path=path) if "/" not in each.path else each for each in manifest.files
             ]
-            renamed = msgspec.structs.replace(renamed, files=tuple(files))
+            job.run.control.journal.append("commit", step=step, checkpoint=miniature.name(step))
+        renamed = msgspec.structs.replace(renamed, files=tuple(files))
         (miniature.own(directory / miniature.name(step)) / "manifest.json").write_bytes(encode_manifest(renamed))
+    job.run.close()
 
 
 def cost_of_a_commit(directory: Path, count: int, keep: Policy) -> Counter[str]:

@@ -12,7 +12,7 @@ import pytest
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.state.twister import NumpyTwister
-from resume_adapters.core.storage.base import files_under
+from resume_adapters.core.storage.base import leaves_under
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, RunDirectoryUnusable
 
@@ -63,7 +63,9 @@ def test_links_and_pipes_are_none_of_a_directory_s_files(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(tmp_path / "within" / "file")
     (tmp_path / "linked").symlink_to(tmp_path / "within")
     os.mkfifo(tmp_path / "pipe")
-    assert list(files_under(LocalStorage(), tmp_path)) == [tmp_path / "within" / "file"]
+    found = {path.name: kind for path, kind in leaves_under(LocalStorage(), tmp_path)}
+    assert found == {"file": "file", "link": "link", "linked": "link", "pipe": "other"}
+    assert [path.name for path, _ in layout.files(LocalStorage(), tmp_path)] == ["file"]
 
 
 @pytest.mark.usefixtures("shape")

@@ -12,10 +12,11 @@ import pytest
 
 from power import RecordingStorage, Tree, after_power_loss
 from resume_adapters import KeepLast
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.storage.base import Storage
 
 import miniature
-from miniature import Miniature, name, native
+from miniature import Foreign, Miniature, name, native
 
 pytestmark = pytest.mark.usefixtures("shape")
 
@@ -82,14 +83,14 @@ def test_after_a_loss_of_power_the_newest_committed_checkpoint_is_resumed(tmp_pa
                 require_whole(tmp_path / f"{at}-{number}", tree, scenario, is_done=at == len(storage.events))
 
 
-def _foreign(path: Path) -> int | None:
+def _foreign_step(path: Path) -> ForeignStep | None:
     """Recognise the framework's file alone, as it is without this package's, and take it for a later step."""
-    return 90 if native(path).is_file() else None
+    return ForeignStep(90) if native(path).is_file() else None
 
 
 def require_whole(place: Path, tree: Tree, scenario: Scenario, *, is_done: bool) -> None:
     tree.build(place)
-    job = Miniature(place / RUN, foreign=_foreign)
+    job = Miniature(place / RUN, foreign=Foreign(_foreign_step))
     where = f"{place.name}: resumed {job.step} {job.text!r}"
     if is_done:
         assert (job.step, job.text) == scenario.then, where

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 import xxhash
 
 from resume_adapters import KeepLast
+from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates, list_checkpoints
-from resume_adapters.core.run.run import no_foreign
+from resume_adapters.core.checkpoint.history import CommitHistory
+from resume_adapters.core.checkpoint.validity import ForeignStep
+from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.upkeep import is_checkpoint
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
@@ -28,7 +32,7 @@ from resume_adapters.errors import (
 import faults
 import miniature
 from launch import Server
-from miniature import Miniature
+from miniature import Foreign, Miniature
 
 JOB = Path(__file__).parents[1] / "job.py"
 
@@ -41,14 +45,23 @@ def saved(directory: Path, *steps: int) -> Path:
     return directory
 
 
-def foreign(path: Path) -> int | None:
+def _foreign_step(path: Path) -> ForeignStep | None:
     """Recognise checkpoints that hold a file ``native`` with their step, as an adapter does."""
-    if not path.name.startswith("checkpoint-"):
+    if not path.name.startswith(("checkpoint-", "best-")):
         return None
     try:
-        return int((path / "native").read_text())
+        text = (path / "native").read_text()
+        return ForeignStep(int(text)) if text else ForeignStep(int(path.name.rpartition("-")[2]), is_content=False)
     except (OSError, ValueError) as error:
         raise CheckpointDamaged(f"native cannot be read: {error}", path=path) from error
+
+
+def _require_whole(path: Path) -> None:
+    if (path / "torn").exists():
+        raise CheckpointDamaged("native is torn", path=path)
+
+
+foreign = Foreign(_foreign_step, _require_whole)
 
 
 def make_foreign(directory: Path, step: int, content: str | None = None) -> Path:
@@ -135,7 +148,7 @@ def test_a_copy_in_the_place_of_latest_is_resumed_from_if_it_is_all_that_is_left
 
 def test_a_foreign_checkpoint_in_the_place_of_latest_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
-    job = Miniature(tmp_path, foreign=lambda path: 30 if path.name.startswith("latest") else None)
+    job = Miniature(tmp_path, foreign=Foreign(lambda path: ForeignStep(30) if path.name.startswith("latest") else None))
     assert (job.step, job.choice.checkpoint and job.choice.checkpoint.path.name) == (30, "latest-copy-1")
 
 
@@ -157,6 +170,41 @@ def test_a_checkpoint_that_is_a_link_within_the_run_directory_is_taken_and_never
     assert job.step == 20, "the step is what the manifest says, not the name"
     job.run.prune()
     assert (run / "checkpoint-70").is_symlink()
+
+
+def test_retention_removes_no_copy_that_the_user_laid_beside_the_checkpoints(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    shutil.copytree(run / "checkpoint-10", run / "best_0.93")
+    shutil.copytree(run / "checkpoint-20", run / "a-copy")
+    other = saved(tmp_path / ".other", 15)
+    shutil.copytree(other / "checkpoint-15", run / "checkpoint-15")
+    job = Miniature(run, keep=KeepLast(1))
+    job.commit(30)
+    plan = job.run.prune()
+    assert set(miniature.committed(run)) == {"best_0.93", "a-copy", "checkpoint-15", "checkpoint-30"}
+    reason = "the journal has no commit of it under this name"
+    assert {name for name, why in plan.keep.items() if why == reason} == {"best_0.93", "a-copy", "checkpoint-15"}
+
+
+def test_retention_removes_what_the_first_version_committed_without_a_name_in_the_journal(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    shutil.copytree(run / "checkpoint-10", run / "best_0.93")
+    journal = run / ".resume" / "journal.jsonl"
+    journal.write_text(re.sub(r'"checkpoint":"[^"]*",', "", journal.read_text()))
+    Miniature(run, keep=KeepLast(1)).commit(30)
+    assert set(miniature.committed(run)) == {"best_0.93", "checkpoint-30"}
+
+
+def test_retention_keeps_a_checkpoint_to_which_a_link_points(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    (run / "best").symlink_to("checkpoint-10")
+    job = Miniature(run, keep=KeepLast(1))
+    job.commit(30)
+    assert set(miniature.committed(run)) == {"checkpoint-10", "checkpoint-30"}
+    assert job.run.prune().keep["checkpoint-10"] == "best points to it"
+    (run / "best").unlink()
+    job.commit(40)
+    assert set(miniature.committed(run)) == {"checkpoint-40"}
 
 
 def test_directories_of_the_users_are_left_alone_whatever_they_hold(tmp_path: Path) -> None:
@@ -197,6 +245,64 @@ def test_a_checkpoint_without_its_manifest_is_damaged_and_not_merely_unfinished(
     assert miniature.set_aside(run) == ["checkpoint-20.1"]
 
 
+def lose(checkpoint: Path) -> None:
+    """Remove what this package added to a checkpoint."""
+    shutil.rmtree(checkpoint / "resume")
+    (checkpoint / "native").write_text(checkpoint.name.removeprefix("checkpoint-"))
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "of 0.1.0"])
+def test_a_committed_checkpoint_that_lost_this_packages_directory_is_damaged_and_not_foreign(
+    tmp_path: Path, named: bool
+) -> None:
+    run = saved(tmp_path, 10, 20)
+    lose(run / "checkpoint-20")
+    journal = run / ".resume" / "journal.jsonl"
+    if not named:  # as the first version wrote it
+        journal.write_text(re.sub(r'"checkpoint":"[^"]*",', "", journal.read_text()))
+    rows = list_checkpoints(LocalStorage(), run, foreign, Journal(LocalStorage(), run / ".resume", float).committed())
+    assert [(row.path.name, row.state) for row in rows] == [
+        ("checkpoint-10", "committed"),
+        ("checkpoint-20", "damaged"),
+    ]
+    job = Miniature(run, foreign=foreign)
+    assert (job.step, job.text) == (10, "state at 10")
+    assert "its resume directory is missing" in job.choice.rejected[0].reason
+    assert miniature.set_aside(run) == ["checkpoint-20.1"]
+
+
+def test_a_name_that_the_run_no_longer_has_may_be_that_of_a_foreign_checkpoint(tmp_path: Path) -> None:
+    """After a prune, after it was set aside, and after a rewind the bare framework may write that name again."""
+    run = saved(tmp_path, 10, 20, 30, 40)
+    job = Miniature(run, keep=KeepLast(3))
+    job.run.prune()
+    faults.flip(run / "checkpoint-40" / "model.bin")
+    assert Miniature(run).step == 30
+    (run / "checkpoint-30").rename(tmp_path / ".elsewhere")
+    Journal(LocalStorage(), run / ".resume", float).append("rewind", step=20)
+    for step in (10, 30, 40):
+        make_foreign(run, step)
+        job = Miniature(run, foreign=foreign)
+        assert job.step == max(step, 20) and not job.choice.rejected
+
+
+def test_a_commit_that_the_journal_missed_is_in_it_after_the_next_start(tmp_path: Path, shape: Any) -> None:
+    """A kill after the commit, in the middle of the journal's line."""
+    storage = faults.CrashingStorage()
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10)
+    journal = tmp_path / ".resume" / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-30])
+    layout.pending_path(storage, tmp_path / miniature.name(10)).write_bytes(layout.pending_text(miniature.name(10)))
+    assert not Journal(LocalStorage(), tmp_path / ".resume", float).committed().has(miniature.name(10))
+    job = Miniature(tmp_path)
+    assert job.run.control.journal.committed().has(miniature.name(10))
+    assert not layout.pending_path(storage, tmp_path / miniature.name(10)).exists()
+    job.commit(20)
+    again = Journal(LocalStorage(), tmp_path / ".resume", float)
+    assert all(again.committed().has(miniature.name(step)) for step in (10, 20))
+
+
 def test_candidates_come_newest_first_however_many_there_are(tmp_path: Path) -> None:
     for step in range(1000):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -226,6 +332,35 @@ def test_a_foreign_checkpoint_is_taken_where_no_committed_one_is_newer(
     job.run.pruner.keep = KeepLast(1)
     job.commit(40)
     assert (run / f"checkpoint-{step}").is_dir(), "retention neither counts nor removes it"
+
+
+def test_foreign_checkpoints_are_ranked_by_their_content_and_never_by_their_name(tmp_path: Path) -> None:
+    run = saved(tmp_path, 10, 20)
+    make_foreign(run, 9000, "6")
+    make_foreign(run, 7000, "")
+    (run / "checkpoint-7000").rename(run / "best-7000")
+    assert Miniature(run, foreign=foreign).step == 20, "the name of neither counts"
+    make_foreign(run, 3, "25")
+    assert Miniature(run, foreign=foreign).step == 25
+    rows = list_checkpoints(LocalStorage(), run, foreign, CommitHistory())
+    assert [row.path.name for row in rows if row.is_ranked][-1] == "checkpoint-3"
+    assert [row.path.name for row in rows if not row.is_ranked] == ["best-7000"] == [rows[0].path.name]
+    for name in ("checkpoint-3", "checkpoint-9000", "checkpoint-10", "checkpoint-20"):
+        shutil.rmtree(run / name)
+    shutil.rmtree(run / ".resume")
+    make_foreign(run, 30, "")
+    assert Miniature(run, foreign=foreign).step == 7000, "of those that say no step, the number in the name decides"
+
+
+def test_a_foreign_checkpoint_whose_files_are_torn_is_not_taken(tmp_path: Path) -> None:
+    make_foreign(tmp_path, 10)
+    (make_foreign(tmp_path, 20) / "torn").touch()
+    job = Miniature(tmp_path, foreign=foreign)
+    assert (job.step, job.choice.rejected[0].reason) == (10, "native is torn")
+    with pytest.raises(CheckpointDamaged, match="native is torn"):
+        torn = make_foreign(tmp_path / "other", 20)
+        (torn / "torn").touch()
+        Miniature(tmp_path / "new", foreign=foreign, resume=torn)
 
 
 def test_a_torn_foreign_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -303,7 +438,7 @@ def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
     (run / "checkpoint-40" / "resume" / "pending").touch()
     make_foreign(run, 5)
     (run / "logs").symlink_to(tmp_path.parent)
-    rows = [(each.path.name, each.state) for each in list_checkpoints(LocalStorage(), run, foreign)]
+    rows = [(each.path.name, each.state) for each in list_checkpoints(LocalStorage(), run, foreign, CommitHistory())]
     assert rows == [
         ("checkpoint-5", "foreign"),
         ("checkpoint-10", "committed"),
@@ -313,7 +448,7 @@ def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
     ]
     with pytest.raises(NoValidCheckpoint):
         shutil.rmtree(run / "checkpoint-10")
-        Miniature(run, foreign=no_foreign)
+        Miniature(run, foreign=None)
 
 
 # ---- Several ranks: real processes over gloo
@@ -422,19 +557,23 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_the_next_one_works(
 def test_a_run_starts_from_a_checkpoint_of_the_bare_framework_that_is_named(tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
-    job = Miniature(tmp_path / "run", resume=bare, foreign=lambda path: 70 if path == bare else None)
+
+    def recognise(path: Path) -> ForeignStep | None:
+        return ForeignStep(70) if path == bare else None
+
+    job = Miniature(tmp_path / "run", resume=bare, foreign=Foreign(recognise))
     assert job.step == 70 and job.choice.checkpoint is not None and job.choice.checkpoint.manifest is None
 
 
 def test_what_counts_as_a_checkpoint_is_what_a_start_would_have_to_do_with(tmp_path: Path) -> None:
-    def foreign(path: Path) -> int | None:
+    def recognise(path: Path) -> ForeignStep | None:
         if path.name == "torn":
             raise CheckpointDamaged("half of it is missing")
-        return 5 if path.name == "bare" else None
+        return ForeignStep(5) if path.name == "bare" else None
 
     run = saved(tmp_path, 10)
     for name in ("torn", "bare", "logs"):
         (run / name).mkdir()
     names = ("checkpoint-10", "torn", "bare", "logs")
-    found = [is_checkpoint(LocalStorage(), run / name, foreign) for name in names]
+    found = [is_checkpoint(LocalStorage(), run / name, Foreign(recognise)) for name in names]
     assert found == [True, True, True, False]

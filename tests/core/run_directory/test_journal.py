@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from resume_adapters import KeepLast
 from resume_adapters.core.run_directory import journal
 
-from miniature import Miniature
+from miniature import Miniature, name, own
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
@@ -43,3 +44,40 @@ def test_the_first_the_last_the_stops_and_the_commits_that_count_are_kept(
         ("start", 70),
         ("start", 70),
     ]
+
+
+def test_what_the_run_has_committed_is_known_after_a_trim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each checkpoint that exists the last line counts: a copy with the name of a pruned one is the user's."""
+    job = Miniature(tmp_path, keep=KeepLast(2))
+    for step in (10, 20, 30, 40):
+        job.commit(step)
+    log = job.run.control.journal
+    log.append("commit", step=5)  # version 0.1.0 wrote no names
+    log.append("commit", step=30)
+    job.run.close()
+    (tmp_path / name(10)).mkdir()
+    shutil.rmtree(own(tmp_path / name(30)))
+    for number, value in (("_FIRST", 0), ("_LAST", 1), ("_LARGE", 100)):
+        monkeypatch.setattr(journal, number, value)
+    again = Miniature(tmp_path)
+    again.run.close()
+    kept = [(each["event"], each.get("checkpoint", each.get("step"))) for each in events(tmp_path)]
+    assert kept == [("prune", name(10)), ("commit", name(30)), ("commit", name(40)), ("commit", 30), ("start", 40)]
+    known = Miniature(tmp_path).run.control.journal.committed()
+    assert [known.has(name(step)) for step in (10, 20, 30, 40)] == [False, False, True, True]
+
+
+def test_a_rewind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Miniature(tmp_path)
+    job.commit(10)
+    log = job.run.control.journal
+    log.append("commit", step=20, checkpoint=name(20))
+    log.append("rewind", step=10)
+    log.append("resume", step=10)
+    (tmp_path / name(20)).mkdir()
+    for number, value in (("_FIRST", 0), ("_LAST", 1), ("_LARGE", 100)):
+        monkeypatch.setattr(journal, number, value)
+    log.trim(lambda subject: True)
+    assert [each["event"] for each in events(tmp_path)] == ["start", "commit", "commit", "rewind", "resume"][1:]
+    assert (log.committed().has(name(10)), log.committed().has(name(20))) == (True, False)
+    job.run.close()

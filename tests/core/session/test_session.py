@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.loop.checkpointing import LoopRankState
 from resume_adapters.core.ranks import SingleProcess
-from resume_adapters.core.run.run import ResumableRun, no_foreign
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
@@ -149,7 +150,7 @@ def test_a_newer_checkpoint_outside_the_run_directory_is_resumed_from_instead(tm
         saving.close()
     session = Still().session(run("run"))
     assert session.context is not None and (session.context.step, session.context.rank_state.rank) == (4, 4)
-    newer = open_checkpoint(LocalStorage(), tmp_path / "elsewhere" / "checkpoint-8", no_foreign)
+    newer = open_checkpoint(LocalStorage(), tmp_path / "elsewhere" / "checkpoint-8", NoForeign())
     session.restorer.replace_context(session.restorer.read(newer))
     assert (session.context.step, session.context.rank_state.rank) == (8, 8)
     session.close()

@@ -11,7 +11,7 @@ import typer
 from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, app, console
 from resume_adapters.cli.documents import Side
-from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.cli.run_directory import STORAGE, ForeignNames
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.contents import Contents
 from resume_adapters.core.checkpoint.difference import compare
@@ -65,7 +65,8 @@ def _choose(path: Path, first: Path) -> Side:
     path = Path(os.path.realpath(path)) if path.exists() else path
     if _is_checkpoint(path):
         manifest = _manifest(path)
-        return Side(path, manifest.step if manifest else run_directory.foreign(path), is_newest=False)
+        bare = None if manifest else ForeignNames().step(path)
+        return Side(path, manifest.step if manifest else bare.step if bare else None, is_newest=False)
     if path.is_file():
         raise RunDirectoryUnusable(f"{path} is not a checkpoint; expected one, or a run directory", path=path)
     run = run_directory.read(path)
@@ -87,5 +88,5 @@ def _is_checkpoint(path: Path) -> bool:
     if not path.is_dir() or (path / CONTROL).is_dir():
         return False
     entries = STORAGE.entries(path)
-    is_run_directory = any(run_directory.foreign(path / each.name) is not None for each in entries)
+    is_run_directory = any(ForeignNames().step(path / each.name) is not None for each in entries)
     return not is_run_directory and any(holds_state(each.name) for each in entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
 import pickle
 from collections.abc import Callable
@@ -16,9 +15,11 @@ from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.native_files import weight_shards
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes
 from resume_adapters.core.state import keys
-from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def export(
     row = _choose(run, checkpoint, best)
     if os.path.lexists(output):
         raise UnsupportedSetting(f"{output} already exists: name another file with --output, or remove it")
-    files = _weight_files(row.path)
+    files = _weight_files(row)
     _require_all_shards(row, files)
     _verify(row, files)
     count, written = _write(_read(files), output, row)
@@ -95,26 +96,25 @@ def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
     return by_name[Path(wanted).name]
 
 
-def _weight_files(checkpoint: Path) -> list[Path]:
+def _weight_files(row: CheckpointInfo) -> list[Path]:
     """Return the files that hold the weights of a checkpoint's model.
 
     Raises:
         UnsupportedSetting: the weights are sharded over processes, or the checkpoint has none.
     """
+    checkpoint = row.path
     if checkpoint.is_file():
         return [checkpoint]
+    of_checkpoint = CheckpointFiles(STORAGE, checkpoint, row.manifest)
     for index in _INDEXES:
-        if (checkpoint / index).is_file():
-            shards = json_module.loads((checkpoint / index).read_bytes())["weight_map"].values()
-            return [checkpoint / index, *(checkpoint / shard for shard in sorted(set(shards)))]
+        if (found := of_checkpoint.find(index)) is not None:
+            return [found, *weight_shards(of_checkpoint, index)]
     for name in _SINGLE:
-        if (checkpoint / name).is_file():
-            return [checkpoint / name]
-    shards_of_zero = _zero_shards(checkpoint)
-    if shards_of_zero:
-        return shards_of_zero
-    if (checkpoint / names.MODEL).is_file():
-        return [checkpoint / names.MODEL]
+        if (found := of_checkpoint.find(name)) is not None:
+            return [found]
+    of_engine = _zero_shards(of_checkpoint)
+    if of_engine:
+        return of_engine
     sharded = next(checkpoint.rglob(_SHARDED), None)
     if sharded is not None:
         raise UnsupportedSetting(
@@ -125,13 +125,20 @@ def _weight_files(checkpoint: Path) -> list[Path]:
     raise UnsupportedSetting(f"{checkpoint.name} has no file of weights; expected one of {known}")
 
 
-def _zero_shards(checkpoint: Path) -> list[Path]:
-    """Return the files in which DeepSpeed's ZeRO shards the weights in single precision; empty without ZeRO."""
-    shards = sorted(path for path in checkpoint.rglob("*_states.pt") if names.SHARD.fullmatch(path.name))
-    if not shards:
-        return []
-    model = shards[0].with_name(names.MODEL)
-    return [*shards, model] if model.is_file() else shards
+def _zero_shards(files: CheckpointFiles) -> list[Path]:
+    """Return the files of DeepSpeed: the shards of ZeRO, and the model's; empty where it did not train.
+
+    Raises:
+        CheckpointDamaged: there are more than were saved with the checkpoint.
+    """
+    found = sorted(files.checkpoint.rglob("*_states.pt"))
+    if extra := [name for name in files.extra() if name.endswith("_states.pt")]:
+        raise CheckpointDamaged(
+            f"{files.checkpoint.name} has a file {extra[0]} that is not in its manifest: move it out of the checkpoint",
+            path=files.checkpoint,
+        )
+    shards = [path for path in found if names.SHARD.fullmatch(path.name)]
+    return [*shards, *(path for path in found if path.name == names.MODEL)]
 
 
 def _require_all_shards(row: CheckpointInfo, files: list[Path]) -> None:

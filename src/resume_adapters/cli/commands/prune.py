@@ -41,7 +41,7 @@ def prune_run(
     keep = policy.join(keep_last, bests, keep_every, keep_within)
     for each in bests:
         run.require_metric(each.metric)
-    plan = plan_prune(STORAGE, run.path, keep, now=time.time())
+    plan = plan_prune(STORAGE, run.path, keep, run.control().journal.committed(), now=time.time())
     if not dry_run:
         require_not_running(run, force)
         if not plan.keep:

@@ -13,6 +13,7 @@ from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import LATEST
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.storage.base import point_to
@@ -34,7 +35,7 @@ def rewind(
     run = run_directory.read(run_dir)
     chosen = _committed_at(run, step)
     require_not_running(run, force)
-    open_checkpoint(STORAGE, chosen.path, run_directory.foreign)
+    open_checkpoint(STORAGE, chosen.path, NoForeign())
     document = {
         "run_directory": str(run.path),
         "step": step,

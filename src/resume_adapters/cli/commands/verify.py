@@ -16,6 +16,7 @@ from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
 from resume_adapters.cli.documents import Damage, Verdict
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
@@ -96,7 +97,8 @@ def _verify(row: CheckpointInfo, advance: Callable[[str, int], object]) -> Verdi
             damage.append(Damage(entry.path, str(error)))
         advance(f"{row.path.name}/{entry.path}", entry.bytes)
     verdict = "damaged" if damage else "valid"
-    return Verdict(row.path.name, verdict, len(manifest.files), manifest.bytes, tuple(damage))
+    extra = CheckpointFiles(STORAGE, row.path, manifest).extra()
+    return Verdict(row.path.name, verdict, len(manifest.files), manifest.bytes, tuple(damage), tuple(extra))
 
 
 def _manifest_of(row: CheckpointInfo) -> Manifest | None:

@@ -6,6 +6,7 @@ file: a commit then costs no read of the checkpoints before it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import LATEST, SUPERSEDED, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import ForeignDetector, check_sizes, foreign_step, read_manifest
@@ -47,12 +49,12 @@ def candidates(storage: Storage, run_directory: Path) -> list[Path]:
         raise RunDirectoryUnusable(f"{run_directory} cannot be listed: {error.strerror}", path=run_directory) from error
     names = {_checkpoint_name(storage, run_directory, entry) for entry in entries if entry.name != LATEST}
     found = [name for name in names if name is not None]
-    return [run_directory / name for name in sorted(found, key=lambda name: newest_first(name, _number(name)))]
+    return [run_directory / name for name in sorted(found, key=lambda name: newest_first(name, number_in(name)))]
 
 
 def _checkpoint_name(storage: Storage, run_directory: Path, entry: Entry) -> str | None:
     """Return the name of the checkpoint that an entry of a run directory may be, or belong to."""
-    if entry.name.startswith("."):
+    if entry.name.startswith(".") or not _is_unicode(entry.name):
         return None
     named_so = entry.kind == "directory" and entry.name.endswith(layout.SIDECAR_SUFFIX)
     if named_so and layout.is_sidecar(storage, run_directory / entry.name):
@@ -62,37 +64,76 @@ def _checkpoint_name(storage: Storage, run_directory: Path, entry: Entry) -> str
     return None
 
 
+def _is_unicode(name: str) -> bool:
+    """Return whether a name is one that a framework or this package could have given."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def newest_first(name: str, step: int, written: float = 0.0) -> tuple[int, bool, float, str]:
     """Return the key that sorts checkpoints in the order in which a resume tries them."""
     return -step, name.endswith(SUPERSEDED), -written, name
 
 
-def _number(name: str) -> int:
+def number_in(name: str) -> int:
+    """Return the last number in a name; -1 where there is none."""
     found = _LAST_NUMBER.search(name)
     return int(found[0]) if found else -1
 
 
-def sort_key(read: Callable[[Path], Manifest | Summary], path: Path) -> tuple[int, float]:
-    """Return the step and the time of the manifest; without a manifest, the number in the name, or -1.
+def sort_key(
+    storage: Storage,
+    path: Path,
+    foreign: ForeignDetector,
+    history: CommitHistory,
+    read: Callable[[Path], Manifest | Summary],
+) -> tuple[int, float]:
+    """Return the step of a checkpoint and the time when it was written.
 
-    Of two checkpoints of one step, the one written later is newer.
+    Of two checkpoints of one step, the one written later is newer. A foreign one has the step that its content says; if
+    it says none, it is older than every other, and the number in the name decides among such. What cannot be resumed
+    from is tried, and named, where its name would have it.
 
     Args:
-        read: reads the manifest.
+        storage: where to read.
         path: the checkpoint.
+        foreign: recognises the checkpoints of the bare framework.
+        history: what the run has committed.
+        read: reads the manifest of a committed checkpoint.
     """
     try:
-        found = read(path)
-        return found.step, found.written
+        manifest = read(path)
+        return manifest.step, manifest.written
     except (CheckpointDamaged, FormatTooNew):
-        return _number(path.name), 0.0
+        if state_of(storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
+            return number_in(path.name), 0.0
+    with contextlib.suppress(CheckpointDamaged):
+        found = foreign_step(storage, path, foreign, history)
+        if found is not None:
+            return (found.step, 0.0) if found.is_content else (-1, float(found.step))
+    return number_in(path.name), 0.0
 
 
-def list_checkpoints(storage: Storage, run_directory: Path, foreign: ForeignDetector) -> list[CheckpointInfo]:
-    """Describe every checkpoint of a run directory, oldest first, without reading the files' content."""
+def list_checkpoints(
+    storage: Storage, run_directory: Path, foreign: ForeignDetector, history: CommitHistory
+) -> list[CheckpointInfo]:
+    """Describe every checkpoint of a run directory, oldest first, without reading the files' content.
+
+    Args:
+        storage: where to read.
+        run_directory: where the checkpoints are.
+        foreign: recognises the checkpoints of the bare framework.
+        history: what the run has committed.
+    """
     rows = []
     read = functools.partial(read_manifest, storage)
-    found = {path: newest_first(path.name, *sort_key(read, path)) for path in candidates(storage, run_directory)}
+    found = {
+        path: newest_first(path.name, *sort_key(storage, path, foreign, history, read))
+        for path in candidates(storage, run_directory)
+    }
     for path in sorted(found, key=lambda path: found[path], reverse=True):
         try:
             state = state_of(storage, path)
@@ -102,9 +143,11 @@ def list_checkpoints(storage: Storage, run_directory: Path, foreign: ForeignDete
                 manifest = read_manifest(storage, path)
                 check_sizes(storage, path, manifest)
                 rows.append(CheckpointInfo(path, state, manifest.step, manifest))
-            elif (step := foreign_step(storage, path, foreign)) is not None:
+            elif (bare := foreign_step(storage, path, foreign, history)) is not None:
                 rows.append(
-                    CheckpointInfo(path, CheckpointState.FOREIGN, step, None, "was made without resume-adapters")
+                    CheckpointInfo(
+                        path, state, bare.step, None, "was made without resume-adapters", is_ranked=bare.is_content
+                    )
                 )
         except (CheckpointDamaged, FormatTooNew) as error:
             rows.append(CheckpointInfo(path, CheckpointState.DAMAGED, None, None, str(error)))
@@ -134,6 +177,7 @@ class Catalog:
         self._markers: dict[str, Path] = {}
         self._read: dict[Path, tuple[Stamp, Summary]] = {}
         self._whole: dict[str, tuple[Stamp, Summary | None]] = {}
+        self._linked: dict[str, str] = {}
 
     def committed(self) -> list[str]:
         """Return the names of the committed checkpoints, newest first by the number in the name."""
@@ -143,6 +187,7 @@ class Catalog:
         paths = candidates(self._storage, self.directory)
         kinds = {entry.name: entry.kind for entry in self._storage.entries(self.directory)} if paths else {}
         former, self._markers = self._markers, {}
+        self._linked = self._targets(name for name, kind in kinds.items() if kind == "link" and name != LATEST)
         found = []
         for path in paths:
             name = path.name
@@ -156,6 +201,16 @@ class Catalog:
             if stamp is not None:
                 found.append((name, stamp))
         return found
+
+    def _targets(self, links: Iterable[str]) -> dict[str, str]:
+        targets = {name: self._storage.real_path(self.directory / name) for name in links}
+        here = self._storage.real_path(self.directory) if targets else self.directory
+        return {target.name: name for name, target in sorted(targets.items()) if target.parent == here}
+
+    @property
+    def linked(self) -> dict[str, str]:
+        """The names to which links of the run directory point, as last listed, each with the name of a link to it."""
+        return dict(self._linked)
 
     def _marker(self, path: Path) -> Path:
         """Return the marker of a checkpoint; that of a plain directory is known from the last listing."""

@@ -36,10 +36,20 @@ class ResumeChoice:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """One row of the listing of a run directory."""
+    """One row of the listing of a run directory.
+
+    Attributes:
+        path: the checkpoint.
+        state: what it is.
+        step: optimizer steps completed; ``None`` where that is not known.
+        manifest: its manifest, if it has a valid one.
+        reason: why it is in this state.
+        is_ranked: the step is known from the content, not from the name alone.
+    """
 
     path: Path
     state: CheckpointState
     step: int | None
     manifest: Manifest | None
     reason: str = ""
+    is_ranked: bool = True

@@ -140,7 +140,7 @@ class PendingCheckpoint:
         self._free_name()
         self.place = self.path.parent / CONTROL / f"{BEGUN}{uuid.uuid4().hex}" / self.path.name
         self.storage.make_directory(self.directory)
-        self.storage.write(self.directory / PENDING, b"This checkpoint is being written; manifest.json ends that.\n")
+        self.storage.write(self.directory / PENDING, layout.pending_text(self.path.name))
         self.storage.sync(self.directory / PENDING)
         self.storage.sync(self.directory)
         if not self.is_file:
@@ -308,13 +308,20 @@ class PendingCheckpoint:
 
     def publish(self, form: Pointer) -> None:
         """Point ``latest`` at the committed checkpoint. The leader calls it."""
-        assert self._held is not None, "the leader has begun the checkpoint"
-        try:
-            self.fence()
-            self.storage.remove_file(self._held / PENDING)
-        finally:
-            self._release()
+        self.fence()
         point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
+
+    def complete(self) -> None:
+        """Remove the marker of a pending checkpoint, once all that follows a commit is done. The leader calls it."""
+        assert self._held is not None, "the leader has begun the checkpoint"
+        self.fence()
+        self.storage.remove_file(self._held / PENDING)
+
+    def release(self) -> None:
+        """Let the checkpoint's directory go, committed or not; a no-op where that is done. The leader calls it."""
+        held, self._held = self._held, None
+        if held is not None:
+            self.storage.release(held)
 
     def _on_all(self, ranks: Ranks, work: Callable[[], T], doing: str) -> list[T]:
         return run_on_all_ranks(ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))
@@ -354,7 +361,7 @@ class PendingCheckpoint:
 
         A checkpoint that is committed nevertheless stays, and so does what a later start writes under the same name.
         """
-        self._release()
+        self.release()
         with contextlib.suppress(OSError, FencedOff):
             if self.place != self.path:
                 delete_begun(self.storage, self.place.parent)
@@ -363,8 +370,3 @@ class PendingCheckpoint:
                 delete(self.storage, self.path, self.fence)
             if must_be_restored(self.storage, self.path):
                 restore_superseded(self.storage, self.path, self.fence)
-
-    def _release(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            self.storage.release(held)

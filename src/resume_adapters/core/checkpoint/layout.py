@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
-from resume_adapters.core.storage.base import Storage, files_under, is_present
+from resume_adapters.core.storage.base import Storage, is_present, leaves_under
 
 EXTRAS = "resume"
 """Where a checkpoint keeps what this package adds to it."""
@@ -47,6 +47,12 @@ MANIFEST = "manifest.json"
 PENDING = "pending"
 """Name of the file that marks a checkpoint as begun by this package and not committed. A checkpoint without this file
 and without a manifest is never removed as unfinished: a directory ``resume/`` may be the user's."""
+
+
+def pending_text(name: str) -> bytes:
+    """Return the content of the file that marks a checkpoint as pending; a copy of it has another name."""
+    return f"{name} is being written; {MANIFEST} ends that.\n".encode()
+
 
 SUPERSEDED = ".superseded"
 """Suffix of a committed checkpoint while its name is saved again; it stays valid until the new one is committed."""
@@ -111,7 +117,9 @@ def is_sidecar(storage: Storage, directory: Path) -> bool:
 
 def has_sidecar(storage: Storage, checkpoint: Path) -> bool:
     """Return whether a checkpoint has this package's directory beside it; a symbolic link never has."""
-    return not storage.is_link(checkpoint) and is_sidecar(storage, sidecar_dir(checkpoint))
+    if not checkpoint.name or storage.is_link(checkpoint):  # the root, to which a link may lead, has no name
+        return False
+    return is_sidecar(storage, sidecar_dir(checkpoint))
 
 
 def extras_dir(storage: Storage, checkpoint: Path) -> Path:
@@ -160,13 +168,18 @@ def locate(storage: Storage, checkpoint: Path, path: str) -> Path:
 
 
 def files(storage: Storage, checkpoint: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files of a checkpoint, each after its path for the manifest; without the markers."""
+    """Yield the regular files of a checkpoint, each after its path for the manifest; without the markers."""
+    return ((path, file) for path, file, kind in leaves(storage, checkpoint) if kind == "file")
+
+
+def leaves(storage: Storage, checkpoint: Path) -> Iterator[tuple[Path, Path, str]]:
+    """Yield the path for the manifest, the path and the kind of all in a checkpoint but directories and markers."""
     if has_sidecar(storage, checkpoint):
         content, sidecar = payload(storage, checkpoint), sidecar_dir(checkpoint)
-        found = [(Path(checkpoint.name), content)] if storage.is_file(content) else []
-        found += [(EXTRAS / file.relative_to(sidecar), file) for file in files_under(storage, sidecar)]
+        found = [(Path(checkpoint.name), content, "file")] if storage.is_file(content) else []
+        found += [(EXTRAS / file.relative_to(sidecar), file, kind) for file, kind in leaves_under(storage, sidecar)]
     else:
-        found = [(file.relative_to(checkpoint), file) for file in files_under(storage, checkpoint)]
+        found = [(file.relative_to(checkpoint), file, kind) for file, kind in leaves_under(storage, checkpoint)]
     markers = (manifest_path(storage, checkpoint), pending_path(storage, checkpoint))
     return (each for each in found if each[1] not in markers)
 
@@ -198,6 +211,13 @@ def state_of(storage: Storage, checkpoint: Path) -> CheckpointState:
 def is_committed(storage: Storage, checkpoint: Path) -> bool:
     """Return whether a checkpoint has its commit marker."""
     return storage.is_file(manifest_path(storage, checkpoint))
+
+
+def is_unfinished(storage: Storage, checkpoint: Path) -> bool:
+    """Return whether a checkpoint was committed under its present name, and what follows a commit was cut off."""
+    marker = pending_path(storage, checkpoint)
+    is_marked = is_committed(storage, checkpoint) and storage.is_file(marker)
+    return is_marked and storage.read(marker) == pending_text(original_path(checkpoint).name)
 
 
 def must_be_restored(storage: Storage, checkpoint: Path) -> bool:

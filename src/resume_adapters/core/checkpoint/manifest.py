@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -19,6 +19,9 @@ from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
 FORMAT = 1
 """Version of the on-disk format that this package writes, and the newest that it reads."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -32,9 +35,9 @@ class FileEntry(msgspec.Struct, frozen=True):
     """
 
     path: str
-    bytes: int
+    bytes: _Count
     digest: str
-    rank: int = 0
+    rank: _Count = 0
 
 
 class PartEntry(msgspec.Struct, frozen=True):
@@ -74,10 +77,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: int = FORMAT
-    step: int
+    step: _Count
     epoch: float
-    world_size: int
-    generation: int
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    generation: _Count
     written: float
     reason: str
     files: tuple[FileEntry, ...]
@@ -86,7 +89,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str | None = None
     cursor: dict[str, Any] = {}
     best: str | None = None
-    ranks: tuple[int, ...] | None = None
+    ranks: tuple[_Count, ...] | None = None
     package: str = ""
     framework: str = ""
 
@@ -138,22 +141,26 @@ def decode_manifest(document: bytes) -> Manifest:
                 "upgrade resume-adapters to resume from it"
             )
         manifest = msgspec.json.decode(record, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamaged(f"manifest.json is not a manifest ({len(document)} bytes): {error}") from error
     for entry in manifest.files:
-        require_inside(entry.path)
+        require_inside(entry.path, "the manifest")
     return manifest
 
 
-def require_inside(path: str) -> None:
+def require_inside(path: str, named_by: str) -> None:
     """Refuse a file path that leaves the checkpoint.
+
+    Args:
+        path: the path.
+        named_by: the file that names it, for the error.
 
     Raises:
         CheckpointDamaged: the path is absolute, contains ``..``, or is empty.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or path == "" or "\0" in path:
-        raise CheckpointDamaged(f"manifest.json names {path!r}, which is outside the checkpoint")
+        raise CheckpointDamaged(f"{named_by} names {path!r}, which is outside the checkpoint")
 
 
 def finite_metrics(metrics: dict[str, Any]) -> dict[str, float | None]:

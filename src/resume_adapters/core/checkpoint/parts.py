@@ -7,13 +7,14 @@ sampler positions are local to a rank while an EMA is the same on all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
-from resume_adapters.core.checkpoint.layout import rank_file
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file
+from resume_adapters.core.checkpoint.manifest import FileEntry
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record, Source
@@ -65,27 +66,53 @@ class PartsWriter:
                 _write_encoded(write, directory, rank_file(name, rank), document, tensors)
 
 
-def read_part(storage: Storage, directory: Path, name: str, rank: int | None = None) -> Any:
+def read_part(files: CheckpointFiles, name: str, rank: int | None = None) -> Any:
     """Read a part's tree; with ``rank``, that rank's own copy where it has one. ``None`` where there is no such part.
 
     Raises:
         CheckpointDamaged: the part's files do not fit together.
     """
-    if rank is not None and storage.exists(directory / f"{rank_file(name, rank)}.json"):
+    if rank is not None and files.find(f"{EXTRAS}/{rank_file(name, rank)}.json") is not None:
         name = rank_file(name, rank)
-    document = directory / f"{name}.json"
-    if not storage.exists(document):
+    document = f"{EXTRAS}/{name}.json"
+    if files.find(document) is None:
         return None
-    tensors_file = directory / f"{name}.safetensors"
-    tensors: dict[str, Any] = {}
-    if storage.exists(tensors_file):
-        from safetensors.torch import load_file  # it maps the file into memory itself
-
-        tensors = load_file(tensors_file)
+    tensors_file = files.find(f"{EXTRAS}/{name}.safetensors")
+    content = files.read(document)
     try:
-        return encoding.decode(storage.read(document), tensors)
-    except (KeyError, ValueError) as error:
-        raise CheckpointDamaged(f"{document} does not fit {tensors_file.name}: {error}", path=document) from error
+        tensors = {} if tensors_file is None else _tensors(tensors_file)
+        return encoding.decode(content, tensors)
+    except ValueError as error:
+        raise CheckpointDamaged(
+            f"{document} does not fit {name}.safetensors: {error}", path=files.checkpoint
+        ) from error
+
+
+def _tensors(file: Path) -> dict[str, Any]:
+    """Read a safetensors file, which is mapped into memory: what nobody looks at is not read.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file.name} cannot be read: {error}") from error
+
+
+def require_readable(files: CheckpointFiles, entries: Iterable[FileEntry]) -> None:
+    """Read the parts among some files of a checkpoint: their digests say only that they are as they were written.
+
+    Raises:
+        CheckpointDamaged: a part is not what this package writes.
+    """
+    for entry in entries:
+        path = PurePosixPath(entry.path)
+        if path.parent.name == EXTRAS and path.suffix == ".json":
+            read_part(files, path.stem)
 
 
 def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None:
@@ -114,10 +141,13 @@ class CheckpointReader:
         storage: where to read.
         checkpoint: the checkpoint.
         rank: the rank that reads.
+
+    Attributes:
+        files: the files that may be read.
     """
 
     def __init__(self, storage: Storage, checkpoint: Checkpoint, rank: int) -> None:
-        self._storage = storage
+        self.files = CheckpointFiles(storage, checkpoint.path, checkpoint.manifest)
         self._checkpoint = checkpoint
         self._rank = rank
 
@@ -176,7 +206,7 @@ class CheckpointReader:
                 )
 
     def _read(self, name: str, rank: int | None = None) -> Any:
-        return read_part(self._storage, layout.extras_dir(self._storage, self._checkpoint.path), name, rank)
+        return read_part(self.files, name, rank)
 
     def _source(self, name: str) -> Source:
         manifest = self._checkpoint.manifest

@@ -7,13 +7,18 @@ one that is valid on every rank is taken.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates, newest_first, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, original_path, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.parts import require_readable
 from resume_adapters.core.checkpoint.validity import (
     ForeignDetector,
     check_digests,
@@ -26,7 +31,16 @@ from resume_adapters.core.checkpoint.validity import (
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.storage.base import Storage, is_present
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew, NoValidCheckpoint, UnsupportedSetting
+from resume_adapters.errors import (
+    CheckpointDamaged,
+    FormatTooNew,
+    NoValidCheckpoint,
+    ResumeError,
+    RunDirectoryUnusable,
+    UnsupportedSetting,
+)
+
+T = TypeVar("T")
 
 
 def latest_valid(
@@ -35,6 +49,8 @@ def latest_valid(
     storage_group: StorageGroup,
     run_directory: Path,
     foreign: ForeignDetector,
+    history: CommitHistory,
+    require_usable: Callable[[Checkpoint], object] = bool,
     catalog: Catalog | None = None,
 ) -> ResumeChoice:
     """Return the newest checkpoint that is valid on every rank. Every rank calls it.
@@ -44,7 +60,9 @@ def latest_valid(
         ranks: the ranks of the run.
         storage_group: the ranks that share the run directory.
         run_directory: where the run's checkpoints are.
-        foreign: recognises complete checkpoints that this package did not write.
+        foreign: recognises the checkpoints of the bare framework.
+        history: what the run has committed, the same on all ranks that share the run directory.
+        require_usable: raises :class:`CheckpointDamaged` where what this rank saved cannot be used.
         catalog: remembers what it reads of the manifests.
 
     Raises:
@@ -53,13 +71,18 @@ def latest_valid(
         PeerFailed: another rank could not list the run directory or check a checkpoint.
     """
     known = Catalog(storage, run_directory) if catalog is None else catalog
-    seen = run_on_all_ranks(ranks, lambda: _sort_keys(storage, known), "list the run directory")
+    seen = run_on_all_ranks(
+        ranks,
+        lambda: _readable(run_directory, lambda: _sort_keys(storage, known, foreign, history)),
+        "list the run directory",
+    )
     keys = {name: key for of_rank in reversed(seen) for name, key in of_rank.items()}
     rejected: list[RejectedCheckpoint] = []
+    validate = functools.partial(_validate_here, storage, storage_group, foreign, history, require_usable)
     for name in sorted(keys, key=lambda name: newest_first(name, *keys[name])):
         path = run_directory / name
         answers = run_on_all_ranks(
-            ranks, functools.partial(_validate_here, storage, storage_group, path, foreign), f"check {name}"
+            ranks, functools.partial(_readable, path, functools.partial(validate, path)), f"check {name}"
         )
         reason = _disagreement(answers)
         if reason is not None:
@@ -73,9 +96,11 @@ def latest_valid(
     return ResumeChoice(None, ())
 
 
-def _sort_keys(storage: Storage, catalog: Catalog) -> dict[str, tuple[int, float]]:
+def _sort_keys(
+    storage: Storage, catalog: Catalog, foreign: ForeignDetector, history: CommitHistory
+) -> dict[str, tuple[int, float]]:
     return {
-        path.name: sort_key(catalog.summary, path)
+        path.name: sort_key(storage, path, foreign, history, catalog.summary)
         for path in candidates(storage, catalog.directory)
         if not is_alias(storage, path)
     }
@@ -118,14 +143,37 @@ def _disagreement(answers: list[_Answer]) -> str | None:
     return None
 
 
-def _validate_here(storage: Storage, storage_group: StorageGroup, path: Path, foreign: ForeignDetector) -> _Answer:
+def _readable(path: Path, work: Callable[[], T]) -> T:
+    """Translate what the system says of a path that may not be read.
+
+    Raises:
+        RunDirectoryUnusable: it may not.
+    """
+    try:
+        return work()
+    except OSError as error:
+        if isinstance(error, ResumeError):
+            raise
+        raise RunDirectoryUnusable(
+            f"{path} cannot be read: {error}. Fix its permissions, or move it out of the run directory", path=path
+        ) from error
+
+
+def _validate_here(
+    storage: Storage,
+    storage_group: StorageGroup,
+    foreign: ForeignDetector,
+    history: CommitHistory,
+    require_usable: Callable[[Checkpoint], object],
+    path: Path,
+) -> _Answer:
     path = _local_name(storage, path)
     try:
         state = state_of(storage, path)
         if state is CheckpointState.PENDING:
             return _Answer(absence="was begun and never committed")
         if state is not CheckpointState.COMMITTED:
-            return _validate_foreign(storage, path, foreign)
+            return _validate_foreign(storage, path, foreign, history)
         manifest = read_manifest(storage, path)
         check_sizes(storage, path, manifest)
         mine = tuple(
@@ -133,6 +181,8 @@ def _validate_here(storage: Storage, storage_group: StorageGroup, path: Path, fo
         )
         for _ in check_digests(storage, path, mine):
             pass
+        require_readable(CheckpointFiles(storage, path, manifest), mine)
+        require_usable(Checkpoint(path, manifest.step, manifest))
         return _Answer(manifest.step, manifest=manifest)
     except CheckpointDamaged as damage:
         return _Answer(damage=str(damage))
@@ -140,14 +190,16 @@ def _validate_here(storage: Storage, storage_group: StorageGroup, path: Path, fo
         raise FormatTooNew(f"{path}: {error}", path=path) from error
 
 
-def _validate_foreign(storage: Storage, path: Path, foreign: ForeignDetector) -> _Answer:
+def _validate_foreign(storage: Storage, path: Path, foreign: ForeignDetector, history: CommitHistory) -> _Answer:
     """Validate what has no manifest. Most of it is not a checkpoint: the user's directories, and links to them."""
     if not is_present(storage, path):
         return _Answer(absence="is not there")
-    step = foreign_step(storage, path, foreign)
-    if step is not None:
-        require_in_run_directory(storage, path)
-    return _Answer(step)
+    found = foreign_step(storage, path, foreign, history)
+    if found is None:
+        return _Answer()
+    require_in_run_directory(storage, path)
+    foreign.require_whole(path)
+    return _Answer(found.step)
 
 
 def no_valid(run_directory: Path, rejected: list[RejectedCheckpoint]) -> NoValidCheckpoint:
@@ -174,14 +226,16 @@ def open_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> C
         )
     try:
         if not is_committed(storage, path):
-            step = foreign_step(storage, path, foreign)
-            if step is None:
+            found = foreign_step(storage, path, foreign, CommitHistory())
+            if found is None:
                 raise CheckpointDamaged("it is not a checkpoint")
-            return Checkpoint(path, step, None)
+            foreign.require_whole(path)
+            return Checkpoint(path, found.step, None)
         manifest = read_manifest(storage, path)
         check_sizes(storage, path, manifest)
         for _ in check_digests(storage, path, manifest.files):
             pass
+        require_readable(CheckpointFiles(storage, path, manifest), manifest.files)
         return Checkpoint(path, manifest.step, manifest)
     except CheckpointDamaged as damage:
         raise CheckpointDamaged(f"cannot start from {path}: {damage}", path=path) from damage

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -182,8 +183,9 @@ def plan_retention(
     now: float,
     anchor: str | None,
     best: str | None = None,
+    held: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Plan:
-    """Plan what to keep and what to remove. The anchor and the best are kept under every policy.
+    """Plan what to keep and what to remove. The anchor, the best and what is held are kept under every policy.
 
     Args:
         candidates: the committed checkpoints.
@@ -191,10 +193,11 @@ def plan_retention(
         now: seconds since 1970, on the clock of :attr:`Candidate.written`.
         anchor: name of the checkpoint that a restart would take now.
         best: name of the best checkpoint, where the run tracks one.
+        held: names of checkpoints that must not be removed, each with the reason.
     """
     current = [candidate for candidate in candidates if not candidate.superseded]
     keep = policy.keeps(current, now) | policy.keeps([each for each in current if not each.partial], now)
-    for name, reason in ((anchor, "a restart would resume from it"), (best, "the best so far")):
+    for name, reason in ((anchor, "a restart would resume from it"), (best, "the best so far"), *held.items()):
         if name is not None and any(candidate.name == name for candidate in candidates):
             keep[name] = f"{keep[name]}, {reason}" if name in keep else reason
     gone = [candidate for candidate in candidates if candidate.name not in keep]

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint import layout
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, state_of
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged
 
-ForeignDetector = Callable[[Path], int | None]
-"""Returns the step of a complete checkpoint that this package did not write; ``None`` for what is not a checkpoint.
-Raises :class:`CheckpointDamaged` for an incomplete one. An adapter provides it."""
+
+class ForeignStep(NamedTuple):
+    """The step of a checkpoint that the bare framework wrote.
+
+    Attributes:
+        step: optimizer steps completed.
+        is_content: the content says so. If it says none, the number in the name is all there is: enough to continue
+            from, not to outrank what the run has committed.
+    """
+
+    step: int
+    is_content: bool = True
+
+
+class ForeignDetector(Protocol):
+    """Recognises checkpoints that the bare framework wrote. An adapter provides it."""
+
+    def step(self, path: Path) -> ForeignStep | None:
+        """Return the step of a checkpoint; ``None`` for what is not a checkpoint.
+
+        It is asked of every candidate, so it reads no weights.
+
+        Raises:
+            CheckpointDamaged: the checkpoint lacks files.
+        """
+
+    def require_whole(self, path: Path) -> None:
+        """Read the files of a checkpoint that has a step.
+
+        Raises:
+            CheckpointDamaged: one of them is torn.
+        """
+
+
+class NoForeign:
+    """Recognises only checkpoints that this package wrote."""
+
+    def step(self, path: Path) -> ForeignStep | None:
+        """Recognise nothing."""
+        return None
+
+    def require_whole(self, path: Path) -> None:
+        """No-op."""
 
 
 def read_manifest(storage: Storage, path: Path) -> Manifest:
@@ -84,8 +126,14 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
         yield entry
 
 
-def foreign_step(storage: Storage, path: Path, foreign: ForeignDetector) -> int | None:
+def foreign_step(storage: Storage, path: Path, foreign: ForeignDetector, history: CommitHistory) -> ForeignStep | None:
     """Return the step of a checkpoint without a manifest; ``None`` for what is not a checkpoint.
+
+    Args:
+        storage: where to read.
+        path: the checkpoint.
+        foreign: recognises the checkpoints of the bare framework.
+        history: what the run has committed: that is never foreign.
 
     Raises:
         CheckpointDamaged: it is incomplete, or has lost its manifest.
@@ -94,4 +142,11 @@ def foreign_step(storage: Storage, path: Path, foreign: ForeignDetector) -> int 
         root = path.parent if layout.has_sidecar(storage, path) else path
         missing = layout.manifest_path(storage, path).relative_to(root)
         raise CheckpointDamaged(f"{missing} is missing, though the rest of the checkpoint is there", path=path)
-    return foreign(path)
+    is_lost = history.has(path.name) and not storage.is_link(path)
+    found = None if is_lost else foreign.step(path)
+    if is_lost or (found is not None and history.has_unnamed(found.step)):
+        raise CheckpointDamaged(
+            f"its {layout.EXTRAS} directory is missing, and according to the journal this run committed it with one",
+            path=path,
+        )
+    return found

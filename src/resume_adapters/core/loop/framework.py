@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
@@ -42,6 +43,7 @@ class LoopFramework(abc.ABC):
         accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
         invariants: settings that a resume must find unchanged, in a user's words.
         trackers: the framework's experiment trackers.
+        foreign: recognises checkpoints that the bare framework wrote.
         rank_state_type: the record that :meth:`rank_state` returns.
     """
 
@@ -51,6 +53,7 @@ class LoopFramework(abc.ABC):
     accumulates_across_epochs: bool = False
     invariants: Mapping[str, int] = {}
     trackers: Trackers
+    foreign: ForeignDetector
     rank_state_type: type[Record] = Record
 
     @property
@@ -123,14 +126,6 @@ class LoopFramework(abc.ABC):
         """Return an entry for each part that the framework saves, and for what nobody captures."""
 
     # ---- Loading
-
-    @abc.abstractmethod
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a whole checkpoint that the bare framework wrote; ``None`` for anything else.
-
-        Raises:
-            CheckpointDamaged: it is not whole.
-        """
 
     @abc.abstractmethod
     def load(self, context: RestoreContext) -> None:

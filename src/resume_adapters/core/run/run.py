@@ -28,7 +28,7 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepAll, Plan, Policy
-from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.requirements import require_type
@@ -58,11 +58,6 @@ from resume_adapters.core.trace.log import open_trace
 from resume_adapters.errors import Halted, Stopped
 
 
-def no_foreign(path: Path) -> int | None:
-    """Recognise only checkpoints that this package wrote."""
-    return None
-
-
 class ResumableRun:
     """One start of a run directory.
 
@@ -78,7 +73,7 @@ class ResumableRun:
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
         on_save_error: ``"stop"``: a save that fails ends the run; ``"continue"``: training goes on, and the next save
             tries again.
-        foreign: recognises complete checkpoints that this package did not write.
+        foreign: recognises checkpoints that the bare framework wrote; none by default.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
             ``None`` if all ranks share one.
@@ -100,7 +95,7 @@ class ResumableRun:
         stop: StopOn | None = None,
         cadence: Cadence | None = None,
         on_save_error: OnSaveError = "stop",
-        foreign: ForeignDetector = no_foreign,
+        foreign: ForeignDetector | None = None,
         latest: Pointer = "link",
         local_rank: int | None = None,
         clock: Callable[[], float] = time.time,
@@ -115,7 +110,7 @@ class ResumableRun:
         files: Storage = LocalStorage() if storage is None else storage
         self.storage = files if self.trace is None else self.trace.counting(files)
         self.resume = resume
-        self.foreign = foreign
+        self.foreign: ForeignDetector = NoForeign() if foreign is None else foreign
         self.latest = latest
         self.local_rank = local_rank
         self.storage_group = shared_by_all(self.ranks)
@@ -164,11 +159,14 @@ class ResumableRun:
 
     # ---- Starting
 
-    def open(self) -> ResumeChoice:
+    def open(self, require_usable: Callable[[Checkpoint], object] = bool) -> ResumeChoice:
         """Take the run directory over and choose the checkpoint to resume from. Every rank calls it, once.
 
         Newer checkpoints that are not valid are set aside, and leftovers of crashed saves are removed. If it raises,
         the run is closed.
+
+        Args:
+            require_usable: raises :class:`CheckpointDamaged` where what this rank saved in a checkpoint cannot be used.
 
         Raises:
             RunDirectoryUnusable: it is not a directory, or not writable.
@@ -189,7 +187,7 @@ class ResumableRun:
             self.local_rank,
         )
         try:
-            choice = takeover.choose()
+            choice = takeover.choose(require_usable)
         except BaseException:
             takeover.storage_group.close()
             self.close()
@@ -316,14 +314,14 @@ class ResumableRun:
         """Return what reads the state that a checkpoint holds beside the framework's files, for this rank."""
         return CheckpointReader(self.storage, checkpoint, self.ranks.rank)
 
-    def require_valid(self, path: Path) -> None:
-        """Verify the files of a committed checkpoint of this run.
+    def require_valid(self, path: Path) -> Checkpoint:
+        """Verify the files of a committed checkpoint of this run, and return it.
 
         Raises:
             CheckpointDamaged: naming the file; only on the ranks that see the damage.
         """
         self.flush()
-        open_checkpoint(self.storage, path, self.foreign)
+        return open_checkpoint(self.storage, path, self.foreign)
 
     # ---- Retention
 

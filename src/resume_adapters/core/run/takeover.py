@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from resume_adapters.core.checkpoint.catalog import Catalog, candidates, sort_key
+from resume_adapters.core.checkpoint.catalog import Catalog, candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
 from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, state_of
-from resume_adapters.core.checkpoint.remove import fenced_off
+from resume_adapters.core.checkpoint.remove import Fence, fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
@@ -25,7 +26,9 @@ from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint
 from resume_adapters.core.storage.base import Pointer, Storage, point_to
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.errors import (
+    CheckpointDamaged,
     CheckpointsExist,
+    FormatTooNew,
     NoValidCheckpoint,
     ResumeError,
     RunDirectoryUnusable,
@@ -85,9 +88,12 @@ class Takeover:
         self.generation = 0
         self.previous: RunStatus | None = None
         self.wasted: tuple[WastedLaunch, ...] = ()
+        self._moved: list[str] = []
+        self._require_usable: Callable[[Checkpoint], object] = bool
 
-    def choose(self) -> ResumeChoice:
+    def choose(self, require_usable: Callable[[Checkpoint], object]) -> ResumeChoice:
         """Take the directory over, and return the checkpoint to resume from; see :meth:`ResumableRun.open`."""
+        self._require_usable = require_usable
         if self.local_rank is not None:
             self.storage_group = discover_groups(self.storage, self.ranks, self.directory, self.local_rank)
         self._on_leaders(self._prepare, "use the run directory")
@@ -140,7 +146,11 @@ class Takeover:
         if self.resume == "scratch!":
             for path in candidates(self.storage, self.directory):
                 if is_checkpoint(self.storage, path, self.foreign):
-                    set_aside(self.storage, path, fence)
+                    self._set_aside(path, fence)
+
+    def _set_aside(self, path: Path, fence: Fence) -> None:
+        set_aside(self.storage, path, fence)
+        self._moved.append(path.name)
 
     def _require_startable(self) -> None:
         status = self.control.status.read()
@@ -165,20 +175,37 @@ class Takeover:
                     path=self.directory,
                 )
             return ResumeChoice(None, ())
-        choice = latest_valid(self.storage, self.ranks, self.storage_group, self.directory, self.foreign, self.catalog)
+        histories = self._on_leaders(self.control.journal.committed, "read the journal")
+        choice = latest_valid(
+            self.storage,
+            self.ranks,
+            self.storage_group,
+            self.directory,
+            self.foreign,
+            histories[self.storage_group.leader],
+            self._require_usable,
+            self.catalog,
+        )
         if choice.checkpoint is None and self.resume != "auto":
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
 
-    def _is_committed(self, entry: dict[str, Any]) -> bool:
-        """Return whether the checkpoint of a commit in the journal still exists."""
-        return entry.get("step") in self._committed_steps
+    def _is_there(self, subject: str | int) -> bool:
+        """Return whether a checkpoint of this name still exists, or one that is committed of this step."""
+        return subject in self._names if isinstance(subject, str) else subject in self._committed_steps
+
+    @functools.cached_property
+    def _names(self) -> set[str]:
+        return {path.name for path in candidates(self.storage, self.directory)}
 
     @functools.cached_property
     def _committed_steps(self) -> set[int]:
-        paths = [self.directory / name for name in self.catalog.committed()]
-        return {sort_key(self.catalog.summary, path)[0] for path in paths}
+        steps = set()
+        for name in self.catalog.committed():
+            with contextlib.suppress(CheckpointDamaged, FormatTooNew):
+                steps.add(self.catalog.summary(self.directory / name).step)
+        return steps
 
     def _named(self, path: Path) -> Checkpoint:
         found = run_on_all_ranks(
@@ -229,18 +256,19 @@ class Takeover:
             # Of what one node rejects, another may have nothing, or something pending, or the chosen one.
             is_chosen = chosen is not None and each.path == chosen.path
             if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
-                set_aside(self.storage, each.path, self._fence)
+                self._set_aside(each.path, self._fence)
         self._fence()
         self.control.stop_file.withdraw()  # it was meant for an earlier start
-        restored = sweep(self.storage, self.catalog, self.control.leftovers, self._fence)
+        restored = sweep(self.storage, self.catalog, self.control.leftovers, self.control.journal, self._fence)
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
-        self.control.journal.trim(self._is_committed)
+        self.control.journal.trim(self._is_there)
         self.control.journal.append(
             "start",
             generation=self.generation,
             step=step,
             rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
+            set_aside=[name for name in self._moved if self.directory / name not in restored.values()],
         )
         if chosen is None:
             return choice, wasted

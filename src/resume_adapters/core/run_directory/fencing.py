@@ -139,5 +139,5 @@ class Fencing:
     def _read_generation(self) -> _Generation | None:
         try:
             return msgspec.json.decode(self._storage.read(self._file), type=_Generation)
-        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None

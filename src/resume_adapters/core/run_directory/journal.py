@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from resume_adapters.core.checkpoint.history import CommitHistory, subjects
 from resume_adapters.core.storage.base import Storage, write_atomically
 
 _LARGE = 4 << 20
@@ -17,7 +18,7 @@ _LARGE = 4 << 20
 _FIRST, _LAST = 100, 2000
 """How many entries are kept in any case, of the oldest and of the newest."""
 
-_STOPS = ("stopped", "halted", "finished", "failed")
+_KEPT = ("stopped", "halted", "finished", "failed", "rewind")
 
 
 class Journal:
@@ -33,41 +34,66 @@ class Journal:
         self._storage = storage
         self._file = directory / "journal.jsonl"
         self._clock = clock
+        self._committed = CommitHistory()
+        self._committed_size = 0
+        self._is_torn = False
 
     def append(self, event: str, **facts: Any) -> None:
-        """Append one line."""
+        """Append one line, durably: what the run has committed is known from here alone."""
         entry = {"time": self._clock(), "event": event, **facts}
-        self._storage.append(self._file, msgspec.json.encode(entry) + b"\n")
+        # A crash may have left the last line without its end, and would take this one with it.
+        line = (b"\n" if self._is_torn else b"") + msgspec.json.encode(entry) + b"\n"
+        self._storage.append(self._file, line)
+        self._storage.sync(self._file)
+        self._is_torn = False
+        self._committed.add(entry)
+        self._committed_size += len(line)
 
-    def trim(self, is_there: Callable[[dict[str, Any]], bool]) -> None:
-        """If the journal is large, keep its first and last entries, all stops, and the commits that still count.
+    def committed(self) -> CommitHistory:
+        """Return what the run has committed; the file is read only where somebody else has appended to it."""
+        size = self._storage.size(self._file) if self._storage.exists(self._file) else 0
+        if size != self._committed_size:
+            content = self._read()
+            self._committed, self._committed_size = CommitHistory(_entries(content)), len(content)
+            self._is_torn = not content.endswith(b"\n")
+        return self._committed
+
+    def trim(self, is_there: Callable[[str | int], bool]) -> None:
+        """If the journal is large, keep its first and last entries, all stops, and what still counts of the commits.
 
         Args:
-            is_there: returns whether the checkpoint of a commit still exists.
+            is_there: returns whether a checkpoint still exists, by name, or by step where the journal has no name.
         """
         if not self._storage.exists(self._file) or self._storage.size(self._file) <= _LARGE:
             return
         entries = self.history()
+        last = {subject: number for number, entry in enumerate(entries) for subject in subjects(entry)}
+        counts = {number for subject, number in last.items() if is_there(subject)}
         kept = [
             entry
             for number, entry in enumerate(entries)
-            if number < _FIRST
-            or number >= len(entries) - _LAST
-            or entry["event"] in _STOPS
-            or (entry["event"] == "commit" and is_there(entry))
+            if number < _FIRST or number >= len(entries) - _LAST or entry["event"] in _KEPT or number in counts
         ]
-        write_atomically(self._storage, self._file, b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept))
+        content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in kept)
+        write_atomically(self._storage, self._file, content)
+        self._committed, self._committed_size, self._is_torn = CommitHistory(kept), len(content), False
 
     def history(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first, without a line that a crash truncated."""
+        return _entries(self._read())
+
+    def _read(self) -> bytes:
         try:
-            lines = self._storage.read(self._file).splitlines()
+            return self._storage.read(self._file)
         except FileNotFoundError:
-            return []
-        entries: list[dict[str, Any]] = []
-        for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                entry = msgspec.json.decode(line, type=dict[str, Any])
-                if isinstance(entry.get("event"), str) and isinstance(entry.get("time"), int | float):
-                    entries.append(entry)
-        return entries
+            return b""
+
+
+def _entries(content: bytes) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
+    for line in content.splitlines():
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            entry = msgspec.json.decode(line, type=dict[str, Any])
+            if isinstance(entry.get("event"), str) and isinstance(entry.get("time"), int | float):
+                entries.append(entry)
+    return entries

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
-from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first
+from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first, number_in
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import SUPERSEDED, superseded_path
 from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
@@ -26,6 +28,7 @@ def plan_prune(
     storage: Storage,
     directory: Path,
     keep: Policy,
+    history: CommitHistory,
     *,
     now: float,
     best: str | None = None,
@@ -35,13 +38,15 @@ def plan_prune(
 ) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory, or of all run directories of a run.
 
-    Checkpoints that are damaged, pending, foreign or of a later version are neither counted nor removed. The anchor is
-    read whole before anything is removed because of it.
+    Checkpoints that are damaged, pending, foreign or of a later version are neither counted nor removed, nor are those
+    that the run has not committed under their name: a copy is the user's. The anchor is read whole before anything is
+    removed because of it.
 
     Args:
         storage: the file operations.
         directory: the run directory.
         keep: the policy.
+        history: what the run has committed in this directory.
         now: seconds since 1970.
         best: name of the best checkpoint; by default that of the newest manifest.
         just_committed: name of a checkpoint that this process has just committed; it is not read again.
@@ -52,31 +57,77 @@ def plan_prune(
     known = Catalog(storage, directory) if catalog is None else catalog
     is_trusting = catalog is not None and just_committed is not None
 
-    def look() -> dict[str, Summary | None]:
-        found = known.whole()
-        return found if is_trusting or not known.look_again() else known.whole()
+    def look() -> _Found:
+        whole = known.whole()
+        if not is_trusting and known.look_again():
+            whole = known.whole()
+        return _found(storage, directory, whole, known.linked, history)
 
     while True:
-        of_all = run_on_all_ranks(leaders, look, "list the checkpoints")
-        plan = _plan(storage, directory, keep, of_all, leaders.gather(now)[0], best, just_committed, leaders)
+        found_by_all = run_on_all_ranks(leaders, look, "list the checkpoints")
+        plan = _plan(storage, directory, keep, found_by_all, leaders.gather(now)[0], best, just_committed, leaders)
         suspects = [*plan.remove, *list(plan.keep)[:_SUSPECTS]] if is_trusting and plan.remove else []
         again = functools.partial(known.look_again, suspects)
         if not any(run_on_all_ranks(leaders, again, "look at the checkpoints")):
             return plan
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The committed checkpoints of a run directory.
+
+    Attributes:
+        whole: what is remembered of each by name; ``None`` for one whose files do not have their sizes.
+        unknown: the names under which the run has committed nothing.
+        held: the names to which a link in the run directory points, each with the reason to keep it.
+    """
+
+    whole: dict[str, Summary | None]
+    unknown: set[str]
+    held: dict[str, str]
+
+
+def _found(
+    storage: Storage,
+    directory: Path,
+    whole: dict[str, Summary | None],
+    linked: Mapping[str, str],
+    history: CommitHistory,
+) -> _Found:
+    unknown = {
+        name
+        for name, summary in whole.items()
+        if not _is_in(history, name, summary) and not layout.is_unfinished(storage, directory / name)
+    }
+    return _Found(whole, unknown, {name: f"{link} points to it" for name, link in linked.items()})
+
+
+def _is_in(history: CommitHistory, name: str, summary: Summary | None) -> bool:
+    """Return whether a run has committed a checkpoint under its name.
+
+    Version 0.1.0 journaled steps without names: there the name must be one that a framework gives to this step.
+    """
+    name = name.removesuffix(SUPERSEDED)
+    is_unnamed = summary is not None and history.has_unnamed(summary.step) and number_in(name) == summary.step
+    return history.has(name) or is_unnamed
+
+
 def _plan(
     storage: Storage,
     directory: Path,
     keep: Policy,
-    of_all: list[dict[str, Summary | None]],
+    found_by_all: list[_Found],
     now: float,
     best: str | None,
     just_committed: str | None,
     leaders: Ranks,
 ) -> Plan:
     """Apply a policy to what the leaders of the run's directories have found in them."""
+    of_all = [found.whole for found in found_by_all]
     manifests, partial = _merge(of_all)
+    unknown = {name for found in found_by_all for name in found.unknown} & set(manifests)
+    manifests = {name: manifest for name, manifest in manifests.items() if name not in unknown}
+    held = {name: reason for found in found_by_all for name, reason in found.held.items()}
 
     def agrees(name: str) -> bool:
         return of_all[leaders.rank][name] is not None and _agrees(storage, directory / name)
@@ -102,8 +153,11 @@ def _plan(
     best = best or (manifests[anchor].best if anchor else None)
     if best is not None and best not in manifests:
         best += SUPERSEDED
-    return retention.plan_retention(found, keep, now=now, anchor=anchor, best=best)
+    plan = retention.plan_retention(found, keep, now=now, anchor=anchor, best=best, held=held)
+    return Plan({**plan.keep, **dict.fromkeys(sorted(unknown), _NOT_OURS)}, plan.remove)
 
+
+_NOT_OURS = "the journal has no commit of it under this name"
 
 _SUSPECTS = 32
 """How many of the newest kept checkpoints are looked at again before others are removed because of them."""
@@ -230,6 +284,7 @@ class Pruner:
             self._storage,
             self.directory,
             self.keep,
+            self._journal.committed(),
             now=self._clock(),
             best=best,
             just_committed=just_committed,

@@ -149,7 +149,7 @@ class StatusFile:
         """Return the last status; ``None`` if there is none, or it cannot be decoded."""
         try:
             return msgspec.json.decode(self._storage.read(self._file), type=RunStatus)
-        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
+from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import (
     CONTROL,
     LATEST,
@@ -26,6 +27,7 @@ from resume_adapters.core.checkpoint.remove import (
     restore_superseded,
 )
 from resume_adapters.core.checkpoint.validity import ForeignDetector, foreign_step
+from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.storage.base import (
     Storage,
@@ -34,7 +36,7 @@ from resume_adapters.core.storage.base import (
     make_durable_directory,
     temporary_path,
 )
-from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 
 
 def prepare(storage: Storage, directory: Path) -> None:
@@ -45,10 +47,26 @@ def prepare(storage: Storage, directory: Path) -> None:
     """
     probe = temporary_path(directory / CONTROL / "probe")
     with usable(directory):
+        _require_own(storage, directory / CONTROL)
         make_durable_directory(storage, directory / CONTROL)
         storage.write(probe, b"can this be written?\n")
         with contextlib.suppress(FileNotFoundError):  # a start at the same moment has removed it, as a leftover
             storage.remove_file(probe)
+
+
+def _require_own(storage: Storage, control: Path) -> None:
+    """Refuse files of the run directory that are links: what is written there would go somewhere else.
+
+    Raises:
+        RunDirectoryUnusable: naming the link.
+    """
+    for path in (control, control / "journal.jsonl", control / "set-aside"):
+        if storage.is_link(path):
+            raise RunDirectoryUnusable(
+                f"{path} is a symbolic link to {storage.read_link(path)}; expected none there, since a run writes "
+                "through no link: remove it",
+                path=path,
+            )
 
 
 @contextlib.contextmanager
@@ -136,13 +154,14 @@ def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
     return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
-def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, fence: Fence) -> dict[Path, Path]:
+def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, journal: Journal, fence: Fence) -> dict[Path, Path]:
     """Remove the leftovers of crashed saves and prunes, and restore what a crashed second save superseded.
 
     Args:
         storage: the file operations.
         catalog: the checkpoints of the run directory.
         leftovers: counts what cannot be removed.
+        journal: gets the entry of a commit that a crash left out.
         fence: raises where a later start owns the run directory.
 
     Returns:
@@ -163,8 +182,7 @@ def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, fence: Fence
             continue
         if path.name in committed:
             if not catalog.is_published(path):
-                with contextlib.suppress(FileNotFoundError):  # killed right after the commit, or woken up there
-                    storage.remove_file(layout.pending_path(storage, path))
+                _complete(storage, path, catalog, journal, fence)
         elif state_of(storage, path) is CheckpointState.PENDING:
             leftovers.add(path, delete(storage, path, fence))
     _remove_temporary_files(storage, directory, fence)
@@ -177,6 +195,17 @@ def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, fence: Fence
             restore_superseded(storage, original, fence)
             restored[path] = original
     return restored
+
+
+def _complete(storage: Storage, path: Path, catalog: Catalog, journal: Journal, fence: Fence) -> None:
+    """Do what a process that was killed right after a commit, or woken up there, has left undone."""
+    fence()
+    name = layout.original_path(path).name
+    if layout.is_unfinished(storage, path) and not journal.committed().has(name):
+        with contextlib.suppress(CheckpointDamaged, FormatTooNew):  # it is not resumed from either
+            journal.append("commit", step=catalog.summary(path).step, checkpoint=name)
+    with contextlib.suppress(FileNotFoundError):  # it woke up, and has done so itself
+        storage.remove_file(layout.pending_path(storage, path))
 
 
 def _remove_temporary_files(storage: Storage, directory: Path, fence: Fence) -> None:
@@ -196,6 +225,6 @@ def is_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> boo
     if state_of(storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
         return True
     try:
-        return foreign_step(storage, path, foreign) is not None
+        return foreign_step(storage, path, foreign, CommitHistory()) is not None
     except CheckpointDamaged:
         return True

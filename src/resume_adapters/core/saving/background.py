@@ -121,9 +121,15 @@ class ThreadSaveEngine:
         group = pending.storage_group
 
         def publish() -> None:
-            pending.publish(self._latest)
-            reason, cursor = manifest.reason, manifest.cursor
-            self._journal.append("commit", step=pending.step, reason=reason, cursor=cursor, seconds=seconds)
+            name, reason, cursor = pending.path.name, manifest.reason, manifest.cursor
+            try:
+                pending.publish(self._latest)
+                self._journal.append(
+                    "commit", step=pending.step, checkpoint=name, reason=reason, cursor=cursor, seconds=seconds
+                )
+                pending.complete()
+            finally:
+                pending.release()
 
         # Every node has committed its part before any of them prunes.
         run_on_all_ranks(group.leaders, publish, f"announce {pending.path.name}")

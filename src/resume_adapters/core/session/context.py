@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
@@ -88,6 +89,11 @@ class RestoreContext:
         return self.run.reader(self.checkpoint)
 
     @property
+    def files(self) -> CheckpointFiles:
+        """The checkpoint's files, the framework's among them."""
+        return self.reader.files
+
+    @property
     def source(self) -> Source:
         """Where this rank's state was read, for errors."""
         return self.reader.rank_source(self.ranks.rank % self.saved_by)
@@ -114,6 +120,17 @@ class RestoreContext:
         elif not self._trees:
             self._trees = [self._read(rank) or {} for rank in range(manifest.world_size)]
         return self._trees
+
+    def require_parts(self) -> None:
+        """Check the parts that this package saved for itself, as far as nothing else checks them.
+
+        Raises:
+            CheckpointDamaged: one is not what this package writes.
+        """
+        for name in ("trackers", "architecture"):
+            found = self.reader.part(name)
+            if found is not None and not isinstance(found, Mapping):
+                raise self.source.damaged(f"{name}.json holds a {type(found).__name__}, expected a mapping")
 
     def mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
         """Return the error that the checkpoint was saved with other settings than this launch has."""

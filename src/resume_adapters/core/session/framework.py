@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.state.stateful import Stateful
 
@@ -40,6 +41,7 @@ class Framework(Protocol):
             a user sets them.
         invariants: settings that a resume must find unchanged, likewise.
         trackers: the experiment trackers.
+        foreign: recognises checkpoints that the bare framework wrote.
     """
 
     @property
@@ -54,13 +56,8 @@ class Framework(Protocol):
     def invariants(self) -> Mapping[str, int]: ...
     @property
     def trackers(self) -> Trackers: ...
-
-    def foreign_step(self, path: Path) -> int | None:
-        """Return the step of a whole checkpoint that the bare framework wrote; ``None`` for anything else.
-
-        Raises:
-            CheckpointDamaged: it is not whole.
-        """
+    @property
+    def foreign(self) -> ForeignDetector: ...
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the model's."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from resume_adapters.core.checkpoint.checkpoint import ResumeChoice
+from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
 from resume_adapters.core.run_directory.launches import WastedLaunch
@@ -46,6 +47,12 @@ def log_wasted(launches: Sequence[WastedLaunch]) -> None:
 
 _SHOWN = 5
 """How many launches without progress are described."""
+
+
+def log_extra(name: str, extra: list[str]) -> None:
+    """Log what lies in a checkpoint and was not saved with it."""
+    if extra:
+        logger.warning("%s: not in the manifest of %s, and not read.", extra_in_words(extra), name)
 
 
 def log_finished(step: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.log import enable_logging, logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext, setting_differences
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import log_start, log_wasted
+from resume_adapters.core.session.messages import log_extra, log_start, log_wasted
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
@@ -64,11 +65,13 @@ class Restorer:
             ResumeError: as :meth:`ResumableRun.open` does.
         """
         enable_logging()
-        choice = self._run.open()
+        choice = self._run.open(self._require_records)
         checkpoint = choice.checkpoint
         if self._run.ranks.rank == 0:
             log_start(choice)
             log_wasted(self._run.wasted)
+            if checkpoint is not None:
+                log_extra(checkpoint.path.name, self._run.reader(checkpoint).files.extra())
         if checkpoint is not None:
             self.context = self.read(checkpoint)
             self._require_invariants(self.context)
@@ -76,7 +79,16 @@ class Restorer:
         self._run.begin(checkpoint.step if checkpoint else 0, manifest.epoch if manifest else 0.0)
         return self.context
 
-    def read(self, checkpoint: Any) -> RestoreContext:
+    def _require_records(self, checkpoint: Checkpoint) -> None:
+        """Read what this rank saved in a checkpoint, before anything is restored from it.
+
+        Raises:
+            CheckpointDamaged: it is not what this package writes.
+            FormatMismatch: a different version wrote it.
+        """
+        self.read(checkpoint).require_parts()
+
+    def read(self, checkpoint: Checkpoint) -> RestoreContext:
         """Return the context in which a checkpoint is restored."""
         return RestoreContext(self._run, checkpoint, self._kind, verify=self._options.verify, rescale=self._rescale)
 

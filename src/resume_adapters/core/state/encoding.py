@@ -41,8 +41,22 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
 
 
 def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
-    """Rebuild the tree that :func:`encode` split."""
-    return _decode(msgspec.json.decode(document), tensors)
+    """Rebuild the tree that :func:`encode` split.
+
+    Raises:
+        ValueError: the document is not what :func:`encode` wrote, or refers to other tensors.
+    """
+    try:
+        return _decode(msgspec.json.decode(document), tensors)
+    except _MALFORMED as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+_MALFORMED = (
+    *(msgspec.MsgspecError, UnicodeDecodeError, RecursionError),
+    *(KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError),
+)
+"""What decoding a document raises that :func:`encode` did not write, whatever is wrong in it."""
 
 
 def outline(document: bytes) -> Any:

@@ -8,6 +8,7 @@ lacks is a :class:`FormatMismatch` that says which version wrote it; a field tha
 from __future__ import annotations
 
 import functools
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from resume_adapters.errors import FormatMismatch
+from resume_adapters.errors import CheckpointDamaged, FormatMismatch
 
 R = TypeVar("R", bound="Record")
 
@@ -45,6 +46,10 @@ class Source(NamedTuple):
             step=self.step,
         )
 
+    def damaged(self, what: str) -> CheckpointDamaged:
+        """Return the error that something is not what this package writes."""
+        return CheckpointDamaged(f"{self.checkpoint.name} is damaged: {what}", path=self.checkpoint, step=self.step)
+
 
 class Stored(NamedTuple):
     """Annotates a field that has another name on disk."""
@@ -71,6 +76,7 @@ class Record:
 
         Raises:
             FormatMismatch: a field is missing, or is no record where one is expected.
+            CheckpointDamaged: a field is of a different kind than was written.
         """
         if not isinstance(tree, Mapping):
             raise source.lacks(f"record {where.rstrip('.')} in {source.file}")
@@ -106,7 +112,11 @@ def _to_tree(value: Any) -> Any:
 
 
 def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
-    """Read a value of a declared type; what is no record is handed on as it is."""
+    """Read a value of a declared type; of what is no record, the kind of value is checked.
+
+    Raises:
+        CheckpointDamaged: it is of a different kind.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -115,9 +125,27 @@ def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
         return _from_tree(kinds[0], value, source, where) if len(kinds) == 1 else value
     if _is_record(kind):
         return kind.from_tree(value, source, where)
-    if origin is list and _is_record(arguments[0]) and isinstance(value, list):
+    expected = _KINDS.get(origin or kind)
+    if expected is not None and not isinstance(value, expected):
+        raise source.damaged(
+            f"{where.rstrip('.')} in {source.file} is a {type(value).__name__}, expected {(origin or kind).__name__}"
+        )
+    if origin is list:
         return [_from_tree(arguments[0], each, source, f"{where}{index}.") for index, each in enumerate(value)]
+    if origin is dict:
+        return {key: _from_tree(arguments[1], each, source, f"{where}{key}.") for key, each in value.items()}
     return value
+
+
+_KINDS: dict[Any, type | tuple[type, ...]] = {
+    bool: bool,
+    int: numbers.Integral,
+    float: numbers.Real,
+    str: str,
+    list: list,
+    dict: Mapping,
+}
+"""What a declared type may be read as; numpy's numbers are numbers too."""
 
 
 def _is_record(kind: Any) -> bool:

@@ -121,13 +121,13 @@ def is_present(storage: Storage, path: Path) -> bool:
     return storage.is_link(path) or storage.exists(path)
 
 
-def files_under(storage: Storage, directory: Path) -> Iterator[Path]:
-    """Yield the regular files below a directory, in name order; symbolic links are not followed."""
+def leaves_under(storage: Storage, directory: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what is below a directory and is none itself, with its kind, in name order; links are not followed."""
     for entry in sorted(storage.entries(directory)):
         if entry.kind == "directory":
-            yield from files_under(storage, directory / entry.name)
-        elif entry.kind == "file":
-            yield directory / entry.name
+            yield from leaves_under(storage, directory / entry.name)
+        else:
+            yield directory / entry.name, entry.kind
 
 
 def temporary_path(path: Path) -> Path:

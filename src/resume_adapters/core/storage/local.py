@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
 import stat
 from collections.abc import Callable
@@ -18,6 +19,13 @@ _CHUNK = 1 << 21
 """Bytes read and hashed at a time: large enough for few calls, small enough for a core's caches."""
 
 
+LARGEST_DOCUMENT = 1 << 28
+"""Bytes of the largest file that is read as a whole: a manifest, a journal, or the JSON of a part."""
+
+_LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""What the system says of a path that leads to nothing, or can lead to nothing."""
+
+
 class LocalStorage:
     """A :class:`~resume_adapters.core.storage.base.Storage` on a mounted file system, local or shared."""
 
@@ -28,6 +36,21 @@ class LocalStorage:
         """Return a path and the descriptor that it is relative to: that of the directory, where it is held."""
         held = self._held.get(path.parent)
         return (path, None) if held is None else (path.name, held)
+
+    def _open(self, path: Path, flags: int) -> io.FileIO:
+        """Open a regular file, and nothing else: a pipe would wait for ever, a device has no end.
+
+        Raises:
+            OSError: it cannot be opened, or is not a regular file.
+        """
+        name, held = self._at(path)
+        descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=held)
+        try:
+            _require_regular(path, os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return io.FileIO(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "wb")
 
     def exists(self, path: Path) -> bool:
         return os.path.exists(path)  # pathlib takes twice as long, and a start asks ten thousands of times
@@ -48,7 +71,9 @@ class LocalStorage:
         return Path(os.path.realpath(path))
 
     def size(self, path: Path) -> int:
-        return os.stat(path).st_size
+        status = os.stat(path)
+        _require_regular(path, status)
+        return status.st_size
 
     def free_bytes(self, path: Path) -> int:
         found = os.statvfs(path)
@@ -57,8 +82,10 @@ class LocalStorage:
     def stamp(self, path: Path) -> Stamp | None:
         try:
             found = os.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError as error:
+            if error.errno in _LEADS_NOWHERE:
+                return None
+            raise
         return Stamp(found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
     def entries(self, path: Path) -> list[Entry]:
@@ -66,27 +93,30 @@ class LocalStorage:
             return [Entry(entry.name, _kind(entry)) for entry in entries]
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        with self._open(path, os.O_RDONLY) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST_DOCUMENT:
+                raise OSError(errno.EFBIG, f"has more than {LARGEST_DOCUMENT} bytes", str(path))
+            return file.readall()
 
     def digest(self, path: Path) -> tuple[int, str]:
         hasher = xxhash.xxh3_128()
         buffer = bytearray(_CHUNK)
         view = memoryview(buffer)
         size = 0
-        with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
+        with self._open(path, os.O_RDONLY) as file:
+            end = os.fstat(file.fileno()).st_size  # where another process appends without end
+            while size <= end and (count := file.readinto(buffer)):
                 hasher.update(view[:count])
                 size += count
         return size, hasher.hexdigest()
 
     def write(self, path: Path, content: bytes) -> None:
-        name, held = self._at(path)
-        with open(path, "wb", opener=lambda _, flags: os.open(name, flags, 0o666, dir_fd=held)) as file:
-            file.write(content)
+        with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as file:
+            _write_all(file, content)
 
     def append(self, path: Path, content: bytes) -> None:
-        with open(path, "ab") as file:
-            file.write(content)
+        with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as file:
+            _write_all(file, content)
 
     def keep_open(self, path: Path) -> Callable[[], None]:
         return functools.partial(os.close, os.open(path, os.O_RDONLY))
@@ -96,7 +126,7 @@ class LocalStorage:
             os.fsync(self._held[path])
             return
         name, held = self._at(path)
-        descriptor = os.open(name, os.O_RDONLY, dir_fd=held)
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK, dir_fd=held)
         try:
             os.fsync(descriptor)
         finally:
@@ -130,6 +160,17 @@ class LocalStorage:
 
     def release(self, directory: Path) -> None:
         os.close(self._held.pop(directory))
+
+
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _kind(entry: os.DirEntry[str]) -> Literal["file", "directory", "link", "other"]:

@@ -170,6 +170,7 @@ class EngineState:
             self.engine.load_checkpoint(str(directory), tag=tag)
 
     def _load_universal(self, context: RestoreContext, shards: Path) -> None:
+        files.require_named(context.files)
         with universal.converted(context, shards) as place:
             with self.loading(context), universal.loading(self.engine):
                 self.engine.load_checkpoint(str(place.parent), tag=place.name)
@@ -185,6 +186,7 @@ class EngineState:
             NotRestored: it loaded nothing or something else, or the ranks are at different steps.
         """
         checkpoint, engine = context.checkpoint, self.engine
+        files.require_named(context.files)
         context.rescale.schedules.remember(engine.lr_scheduler)
         with self.data_only() as checkpoint_engine:
             yield

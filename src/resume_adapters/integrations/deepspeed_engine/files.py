@@ -15,7 +15,9 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
-from resume_adapters.core.checkpoint.native_files import require_intact
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
+from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import safe_load
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine.names import MODEL, SHARD
@@ -93,18 +95,38 @@ def read(path: Path, map_location: Any = "cpu", *, mmap: bool = False) -> Any:
 
     Raises:
         UnsupportedSetting: it holds objects whose loading could run code.
+        CheckpointDamaged: it cannot be read.
     """
     try:
         with safe_load.allowing(DATA_CLASSES):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except UnpicklingError as error:
-        found = _unreadable(path)
+    except UNREADABLE as error:
+        found: list[str] = []
+        with contextlib.suppress(*UNREADABLE):
+            found = _unreadable(path)
+        if not isinstance(error, UnpicklingError):
+            raise CheckpointDamaged(f"{path.name} cannot be read: {error}", path=path) from error
         raise UnsupportedSetting(
             f"{path.parent.name}/{path.name} holds objects of {', '.join(found) or 'unknown classes'}, and loading "
             "them could run code. If you trust the file, load it with engine.load_checkpoint, and start another run "
             "directory",
             path=path,
         ) from error
+
+
+def require_named(files: CheckpointFiles) -> None:
+    """Refuse states that were not saved with a checkpoint: DeepSpeed counts the files of its names.
+
+    Raises:
+        CheckpointDamaged: naming the file.
+    """
+    for name in files.extra():
+        if name.endswith("_states.pt"):
+            raise CheckpointDamaged(
+                f"{files.checkpoint.name} has a file {name} that is not in its manifest, and DeepSpeed might load it: "
+                "move it out of the checkpoint",
+                path=files.checkpoint,
+            )
 
 
 def as_data() -> contextlib.AbstractContextManager[None]:
@@ -134,13 +156,13 @@ class ForeignCheckpoints:
         self.stage = stage
         self.rank = rank
 
-    def __call__(self, path: Path) -> int | None:
+    def step(self, path: Path) -> ForeignStep | None:
         """Return the step of a checkpoint that DeepSpeed wrote; ``None`` for anything else.
 
         Raises:
             CheckpointDamaged: files are missing, or it was saved with a different number of ranks or stage of ZeRO.
         """
-        names = {file.name for file in path.iterdir()} if path.is_dir() else set()
+        names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
         shards = [(found[2], int(found[1])) for name in names if (found := SHARD.fullmatch(name))]
         if not shards and MODEL not in names:
             return None
@@ -156,8 +178,18 @@ class ForeignCheckpoints:
                 f"has {self.world_size} ranks with ZeRO stage {self.stage}",
                 path=path,
             )
-        whole = [path / name for name in names if name == MODEL or SHARD.fullmatch(name)]
-        for file in whole:
-            require_intact(file)
         states = path / (MODEL if MODEL in names else f"zero_pp_rank_{min(ranks)}_{MODEL}")
-        return int(read(states, mmap=True)["global_steps"])
+        try:
+            return ForeignStep(int(read(states, mmap=True)["global_steps"]))
+        except UNREADABLE as error:
+            raise CheckpointDamaged(f"{states.name} cannot be read: {error}", path=path) from error
+
+    def require_whole(self, path: Path) -> None:
+        """Check that the files of a checkpoint are complete.
+
+        Raises:
+            CheckpointDamaged: naming one that is not.
+        """
+        for file in path.iterdir():
+            if file.name == MODEL or SHARD.fullmatch(file.name):
+                require_intact(file)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 from resume_adapters.integrations.trackers import deduplicate
 
 
@@ -124,15 +124,18 @@ def tracker_run(run_directory: str | os.PathLike[str], tracker: str) -> str | No
     # Imported here, since `import resume_adapters` imports this module: they would double its time.
     from resume_adapters.core.checkpoint import layout
     from resume_adapters.core.checkpoint.catalog import candidates
+    from resume_adapters.core.checkpoint.files import CheckpointFiles
     from resume_adapters.core.checkpoint.parts import read_part
+    from resume_adapters.core.checkpoint.validity import read_manifest
     from resume_adapters.core.storage.local import LocalStorage
 
     storage = LocalStorage()
     for path in candidates(storage, Path(run_directory)):
         if layout.is_committed(storage, path):
             try:
-                saved = read_part(storage, layout.extras_dir(storage, path), "trackers", 0)
-            except CheckpointDamaged:
+                files = CheckpointFiles(storage, path, read_manifest(storage, path))
+                saved = read_part(files, "trackers", 0)
+            except (CheckpointDamaged, FormatTooNew):
                 continue  # the resume reports it
             return None if saved is None else saved.get(tracker)
     return None

@@ -1,0 +1,108 @@
+"""The index of torch's distributed checkpoints, ``.metadata``: a pickle, read through a list of allowed classes."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import types
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.patching import replaced
+from resume_adapters.core.state import safe_load
+from resume_adapters.errors import CheckpointDamaged
+
+NAME = ".metadata"
+
+_ALLOWED = {
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+    ("pathlib._local", "PosixPath"),  # Python 3.13
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+}
+"""What an index consists of, beside dtypes: dataclasses, whose making runs no code of the file's choice."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        # vars(), not getattr(): torch imports submodules on attribute access, and the name comes from a file.
+        dtype = vars(torch).get(name) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of an index")
+        return super().find_class(module, name)
+
+
+def load(file: BinaryIO) -> Any:
+    """Read an index.
+
+    Raises:
+        UnpicklingError: it names something that is no part of an index, or is torn.
+    """
+    return _Unpickler(file).load()
+
+
+def _require_indexes(files: CheckpointFiles) -> None:
+    """Check the indexes of a checkpoint, with torch's own reader.
+
+    Raises:
+        CheckpointDamaged: one cannot be read, or loading it freely could run code.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    for name in files.named(NAME):
+        try:
+            FileSystemReader(files.require(name).parent).read_metadata()
+        except _MALFORMED as error:
+            raise CheckpointDamaged(f"{name} cannot be read: {error}", path=files.checkpoint) from error
+
+
+_MALFORMED = (
+    *(pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError),
+    *(RecursionError, RuntimeError, MemoryError, OverflowError, AssertionError),
+)
+"""What Python's unpickler raises where the file is not what it wrote."""
+
+
+@contextlib.contextmanager
+def reading(files: CheckpointFiles) -> Iterator[None]:
+    """Let torch read the indexes of a checkpoint through the list, and what else it holds as data.
+
+    Raises:
+        CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.
+    """
+    if not files.named(NAME):
+        yield
+        return
+    from torch.distributed.checkpoint import filesystem
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    # seam: torch 2.4 to 2.13: FileSystemReader.read_metadata calls pickle.load, and nothing else there reads pickles.
+    listed = types.SimpleNamespace(**{**vars(pickle), "load": load})
+    try:
+        with safe_load.data_only([]), replaced(filesystem, "pickle", listed):
+            _require_indexes(files)
+            yield
+    except CheckpointException as error:
+        raise CheckpointDamaged(
+            f"{files.checkpoint.name} cannot be read by torch.distributed.checkpoint: {error}", path=files.checkpoint
+        ) from error

@@ -1,0 +1,308 @@
+"""Damage of every kind, done to copies of a run directory in this process.
+
+Whatever is mutated, a start takes a checkpoint whose files are exactly those that were committed, or raises a
+:class:`ResumeError`: never another exception, never code of the checkpoint's choice, never a file that no manifest
+names.
+
+Each mutation follows from its seed. ``RESUME_ADAPTERS_FUZZ`` is the number of seeds (300 by default), and
+``RESUME_ADAPTERS_FUZZ_SEED`` the only one to replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import xxhash
+
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.layout import locate
+from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.records import RankState
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import ResumeError, RunDirectoryUnusable
+
+STORED = Path(__file__).parent / "stored"
+STORAGE = LocalStorage()
+
+_LARGEST = 1 << 22
+"""Bytes of a file that a mutation reads: others have made some as large as disks."""
+
+
+class Code:
+    """A pickle of it makes a directory where it is loaded freely."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+class Damage:
+    """One mutated copy of a run directory.
+
+    Args:
+        directory: the copy.
+        seed: what the mutations follow from.
+
+    Attributes:
+        marker: the directory that code from a checkpoint would make.
+        is_forged: the manifests were made to agree with the mutated files.
+        done: what was done, for the message.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self.marker = directory.parent / "code-ran"
+        self.is_forged = False
+        self.done: list[str] = []
+        self._random = random.Random(seed)
+        for _ in range(self._random.choice([1, 1, 1, 2, 3])):
+            mutate = self._random.choice(MUTATIONS)
+            path = self._random.choice(self._files() or [directory / "none"])
+            self.done.append(f"{mutate.__name__.lstrip('_')} {path.relative_to(directory)}")
+            mutate(self, path)
+
+    def _files(self) -> list[Path]:
+        found = (path for path in self.directory.rglob("*") if path.is_file() and not path.is_symlink())
+        return sorted(path for path in found if path.stat().st_size <= _LARGEST)
+
+    def _manifests(self) -> list[Path]:
+        return [path for path in self._files() if path.name == "manifest.json"]
+
+    # ---- Of one file
+
+    def _flip(self, path: Path) -> None:
+        content = bytearray(path.read_bytes() or b"\0")
+        content[self._random.randrange(len(content))] ^= 1 << self._random.randrange(8)
+        path.write_bytes(content)
+
+    def _cut(self, path: Path) -> None:
+        os.truncate(path, self._random.randrange(path.stat().st_size + 1))
+
+    def _grow(self, path: Path) -> None:
+        with path.open("ab") as file:
+            file.write(self._random.randbytes(self._random.choice([1, 100])))
+
+    def _make_sparse(self, path: Path) -> None:
+        os.truncate(path, 1 << 40)
+
+    def _remove(self, path: Path) -> None:
+        path.unlink()
+
+    def _replace(self, path: Path) -> None:
+        path.unlink()
+        kind = self._random.choice(["directory", "pipe", "/dev/zero", "/", "gone", path.name])
+        if kind == "directory":
+            path.mkdir()
+        elif kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to(kind)
+
+    def _swap(self, path: Path) -> None:
+        other = self._random.choice(self._files())
+        content = path.read_bytes()
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+
+    def _poison(self, path: Path) -> None:
+        path.write_bytes(pickle.dumps(Code(self.marker)))
+
+    # ---- Beside the files
+
+    def _add(self, path: Path) -> None:
+        names = ["model.safetensors", "optimizer.bin", "scaler.pt", "adapter_model.bin", "pytorch_model.bin"]
+        names += [
+            "ema.rank-00000.json",
+            "rank-00001.json",
+            "odd\udcff",
+            "x.ckpt",
+            ".hidden",
+            "mp_rank_01_model_states.pt",
+        ]
+        added = path.parent / self._random.choice(names)
+        if not os.path.lexists(added):
+            added.write_bytes(self._random.choice([b"", b"{}", pickle.dumps(Code(self.marker))]))
+
+    def _link(self, path: Path) -> None:
+        link = self.directory / self._random.choice(
+            ["x.ckpt", "checkpoint-99", "checkpoint_99", "global_step99", "\udcff"]
+        )
+        if not os.path.lexists(link):
+            link.symlink_to(self._random.choice(["/", "/dev/zero", ".", "..", link.name, "a" * 255, str(path)]))
+
+    def _copy(self, path: Path) -> None:
+        top = self.directory / path.relative_to(self.directory).parts[0]
+        to = top.with_name(self._random.choice(["best_0.93", "checkpoint-9000", "checkpoint_9000", "a" * 250]))
+        if top.is_dir() and not top.name.startswith(".") and not os.path.lexists(to):
+            with contextlib.suppress(shutil.Error):  # it copies no pipes
+                shutil.copytree(top, to, symlinks=True, ignore=_large)
+
+    def _lose(self, path: Path) -> None:
+        """Remove the directory of a file: this package's, or the whole checkpoint."""
+        if path.parent != self.directory:
+            shutil.rmtree(path.parent)
+
+    # ---- With manifests that agree
+
+    def _forge(self, path: Path) -> None:
+        """Change a node of a JSON document, a manifest or another, and let the manifests agree with it."""
+        self.is_forged = True
+        documents = [each for each in self._files() if each.suffix == ".json"]
+        document = self._random.choice(documents) if documents else path
+        try:
+            content = json.loads(document.read_bytes())
+        except (ValueError, RecursionError):
+            return
+        content = self._change(content)
+        text = json.dumps(content).replace('"DEEP"', "[" * 50_000 + "]" * 50_000)
+        if document.name == "manifest.json" and isinstance(content, dict) and "manifest" in content:
+            text = _envelope(text_of=json.dumps(content["manifest"]).replace('"DEEP"', "[" * 50_000 + "]" * 50_000))
+        document.write_text(text)
+        self._agree()
+
+    def _forge_bytes(self, path: Path) -> None:
+        """Damage a file, and let the manifests agree with it."""
+        self.is_forged = True
+        self._random.choice([Damage._flip, Damage._cut, Damage._poison])(self, path)
+        self._agree()
+
+    def _change(self, node: Any) -> Any:
+        inner = list(node) if isinstance(node, dict) else list(range(len(node))) if isinstance(node, list) else []
+        if inner and self._random.random() < 0.8:
+            key = self._random.choice(inner)
+            if self._random.random() < 0.15:
+                del node[key]
+            else:
+                node[key] = self._change(node[key])
+            return node
+        odd = [None, True, -1, 0, 1 << 70, 10**9, 1.5, "", "x", "../../x", "/etc/passwd", [], {}, [[]], "DEEP"]
+        odd += [{"$": kind, "of": [1]} for kind in ("tensor", "dict", "array", "dtype", "none", "complex", "set")]
+        return self._random.choice([*odd, {"$": ["x"]}, {"$": "tensor", "key": "x"}, {"$": "int", "of": "9" * 5000}])
+
+    def _agree(self) -> None:
+        for manifest in self._manifests():
+            try:
+                envelope = json.loads(manifest.read_bytes())
+                sidecar = manifest.parent
+                checkpoint = (
+                    sidecar.with_name(sidecar.name.removesuffix(".resume"))
+                    if sidecar.name != "resume"
+                    else (sidecar.parent)
+                )
+                for entry in envelope["manifest"]["files"]:
+                    if STORAGE.size(locate(STORAGE, checkpoint, entry["path"])) > _LARGEST:
+                        continue
+                    size, digest = STORAGE.digest(locate(STORAGE, checkpoint, entry["path"]))
+                    entry.update(bytes=size, digest=digest)
+                manifest.write_text(_envelope(text_of=json.dumps(envelope["manifest"])))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
+                continue
+
+
+def _large(directory: str, names: list[str]) -> list[str]:
+    """Return the names of what is too large to copy."""
+    paths = [Path(directory, name) for name in names]
+    return [path.name for path in paths if path.is_file() and path.stat().st_size > _LARGEST]
+
+
+def _envelope(text_of: str) -> str:
+    digest = xxhash.xxh3_128_hexdigest(text_of.encode())
+    return f'{{"digest":"{digest}","manifest":{text_of}}}'
+
+
+MUTATIONS: list[Callable[[Damage, Path], None]] = [
+    *(Damage._flip, Damage._cut, Damage._grow, Damage._make_sparse, Damage._remove, Damage._replace, Damage._swap),
+    *(Damage._poison, Damage._add, Damage._link, Damage._copy, Damage._lose),
+    *(Damage._forge, Damage._forge, Damage._forge, Damage._forge_bytes),
+]
+
+
+def survives_every_damage(
+    tmp_path: Path,
+    run_directory: str,
+    foreign: ForeignDetector,
+    kind: type[RankState],
+    load: Callable[[CheckpointFiles], object],
+) -> None:
+    """Mutate copies of a stored run directory, and start each.
+
+    Args:
+        tmp_path: where to.
+        run_directory: below ``tests/stored``.
+        foreign: the adapter's detector of checkpoints of the bare framework.
+        kind: the record of a rank's state.
+        load: reads the framework's own files as the adapter does.
+    """
+    one = os.environ.get("RESUME_ADAPTERS_FUZZ_SEED")
+    seeds = [int(one)] if one else range(int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300")))
+    committed = _contents(STORED / run_directory)
+    outcomes: dict[str, int] = {}
+    for seed in seeds:
+        directory = tmp_path / "run"
+        shutil.copytree(STORED / run_directory, directory, symlinks=True)
+        damage = Damage(directory, seed)
+        words = f"RESUME_ADAPTERS_FUZZ_SEED={seed}: {'; '.join(damage.done)}".encode(
+            "utf-8", "backslashreplace"
+        ).decode()
+        try:
+            outcome = _start(directory, foreign, kind, load, damage, committed)
+        except ResumeError as error:
+            outcome = type(error).__name__
+            # A start that cannot use its directory says so of any error; here the system must be its cause.
+            system = not isinstance(error, RunDirectoryUnusable) or isinstance(error.__cause__, OSError | None)
+            assert system, f"{words} ended in {error.__cause__!r}"
+        except BaseException as error:
+            raise AssertionError(f"{words} ended in {type(error).__name__}") from error
+        assert not damage.marker.exists(), f"{words} ran code"
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        shutil.rmtree(directory)
+    print(f"{run_directory}: seeds 0 to {len(seeds) - 1}, outcomes {outcomes}")
+    assert one or outcomes.keys() >= {"resumed", "NoValidCheckpoint"}, outcomes
+
+
+def _contents(directory: Path) -> set[str]:
+    return {STORAGE.digest(path)[1] for path in directory.rglob("*") if path.is_file()}
+
+
+def _start(
+    directory: Path,
+    foreign: ForeignDetector,
+    kind: type[RankState],
+    load: Callable[[CheckpointFiles], object],
+    damage: Damage,
+    committed: set[str],
+) -> str:
+    run = ResumableRun(directory, ranks=SingleProcess(), foreign=foreign)
+
+    def context(checkpoint: Checkpoint) -> RestoreContext:
+        return RestoreContext(run, checkpoint, kind, verify=True, rescale=cast("Any", None))
+
+    try:
+        chosen = run.open(lambda checkpoint: context(checkpoint).require_parts()).checkpoint
+        if chosen is None or chosen.manifest is None:
+            names = " ".join(damage.done)
+            lost = any(word in names for word in ("journal", ".resume", "lose", "remove", "replace"))
+            assert lost or damage.is_forged, "what was committed was neither found nor missed"
+            return "fresh" if chosen is None else "foreign"
+        files = run.reader(chosen).files
+        if not damage.is_forged:
+            read = {STORAGE.digest(files.require(entry.path))[1] for entry in chosen.manifest.files}
+            assert read <= committed, "a file is not what was committed"
+        load(files)
+        return "resumed"
+    finally:
+        run.close()

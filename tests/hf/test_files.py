@@ -1,0 +1,43 @@
+"""Which files of a checkpoint are read for the Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.hf import files
+
+
+def of(checkpoint: Path) -> CheckpointFiles:
+    """Return the files of a checkpoint as it is committed now."""
+    entries = tuple(FileEntry(file.name, 0, "") for file in checkpoint.iterdir())
+    facts = {"step": 1, "epoch": 0.0, "world_size": 1, "generation": 1, "written": 0.0, "reason": ""}
+    return CheckpointFiles(LocalStorage(), checkpoint, Manifest(files=entries, **facts))
+
+
+def test_whole_weights_beside_listed_shards_are_not_taken(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    index = {"weight_map": {"weight": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    committed = of(tmp_path)
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert files.weights(committed) == [tmp_path / "model-1.safetensors"]
+    files.require_named(committed, with_adapters=False)
+
+
+@pytest.mark.parametrize("name", ["scaler.pt", "adapter_model.safetensors"])
+def test_what_the_trainer_would_load_by_its_name_is_refused(tmp_path: Path, name: str) -> None:
+    committed = of(tmp_path)
+    (tmp_path / "README.md").touch()
+    files.require_named(committed, with_adapters=True)
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointDamaged, match=f"{name} that is not in its manifest"):
+        files.require_named(committed, with_adapters=True)

@@ -1,0 +1,19 @@
+"""Whatever damages a run directory, a start resumes from what was committed, or says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.lightning import files
+from resume_adapters.lightning.records import FitRankState
+
+import fuzz
+
+
+def load(found: CheckpointFiles) -> None:
+    files.read(found.require(found.checkpoint.name))
+
+
+def test_no_damage_is_loaded_or_ends_in_another_error_than_ours(tmp_path: Path) -> None:
+    fuzz.survives_every_damage(tmp_path, "lightning/out", files.ForeignCheckpoints(), FitRankState, load)
