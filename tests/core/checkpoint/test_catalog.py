@@ -73,8 +73,7 @@ def fill(directory: Path, count: int) -> None:
             files = [
                 msgspec.structs.replace(each, path=path) if "/" not in each.path else each for each in manifest.files
             ]
-            job.run.control.journal.append("commit", step=step, checkpoint=miniature.name(step))
-        renamed = msgspec.structs.replace(renamed, files=tuple(files))
+            renamed = msgspec.structs.replace(renamed, files=tuple(files))
         (miniature.own(directory / miniature.name(step)) / "manifest.json").write_bytes(encode_manifest(renamed))
     job.run.close()
 
