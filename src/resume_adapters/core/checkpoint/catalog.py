@@ -187,7 +187,7 @@ class Catalog:
         paths = candidates(self._storage, self.directory)
         kinds = {entry.name: entry.kind for entry in self._storage.entries(self.directory)} if paths else {}
         former, self._markers = self._markers, {}
-        self._linked = self._targets(name for name, kind in kinds.items() if kind == "link" and name != LATEST)
+        self._linked = self._targets(path.name for path in paths if kinds.get(path.name) == "link")
         found = []
         for path in paths:
             name = path.name
