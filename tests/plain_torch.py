@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.dataloader.progress import batch_size
+from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.loop import ResumableLoop
@@ -33,6 +34,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
@@ -160,6 +162,9 @@ class PlainTorch(LoopFramework):
     def skip_pass(self, loader: Any) -> None:
         self.skipped_passes += 1
         super().skip_pass(loader)
+
+    def subjects(self) -> Subjects:
+        return observed.subjects([self.model], [self.optimizer], [self.schedule, *self.model.buffers()])
 
     def describe(self) -> list[PartEntry]:
         return [PartEntry("model", "framework", "torch.save")]

@@ -15,11 +15,13 @@ from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderSt
 from resume_adapters.accelerate.schedules import steps_each
 from resume_adapters.accelerate.strategy import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.integrations.trackers.runs import Trackers
@@ -132,6 +134,13 @@ class AccelerateFramework(LoopFramework):
         if self.registered:
             found["registered"] = StatefulGroup(_by_class(self.registered))
         return found
+
+    def subjects(self) -> Subjects:
+        """Return the models, and schedulers that were not prepared."""
+        strategy = self._strategy
+        optimizers = [getattr(each, "optimizer", each) for each in strategy.optimizers]
+        schedulers = [getattr(each, "scheduler", each) for each in strategy.schedulers]
+        return observed.subjects(strategy.models, optimizers, [*schedulers, *optimizers, *self.registered])
 
     def rank_state(self) -> AccelerateRankState:
         """Return the counts of the accelerator and of its loaders."""

@@ -13,11 +13,13 @@ from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import batch_size
+from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import files, names
@@ -130,6 +132,12 @@ class DeepSpeedFramework(LoopFramework):
     def rank_state(self) -> EngineRankState:
         """Return what DeepSpeed does not save."""
         return self._state.rank_state()
+
+    def subjects(self) -> Subjects:
+        """Return the model, and schedulers that the engine does not have."""
+        engine = self.engine
+        optimizers = [each for each in (engine.basic_optimizer, engine.optimizer) if each is not None]
+        return observed.subjects([engine], optimizers, [engine.lr_scheduler, *optimizers, *engine.module.buffers()])
 
     def parts(self) -> dict[str, Stateful]:
         """Return the loss scale, and the buffers that DeepSpeed does not save."""

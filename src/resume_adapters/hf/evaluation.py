@@ -69,11 +69,14 @@ class InterruptibleEvaluation:
         """
         self._workers_before = files.evaluation_workers(self._trainer)
         before = self._session.random_state()
+        self._session.observed.hold()
         try:
             if self._session.stopping:
                 raise EvaluationInterrupted
-            return native()
-        except EvaluationInterrupted:
+            result = native()
+            self._session.observed.release()
+            return result
+        except EvaluationInterrupted:  # what is observed stays held: the evaluation is done again from its start
             self._session.restore_random_state(before)
             raise
 

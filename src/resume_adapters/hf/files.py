@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_callback import ExportableState, TrainerControl
+from transformers.trainer_callback import ExportableState
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
@@ -196,7 +196,7 @@ def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:
 
 
 def entries(trainer: Any) -> list[PartEntry]:
-    """Return an entry for each part that the trainer saves, and for what nobody captures."""
+    """Return an entry for each part that the trainer saves."""
     notes = {
         "model": "model weights, by save_model",
         "optimizer": "optimizer.pt",
@@ -207,20 +207,4 @@ def entries(trainer: Any) -> list[PartEntry]:
     }
     if trainer.accelerator.scaler is None:
         del notes["scaler"]
-    return [*(PartEntry(name, "framework", note) for name, note in notes.items()), *_missing(trainer)]
-
-
-def _missing(trainer: Any) -> list[PartEntry]:
-    found = []
-    for callback in trainer.callback_handler.callbacks:
-        ours = type(callback).__module__.startswith(("transformers.", "resume_adapters."))
-        able = isinstance(callback, ExportableState | Stateful | TrainerControl)
-        if not ours and not able and getattr(callback, "__dict__", None):
-            found.append(
-                PartEntry(
-                    "callbacks",
-                    "missing",
-                    f"{type(callback).__name__} has no state_dict(): after a resume it starts over",
-                )
-            )
-    return found
+    return [PartEntry(name, "framework", note) for name, note in notes.items()]

@@ -17,9 +17,10 @@ from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import load_weights
-from resume_adapters.hf import engine, files
+from resume_adapters.hf import engine, files, observed
 from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
@@ -142,6 +143,10 @@ class TrainerFramework:
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
         return [self.trainer.model_wrapped]
+
+    def subjects(self) -> Subjects:
+        """Return the trainer and what hangs on it, without what it saves or rebuilds."""
+        return observed.subjects(self.trainer)
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the trainer saves, and for what nobody captures."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import Trainer, trainer
 
+from resume_adapters.core.patching import wrapped
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf.callback import ResumeCallback
 from resume_adapters.hf.session import TrainerSession
@@ -94,6 +95,11 @@ _MANAGED: set[str] = set()
 """Output directories whose retention and loaders a session manages at the moment."""
 
 
+def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any) -> Any:
+    session.before_epoch()
+    return native(*args)
+
+
 @contextlib.contextmanager
 def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
     """Let a trainer be a :class:`ResumingTrainer` of a session while a training call lasts."""
@@ -102,7 +108,10 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
     trainer.__class__ = _resuming(cast("Any", base))
     _MANAGED.add(managed)
     try:
-        yield
+        with wrapped(
+            trainer.callback_handler, "on_epoch_begin", lambda native, *args: _begin_epoch(session, native, *args)
+        ):
+            yield
     finally:
         _MANAGED.discard(managed)
         trainer.__class__ = base

@@ -205,6 +205,11 @@ class TrainerSession:
 
     # ---- Training
 
+    def before_epoch(self) -> None:
+        """Begin to observe, before callbacks hear of the first epoch; of a resumed one they had heard before."""
+        if self._resumed is None or self._resumed.between_epochs:
+            self.session.begin_observing()
+
     def begin_epoch(self) -> None:
         """Count epochs; the micro-batches of a resumed one are counted on."""
         self.epoch += 1
@@ -270,6 +275,7 @@ class TrainerSession:
         Returns:
             Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
         """
+        self.session.begin_observing()
         state = self._resumed
         if state is None or state.evaluation is None:
             return False

@@ -110,7 +110,7 @@ def metrics(module: Any) -> dict[str, Any]:
             "state": {attribute: _copied(value) for attribute, value in metric.metric_state.items()},
             "updates": metric._update_count,
         }
-        for name, metric in _metrics(module)
+        for name, metric in torchmetrics(module)
     }
 
 
@@ -121,7 +121,7 @@ def _copied(value: Any) -> Any:
 
 def restore_metrics(module: Any, saved: dict[str, Any]) -> None:
     """Restore what :func:`metrics` returned."""
-    for name, metric in _metrics(module):
+    for name, metric in torchmetrics(module):
         if name in saved:
             for attribute in metric.metric_state.keys() & saved[name]["state"].keys():
                 setattr(metric, attribute, saved[name]["state"][attribute])
@@ -141,7 +141,7 @@ def share_of_metrics(module: Any, saved: Sequence[dict[str, Any]], rank: int) ->
         StateMismatch: a state is neither a sum nor a mean, a minimum or a maximum.
     """
     found = dict(saved[rank % len(saved)])
-    for name, metric in _metrics(module):
+    for name, metric in torchmetrics(module):
         parts = [each[name] for each in saved if name in each]
         if not any(each["updates"] for each in parts):
             continue
@@ -166,7 +166,8 @@ _REDUCED: dict[str, Callable[[list[Any], int], Any]] = {
 """A rank's share of a state, by the function with which torchmetrics reduces it over the ranks."""
 
 
-def _metrics(module: Any) -> list[tuple[str, Any]]:
+def torchmetrics(module: Any) -> list[tuple[str, Any]]:
+    """Return the torchmetrics objects of a module, by name."""
     from torchmetrics import Metric
 
     return [(name, each) for name, each in module.named_modules() if isinstance(each, Metric)]

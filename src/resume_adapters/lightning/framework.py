@@ -15,12 +15,13 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
-from resume_adapters.lightning import engine, files, model_checkpoints, module_state
+from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, pl
 
@@ -137,6 +138,10 @@ class LightningFramework:
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed."""
         return files.owner_of(file)
+
+    def subjects(self) -> Subjects:
+        """Return the module, its callbacks and the datamodule, without what Lightning saves."""
+        return observed.subjects(self._trainer, self._trainer.lightning_module.buffers() if self._ranks > 1 else ())
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""

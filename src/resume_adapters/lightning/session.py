@@ -176,6 +176,7 @@ class FitSession:
 
     def _restore_start(self, context: RestoreContext) -> None:
         self._trainer.should_stop = context.rank_state.should_stop
+        self._session.begin_observing()
         self.data.restore_random_state(context)
         self._session.rescale.move_schedules()
 
@@ -192,6 +193,7 @@ class FitSession:
             engine.require_whole_accumulations(self._trainer)
         if context is None or context.rank_state is None:
             self._align_buckets()
+            self._session.begin_observing()
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
 
@@ -213,6 +215,7 @@ class FitSession:
 
     def set_save_point(self, point: SavePoint) -> None:
         """Set where in the training a checkpoint is saved from now on."""
+        self._session.observed.release()
         self._save_point = point
 
     def end_batch(self) -> None:
@@ -239,6 +242,7 @@ class FitSession:
         if not self._trainer.sanity_checking:
             self._save_point = SavePoint.DUE
             self._before_validation = self._capture(SavePoint.DUE)
+            self._session.observed.hold()
             if self._votes_left and not self._is_saved:
                 self._fingerprint = self._take_fingerprint()
         result = native()

@@ -296,3 +296,46 @@ def test_an_outline_has_the_key_of_each_tensor_and_all_other_values() -> None:
     assert [each.key for each in found["weights"]] == [*tensors]
     assert all(isinstance(each, encoding.Reference) for each in found["weights"])
     assert first_difference(found["rest"], tree["rest"]) is None
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Text("x"), enum.Enum("Colour", "RED"), torch.ones(2).to_sparse(), "\ud800", np.array(["a"]), object(),
+        {"a": [bytearray(b"x")]}, torch.Size((1,)),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_would_come_back_as_something_else_is_refused_where_types_count(value: Any) -> None:
+    with pytest.raises(NotSerialisable):
+        encoding.exact(value)
+
+
+def test_a_tensor_of_a_device_that_is_not_here_comes_back_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = {"$": "device", "of": ["cuda", {"$": "tensor", "key": "0"}]}
+    tensor = torch.ones(2)
+    document = msgspec.json.encode(marked)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert encoding.decode(document, {"0": tensor}) is tensor
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    assert encoding.decode(document, {"0": tensor}) is tensor, "a device of another kind"
+    marked["of"] = ["meta", {"$": "tensor", "key": "0"}]
+    assert encoding.decode(msgspec.json.encode(marked), {"0": tensor}).device.type == "meta"
+
+
+def test_where_types_count_they_come_back() -> None:
+    value = {
+        "window": collections.deque([1, (2.0, None)], maxlen=4), "counts": collections.Counter("aab"),
+        "ordered": collections.OrderedDict(b=1, a=torch.float16), "frozen": frozenset((1,)), "set": {b"x"},
+        "lists": collections.defaultdict(list, {1: [torch.ones(1)]}), "none": collections.defaultdict(None),
+        "array": np.arange(2), "parameter": torch.nn.Parameter(torch.ones(1)),
+    }  # fmt: skip
+    found = through_disk(encoding.exact(value))
+    assert [type(each) for each in found.values()] == [*map(type, list(value.values())[:-1]), torch.Tensor]
+    assert repr(found)[:-30] == repr(value)[: len(repr(found)) - 30]
+    assert found["window"].maxlen == 4 and found["lists"].default_factory is list

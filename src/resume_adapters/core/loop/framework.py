@@ -14,6 +14,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 
@@ -120,6 +121,10 @@ class LoopFramework(abc.ABC):
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
         return ()
+
+    @abc.abstractmethod
+    def subjects(self) -> Subjects:
+        """Return the objects whose undeclared state is looked for."""
 
     @abc.abstractmethod
     def describe(self) -> Sequence[PartEntry]:

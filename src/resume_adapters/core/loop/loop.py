@@ -88,6 +88,7 @@ class ResumableLoop:
                 self._session.close()
                 raise
             self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
+            self._session.begin_observing()
         if loader is not None:
             self._passes.track_external(loader)
         return self._resumed

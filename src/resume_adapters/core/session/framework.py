@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.session.records import RankState
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 
 
@@ -76,6 +77,9 @@ class Framework(Protocol):
 
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
+
+    def subjects(self) -> Subjects:
+        """Return the objects whose undeclared state is looked for. It changes nothing, and draws no random number."""
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""

@@ -7,6 +7,7 @@ state, and gives both to the run.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from resume_adapters.core.session.context import RestoreContext, shard_digests
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_parts
+from resume_adapters.core.session.observed import TENSORS, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.trace import StepTrace
+from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest
@@ -54,6 +57,7 @@ class Session:
     Attributes:
         loaders: tracks and restores the training loaders.
         restorer: restores everything else.
+        observed: finds and restores what nobody has declared.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
         has_begun: the first step has begun.
@@ -84,6 +88,8 @@ class Session:
         self.has_saved = False
         self._best: str | None = None
         self._named_best: str | None = None
+        self.observed = ObservedState(self._subjects, framework.registers)
+        self._has_loaded_observed = False
         self._architecture: dict[str, str] | None = None
         run.undo_at_close(self._undo)
 
@@ -108,6 +114,28 @@ class Session:
     def restore_random_state(self, saved: Mapping[str, Any]) -> None:
         """Restore what :meth:`random_state` returned."""
         restore_with(saved, self.options.generators)
+
+    def begin_observing(self) -> None:
+        """Restore the undeclared state, and begin to look for more; once.
+
+        Call it before the first step, after whatever else makes or resets objects at the start of a training.
+        """
+        self._load_observed()
+        self.observed.begin()
+
+    def _load_observed(self) -> None:
+        if self._has_loaded_observed or self.context is None:
+            return
+        self._has_loaded_observed = True
+        launch = self.context.launch
+        if launch is not None and launch.observed:
+            self.observed.load(launch.observed, self.context.reader.part(TENSORS) or {})
+
+    def _subjects(self) -> Subjects:
+        """Return the framework's subjects, without what the user's parts capture."""
+        subjects, parts = self.framework.subjects(), self.options.parts.values()
+        held = [getattr(part, "generator", part) for part in parts]
+        return dataclasses.replace(subjects, captured=[*subjects.captured, *parts, *held])
 
     # ---- Training
 
@@ -168,6 +196,8 @@ class Session:
             loop: where the training is.
             is_file: the framework writes one file of that name, not a directory.
         """
+        self._load_observed()
+        self.observed.before_save(is_last=self.stopping)
         content = _SessionContent(self, loop, name)
         is_last = self.stopping or self._is_ending
         try:
@@ -193,15 +223,16 @@ class Session:
             shard_digests=shard_digests(sharded, self.run.ranks.rank),
             shift=self.rescale.shift,
             ddp_buckets=[each.order for each in self.restorer.bucket_orders],
+            observed=self.observed.capture(),
         )
 
     def log_saved(self, entries: Sequence[PartEntry], saved: str) -> None:
-        """Log a save; at the first, what each part holds."""
-        if self.trace is not None and not self.has_saved:
-            self.trace.add_missing(entries)
+        """Log a save; at the first, what each part holds, and later what of that is new."""
+        found = self.observed.new_entries()
+        if self.trace is not None:
+            self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:
-            if not self.has_saved:
-                log_parts(entries)
+            log_parts(found if self.has_saved else entries)
             logger.info(saved)
 
     def part_entries(self, parts: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
@@ -334,6 +365,7 @@ class _SessionContent:
             **session.options.parts,
             **session.framework.parts(),
             **self._loop.parts(),
+            **session.observed.parts(),
             "architecture": StaticState(session.architecture()),
             "trackers": StaticState(session.framework.trackers.capture()),
         }
@@ -342,7 +374,7 @@ class _SessionContent:
         session, facts = self._session, self._loop.facts()
         assert self._state is not None, "the state of the rank was captured"
         cursor = data_cursor(facts.epoch, self._state.loader_states)
-        entries = [*session.framework.describe(), *self._loop.describe()]
+        entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.entries()]
         session.log_saved(entries, f"{self._name} saved at {describe_cursor(cursor)}.")
         return {
             "reason": session.reason,

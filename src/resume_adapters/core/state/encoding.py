@@ -2,12 +2,13 @@
 
 A tree consists of dicts, lists, tuples, sets, numbers, strings, bytes, ``None``, torch tensors and numpy arrays.
 Tensors, arrays and bytes go into a safetensors file, the rest into JSON. ``{"$": kind, ...}`` stands for a type that
-JSON lacks.
+JSON lacks. A subclass of a dict comes back as a dict, unless :func:`exact` has marked it.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,98 @@ if TYPE_CHECKING:
     import torch
 
 _SAFE_INTEGER = 1 << 63
+
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (bool, dict, float, int, list, set, str, tuple)}
+"""What a ``defaultdict`` may make: a checkpoint names it, and nothing else can be named."""
+
+
+class _Marked(NamedTuple):
+    """A value whose type is encoded: the ``kind`` of a decoder, and what it decodes."""
+
+    kind: str
+    of: Any
+
+
+def exact(value: Any) -> Any:
+    """Return a copy of a tree that comes back with the same types: deques, Counters, devices of tensors.
+
+    Raises:
+        NotSerialisable: the tree holds an object of a type that would come back as a different one.
+    """
+    import torch
+
+    kind = type(value)
+    if kind is str:
+        return _require_unicode(value, "")
+    if value is None or kind in _PLAIN:
+        return value
+    if kind is list:
+        return [exact(item) for item in value]
+    if kind is tuple:
+        return tuple([exact(item) for item in value])
+    if kind in (set, frozenset):
+        return kind([exact(item) for item in value])
+    if kind is dict:
+        return {exact(key): exact(item) for key, item in value.items()}
+    if kind in (Counter, OrderedDict):
+        return _Marked(kind.__name__, _pairs(value))
+    if kind is deque:
+        return _Marked("deque", [value.maxlen, [exact(item) for item in value]])
+    if kind is defaultdict:
+        return _Marked("defaultdict", [_factory_name(value), _pairs(value)])
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        plain = _require_dense(value, "").detach()
+        return plain if plain.device.type == "cpu" else _Marked("device", [plain.device.type, plain])
+    if is_numeric(value) or kind is torch.dtype:
+        return value
+    raise NotSerialisable(f"a {kind.__module__}.{kind.__qualname__} is not data")
+
+
+_PLAIN = frozenset((bool, int, float, bytes))
+
+
+def _pairs(value: Mapping[Any, Any]) -> list[Any]:
+    return [[exact(key), exact(item)] for key, item in value.items()]
+
+
+def _unnamed() -> Any:
+    """Stand for what a ``defaultdict`` makes where a checkpoint cannot name it."""
+    raise NotSerialisable("what this defaultdict makes is not known from the checkpoint")
+
+
+def _factory_name(value: defaultdict[Any, Any]) -> str | None:
+    """Return the name of what a ``defaultdict`` makes; empty where a checkpoint cannot name it."""
+    if value.default_factory is None:
+        return None
+    return next((name for name, kind in _FACTORIES.items() if kind is value.default_factory), "")
+
+
+def has_same_factory(live: defaultdict[Any, Any], saved: defaultdict[Any, Any]) -> bool:
+    """Return whether a live ``defaultdict`` makes what a decoded one does, as far as a checkpoint can say."""
+    return _factory_name(live) == _factory_name(saved)
+
+
+def require_named(saved: Any) -> Any:
+    """Return a decoded tree.
+
+    Raises:
+        NotSerialisable: it holds a ``defaultdict`` that can only be filled into a live one, which knows what it makes.
+    """
+    if isinstance(saved, defaultdict) and saved.default_factory is _unnamed:
+        _unnamed()
+    for each in saved.values() if isinstance(saved, dict) else saved if isinstance(saved, list | tuple | deque) else ():
+        require_named(each)
+    return saved
+
+
+def is_numeric(value: Any) -> bool:
+    """Return whether a value is an array or a scalar of numpy that a checkpoint can hold."""
+    import numpy as np
+
+    if type(value) is not np.ndarray and not isinstance(value, np.generic):
+        return False
+    dtype = value.dtype
+    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 class Reference(NamedTuple):
@@ -92,6 +185,8 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, _Marked):
+        return {"$": value.kind, "of": _encode(value.of, where, tensors)}
     if isinstance(value, str):
         return _require_unicode(value, where)
     if isinstance(value, torch.Tensor):
@@ -145,18 +240,24 @@ def _require_unicode(value: str, where: str) -> str:
 def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-        raise NotSerialisable(
-            f"{where.lstrip('.') or 'the state'} is a {value.dtype} tensor of layout {value.layout} on {value.device}; "
-            "expected a dense tensor with data"
-        )
-    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    plain = _require_dense(value, where).detach().resolve_conj().resolve_neg().contiguous()
     if plain.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
         parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
         return {"$": "complex", "of": parts}
     key = f"{len(tensors)}{where}"
     tensors[key] = plain
     return {"$": "tensor", "key": key}
+
+
+def _require_dense(value: torch.Tensor, where: str) -> torch.Tensor:
+    import torch
+
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise NotSerialisable(
+            f"{where.lstrip('.') or 'the state'} is a {value.dtype} tensor of layout {value.layout} on {value.device}; "
+            "expected a dense tensor with data"
+        )
+    return value
 
 
 def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -172,11 +273,10 @@ def _unshared(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _require_numeric(array: Any, where: str) -> Any:
-    dtype = array.dtype
-    if dtype.kind not in "biufc" or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+    if not is_numeric(array):
         raise NotSerialisable(
-            f"{where.lstrip('.') or 'the state'} is a numpy array of {dtype}; expected numbers of at most 64 bits, in "
-            "the machine's byte order"
+            f"{where.lstrip('.') or 'the state'} is a numpy array of {array.dtype}; expected numbers of at most 64 "
+            "bits, in the machine's byte order"
         )
     return array
 
@@ -210,7 +310,31 @@ def _decode_complex(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return torch.view_as_complex(_decode(of, tensors))
 
 
+def _decode_pairs(of: Any, tensors: dict[str, torch.Tensor]) -> list[tuple[Any, Any]]:
+    return [(_decode(key, tensors), _decode(item, tensors)) for key, item in of]
+
+
+def _decode_defaultdict(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    factory, pairs = of
+    make = None if factory is None else _unnamed if factory == "" else _FACTORIES[factory]
+    return defaultdict(make, _decode_pairs(pairs, tensors))
+
+
+def _decode_on_device(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return a tensor on the kind of device where it was; on the CPU, where there is none here."""
+    import torch
+
+    device, tensor = of[0], _decode(of[1], tensors)
+    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return tensor.to(here) if here is not None and here.type == device else tensor
+
+
 _DECODERS: dict[str, Any] = {
+    "Counter": lambda of, tensors: Counter(dict(_decode_pairs(of, tensors))),
+    "OrderedDict": lambda of, tensors: OrderedDict(_decode_pairs(of, tensors)),
+    "defaultdict": _decode_defaultdict,
+    "deque": lambda of, tensors: deque(_decode(of[1], tensors), maxlen=of[0]),
+    "device": _decode_on_device,
     "array": lambda of, tensors: _decode(of, tensors).numpy(),
     "scalar": lambda of, tensors: _decode(of, tensors).numpy()[()],
     "bytes": lambda of, tensors: _decode(of, tensors).numpy().tobytes(),

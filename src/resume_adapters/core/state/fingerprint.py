@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -21,14 +22,18 @@ _LONGEST = 1_000_000
 """Values that one digest covers: whoever has more in one batch has them in tensors."""
 
 
-def value_digest(value: Any) -> str:
+def value_digest(value: Any, *, sampled_above: int | None = None) -> str:
     """Return a digest of 16 hexadecimal digits.
 
     It covers tensors and arrays with shape and dtype, mappings (in any order), sequences, sets, dataclasses, named
     tuples, strings, numbers, ``None``, generators by their state, and objects with a ``__dict__`` by their attributes;
     anything else by the name of its type.
+
+    Args:
+        value: the value.
+        sampled_above: bytes; of a tensor or an array that has more, about so many are read, spread evenly over it.
     """
-    walk = _Walk()
+    walk = _Walk(sampled_above)
     walk.add(value)
     return walk.hasher.hexdigest()
 
@@ -40,8 +45,9 @@ class _Walk:
         hasher: the digest so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sampled_above: int | None = None) -> None:
         self.hasher = xxhash.xxh3_64()
+        self._sampled_above = sampled_above
         self._inside: set[int] = set()
         self._left = _LONGEST
 
@@ -98,7 +104,8 @@ class _Walk:
             whole = local.detach().coalesce()
             self._items([whole.indices(), whole.values()])
         elif not local.is_meta:
-            self.hasher.update(bits(local).numpy().data)
+            stride = self._stride(local.numel() * local.element_size())
+            self.hasher.update(bits(local.detach().reshape(-1)[::stride] if stride > 1 else local).numpy().data)
 
     def _array(self, array: Any) -> None:
         import numpy as np
@@ -107,7 +114,11 @@ class _Walk:
         if array.dtype.hasobject:
             self._items(array.tolist() if array.ndim else [array.item()])
         else:
-            self.hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            read = array.reshape(-1)[:: self._stride(array.nbytes)]
+            self.hasher.update(np.ascontiguousarray(read).view(np.uint8).data)
+
+    def _stride(self, size: int) -> int:
+        return 1 if self._sampled_above is None else max(1, math.ceil(size / self._sampled_above))
 
     def _mapping(self, mapping: Mapping[Any, Any]) -> None:
         by_key = {key if isinstance(key, str) else value_digest(key): value for key, value in mapping.items()}

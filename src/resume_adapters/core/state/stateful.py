@@ -9,7 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from resume_adapters.core.state import rng
 from resume_adapters.errors import UnsupportedSetting
 
-RESERVED = ("architecture", "buffers", "callbacks", "manifest", "metrics", "registered", "scaler", "trackers")
+RESERVED = (
+    *("architecture", "buffers", "callbacks", "manifest", "metrics"),
+    *("observed_tensors", "registered", "scaler", "trackers"),
+)
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -1,0 +1,277 @@
+"""State that nobody has declared: found by comparing what hangs on the objects of a training, before and after.
+
+A census is taken before the first step and before the first two saves of a launch, and before the save of a stop. What
+differs, is data and belongs to nobody is captured from then on at each save, and restored before the first step. What
+differs and is not data is named. Between saves, nothing is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.log import logger
+from resume_adapters.core.state import census, encoding
+from resume_adapters.core.state.census import ABSENT, Census, Leaf, LeafKind, Path, Step, Subjects
+from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.errors import NotSerialisable
+
+TENSORS = "observed_tensors"
+"""The part that holds observed tensors of modules: alike on all ranks, as a rule, and large."""
+
+_CENSUSES = 2
+"""Saves of a launch before which a census is taken."""
+
+_SHOWN = 8
+"""Paths that a log line lists at most."""
+
+
+@dataclass
+class ObservedLeaf(Record):
+    """One value that was captured without being declared.
+
+    Attributes:
+        root: the root of its path.
+        steps: the steps of its path, as pairs of kind and key.
+        owner: type of the object that holds it.
+        before: type that it had before the first step.
+        type: type that it has now.
+        kind: how it was captured: the value of a :class:`LeafKind`.
+        in_place: it is a tensor or an array that training fills, and does not replace.
+        value: the value; ``None`` for tensors of modules, which are in a part.
+    """
+
+    root: str
+    steps: list[list[Any]]
+    owner: str
+    before: str
+    type: str
+    kind: str
+    in_place: bool
+    value: Any
+
+    @property
+    def path(self) -> Path:
+        """The path."""
+        return Path(self.root, tuple(Step(kind, key) for kind, key in self.steps))
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """A path that is captured at each save, with what a resume compares it with."""
+
+    kind: LeafKind
+    before: str
+    in_place: bool
+
+
+class ObservedState:
+    """Finds, captures and restores the undeclared state of one launch, on this rank.
+
+    Args:
+        subjects: returns what is looked at; asked at each census, since objects may be made on the way.
+        registers: what registers a part of the state, as a user writes it.
+        clock: returns seconds.
+
+    Attributes:
+        has_begun: :meth:`begin` was called.
+    """
+
+    def __init__(
+        self, subjects: Callable[[], Subjects], registers: str, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.has_begun = False
+        self._subjects = subjects
+        self._registers = registers
+        self._clock = clock
+        self._roots: Mapping[str, Any] = {}
+        self._start = Census()
+        self._censuses = 0
+        self._observed: dict[Path, _Observed] = {}
+        self._missing: dict[Path, PartEntry] = {}
+        self._said: set[PartEntry] = set()
+        self._saved: list[ObservedLeaf] = []
+        self._tensors: dict[str, Any] = {}
+        self._held: list[ObservedLeaf] | None = None
+
+    # ---- Resuming
+
+    def load(self, saved: list[ObservedLeaf], tensors: Mapping[str, Any]) -> None:
+        """Give what a checkpoint holds; :meth:`begin` restores it.
+
+        Args:
+            saved: what :meth:`capture` returned.
+            tensors: the state of the part that :meth:`parts` returned.
+        """
+        self._saved, self._tensors = saved, dict(tensors)
+
+    def begin(self) -> None:
+        """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
+
+        Call it when everything is loaded and made, before the first step.
+        """
+        if self.has_begun:
+            return
+        self.has_begun = True
+        subjects = self._subjects()
+        self._roots = subjects.roots
+        self._restore_all()
+        self._start = census.take(subjects, self._clock)
+        if self._start.left_out:
+            logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
+
+    def _restore_all(self) -> None:
+        """Restore values where their path still leads to the same type; log those that do not fit."""
+        for leaf in self._saved:
+            misfit = self._restore(leaf)
+            if misfit:
+                logger.warning("%s was saved, and is not restored: %s.", leaf.path, misfit)
+            else:
+                self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
+
+    def _restore(self, leaf: ObservedLeaf) -> str:
+        """Restore a value; return why it does not fit, or nothing."""
+        roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
+        owner, live = census.get(roots, path.owner), census.get(roots, path)
+        value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
+        expected = [leaf.type] if kind in (LeafKind.STATEFUL, LeafKind.TENSOR) else [leaf.before, leaf.type]
+        if owner is ABSENT or census.type_name(owner) != leaf.owner:
+            return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
+        if census.type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
+            return f"expected a {' or '.join(dict.fromkeys(expected))} there, found {_described(live)}"
+        if kind is LeafKind.TENSOR and (live.shape, live.dtype) != (value.shape, value.dtype):
+            return (
+                f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
+            )
+        try:
+            census.restore(roots, path, value, kind, in_place=leaf.in_place)
+        except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
+            return f"{type(error).__name__}: {error}"
+        return "" if self._is_restored(path, kind, value) else "it does not keep what it is given"
+
+    def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
+        live = census.capture(census.get(self._roots, path), kind)
+        return encoding.digest_of(live) == encoding.digest_of(encoding.exact(value))
+
+    # ---- Saving
+
+    def before_save(self, *, is_last: bool) -> None:
+        """Compare with the start of the launch, before its first two saves and its last one.
+
+        Args:
+            is_last: the run stops after this save.
+        """
+        if self.has_begun and self._held is None and (self._censuses < _CENSUSES or is_last):
+            self._censuses += 1
+            self._compare()
+
+    def hold(self) -> None:
+        """Let :meth:`capture` return the state of now, until :meth:`release`: an evaluation may be interrupted."""
+        if self.has_begun:
+            if self._censuses < _CENSUSES:
+                self._compare()
+            self._held = self.capture()
+
+    def release(self) -> None:
+        """Let :meth:`capture` return the state of the moment again."""
+        self._held = None
+
+    def _compare(self) -> None:
+        subjects = self._subjects()
+        self._roots = subjects.roots
+        now = census.take(subjects, self._clock)
+        for path, leaf in self._start.changed(now).items():
+            if path in self._observed or path in self._missing:
+                continue
+            if path.root in subjects.read_ahead:
+                self._name_read_ahead(path, leaf)
+            elif leaf.kind is LeafKind.OPAQUE:
+                self._name(path, leaf.type)
+            else:
+                self._observe(path, leaf)
+
+    def _observe(self, path: Path, leaf: Leaf) -> None:
+        before, live = self._start.leaves.get(path), census.get(self._roots, path)
+        is_same = before is not None and before.identity is not None and before.identity() is live
+        self._observed[path] = _Observed(leaf.kind, before.type if before else census.type_name(ABSENT), is_same)
+
+    def _name(self, path: Path, kind: str) -> None:
+        self._missing[path] = PartEntry(
+            "observed",
+            "missing",
+            f"{path}, a {kind}, has changed since the start and is not data: after a resume it starts over. Give it "
+            f"state_dict() and load_state_dict(), and register it with {self._registers}(...)",
+        )
+
+    def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
+        if leaf.type in ("Generator", "Random"):  # the session names generators, changed or not
+            return
+        self._missing[path] = PartEntry(
+            "data",
+            "missing",
+            f"{path}, a {leaf.type}, changes when batches are read: after a resume it starts over. A cache may; what "
+            "shapes a batch must follow from its index or from the random state",
+        )
+
+    def capture(self) -> list[ObservedLeaf]:
+        """Return what is observed, as data; what the checkpoint held, before :meth:`begin`."""
+        if not self.has_begun or self._held is not None:
+            return self._saved if self._held is None else self._held
+        roots = self._roots
+        self._tensors, captured = {}, []
+        for path, observed in list(self._observed.items()):
+            live = census.get(roots, path)
+            try:
+                if live is ABSENT:
+                    raise NotSerialisable("it is gone")
+                value = census.capture(live, observed.kind)
+            except NotSerialisable:
+                del self._observed[path]
+                self._name(path, census.type_name(live))
+                continue
+            if observed.kind is LeafKind.TENSOR:
+                self._tensors[str(path)], value = value, None
+            captured.append(self._leaf(path, observed, census.get(roots, path.owner), live, value))
+        return captured
+
+    def _leaf(self, path: Path, observed: _Observed, owner: Any, live: Any, value: Any) -> ObservedLeaf:
+        return ObservedLeaf(
+            root=path.root,
+            steps=[list(step) for step in path.steps],
+            owner=census.type_name(owner),
+            before=observed.before,
+            type=census.type_name(live),
+            kind=observed.kind.value,
+            in_place=observed.in_place,
+            value=value,
+        )
+
+    def parts(self) -> dict[str, StaticState]:
+        """Return the part of what :meth:`capture` has found last, where there is one."""
+        return {TENSORS: StaticState(self._tensors)} if self._tensors else {}
+
+    # ---- Describing
+
+    def entries(self) -> list[PartEntry]:
+        """Return an entry for what is captured, and one for each thing that is not."""
+        shown: dict[str, int] = {}
+        for path, observed in self._observed.items():
+            name = str(path.owner) if observed.kind is LeafKind.TENSOR else str(path)
+            shown[name] = shown.get(name, 0) + 1
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        captured = [PartEntry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
+        return [*captured, *self._missing.values()]
+
+    def new_entries(self) -> list[PartEntry]:
+        """Return the entries that were not returned by an earlier call."""
+        found = [entry for entry in self.entries() if entry not in self._said]
+        self._said.update(found)
+        return found
+
+
+def _described(value: Any) -> str:
+    return "nothing" if value is ABSENT else f"a {census.type_name(value)}"

@@ -1,0 +1,513 @@
+"""What hangs on the objects of a training: its leaves by path, which of them changed, and how to restore those.
+
+A walk begins at named roots and goes through attributes, dicts, lists and modules. The largest subtree of pure data is
+one leaf, so that a ``defaultdict`` of lists is compared, captured and restored as a whole. Walking only reads: no
+property is evaluated and no random number is drawn; only objects that have ``state_dict()`` are asked for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from resume_adapters.core.state import encoding
+from resume_adapters.core.state.fingerprint import value_digest
+from resume_adapters.core.state.rng import GeneratorState, is_generator
+from resume_adapters.errors import NotSerialisable
+
+DEPTH = 3
+"""Objects that a path leads through at most."""
+
+_SAMPLE = 1 << 20
+"""Bytes that are read of a larger tensor."""
+
+_LARGEST = 10_000
+"""Values in one leaf at most: a data set in a list is not the state of a training."""
+
+
+class Step(NamedTuple):
+    """One step of a path: from an object to what it holds.
+
+    Attributes:
+        kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"tensor"`` for a parameter or buffer of a
+            module by its name there, ``"requires_grad"`` for whether that parameter is trained.
+        key: the name, key or index.
+    """
+
+    kind: str
+    key: Any
+
+
+class Path(NamedTuple):
+    """Where something is.
+
+    Attributes:
+        root: name of the root.
+        steps: how to go there from the root.
+    """
+
+    root: str
+    steps: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return self.root + "".join(_shown(step) for step in self.steps)
+
+    def to(self, kind: str, key: Any) -> Path:
+        """Return the path to something that the object at this path holds."""
+        return Path(self.root, (*self.steps, Step(kind, key)))
+
+    @property
+    def owner(self) -> Path:
+        """The path to the object that holds this."""
+        return Path(self.root, self.steps[:-1])
+
+    def is_below(self, other: Path) -> bool:
+        """Return whether this path leads through another."""
+        return self.root == other.root and self.steps[: len(other.steps)] == other.steps
+
+
+def _shown(step: Step) -> str:
+    if step.kind == "[]":
+        return f"[{step.key!r}]"
+    return f".{step.key}" + (".requires_grad" if step.kind == "requires_grad" else "")
+
+
+class LeafKind(enum.Enum):
+    """How a leaf is captured: as data, through its ``state_dict()``, in place in its module, or not at all."""
+
+    DATA = "data"
+    STATEFUL = "stateful"
+    TENSOR = "tensor"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """What was found at a path.
+
+    Attributes:
+        kind: how it can be captured.
+        type: name of its type.
+        fingerprint: equal in two walks if nothing has changed.
+        identity: refers to the tensor or array that was found, to see later whether it was replaced.
+    """
+
+    kind: LeafKind
+    type: str
+    fingerprint: Any
+    identity: Any = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """What is walked.
+
+    Attributes:
+        roots: the objects where a walk begins, by the name under which a user knows them.
+        captured: objects that others capture or that hold no state of the training; a walk does not enter them.
+        ignored: what is not looked at, each with the reason: a path such as ``"trainer.deepspeed"``, or ``"*.name"``
+            for attributes of that name anywhere.
+        foreign: prefixes of modules whose objects are not entered.
+        read_ahead: names of the roots that change when batches are fetched, not when they are used.
+    """
+
+    roots: Mapping[str, Any]
+    captured: Iterable[Any] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    read_ahead: frozenset[str] = frozenset()
+
+
+@dataclass
+class Census:
+    """The leaves of one walk.
+
+    Attributes:
+        leaves: what was found, by path.
+        entered: the paths of the objects whose content was looked at.
+        left_out: objects that were not looked at, since the budget was used up.
+    """
+
+    leaves: dict[Path, Leaf] = field(default_factory=dict)
+    entered: set[Path] = field(default_factory=set)
+    left_out: int = 0
+
+    def changed(self, now: Census) -> dict[Path, Leaf]:
+        """Return the leaves of a later census that differ, but not what is below one that cannot be captured."""
+        found: dict[Path, Leaf] = {}
+        opaque: list[Path] = []
+        for path, leaf in now.leaves.items():  # what holds others comes before them
+            before = self.leaves.get(path)
+            if leaf == before or (before is None and path.owner not in self.entered):
+                continue
+            if any(path.is_below(each) for each in opaque):
+                continue
+            if leaf.kind is LeafKind.OPAQUE:
+                opaque.append(path)
+            found[path] = leaf
+        return found
+
+
+def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_000, seconds: float = 0.1) -> Census:
+    """Walk from the roots, nearest objects first.
+
+    Args:
+        subjects: what is walked.
+        clock: returns seconds.
+        objects: values that are looked at, at most.
+        seconds: time that the walk takes at most.
+    """
+    walk = _Walk(subjects, objects, lambda: clock() < end)
+    end = clock() + seconds
+    return walk.run()
+
+
+class _Walk:
+    def __init__(self, subjects: Subjects, objects: int, has_time: Callable[[], bool]) -> None:
+        self._subjects = subjects
+        self._left = objects
+        self._has_time = has_time
+        self._captured = _identities(subjects.captured)
+        self._seen: set[int] = set()
+        self._queue: deque[tuple[Path, Any, int]] = deque()
+        self._census = Census()
+
+    def run(self) -> Census:
+        for name, root in self._subjects.roots.items():
+            self._enter(Path(name), root, DEPTH)
+        while self._queue:
+            if self._left <= 0 or not self._has_time():
+                self._census.left_out += len(self._queue)
+                break
+            path, owner, depth = self._queue.popleft()
+            self._census.entered.add(path)
+            for step, value in _content(owner):
+                self._visit(Path(path.root, (*path.steps, step)), value, owner, depth)
+        return self._census
+
+    def _enter(self, path: Path, owner: Any, depth: int) -> None:
+        if id(owner) not in self._seen:
+            self._seen.add(id(owner))
+            self._queue.append((path, owner, depth))
+
+    def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
+        self._left -= 1
+        if self._is_passed_over(value) or self._is_ignored(path):
+            return
+        if type(value) in _CONTAINERS and len(value) > _LARGEST:
+            self._census.left_out += 1
+        elif path.steps[-1].kind == "tensor":
+            self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE))
+        elif self._is_data(value):
+            fixed = isinstance(owner, tuple)  # nothing can be restored there
+            self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, _fingerprint(value))
+        elif _is_module(value):
+            self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
+        elif is_generator(value):
+            self._add(path, LeafKind.STATEFUL, value, value_digest(value))
+        elif _is_stateful(value):
+            self._add_stateful(path, value)
+        elif isinstance(value, dict | list | tuple):
+            self._add(path, LeafKind.OPAQUE, value, len(value))
+            self._enter(path, value, depth)
+        else:
+            self._add(path, LeafKind.OPAQUE, value, str(value) if isinstance(value, enum.Enum) else None)
+            if depth > 1 and not isinstance(value, _CLOSED):
+                self._enter(path, value, depth - 1)
+
+    def _is_ignored(self, path: Path) -> bool:
+        ignored = self._subjects.ignored
+        if f"*.{path.steps[-1].key}" in ignored:
+            return True
+        return len(path.steps) <= DEPTH and str(path) in ignored
+
+    def _is_passed_over(self, value: Any) -> bool:
+        if type(value) in _PLAIN or value is None:
+            return False
+        if id(value) in self._captured or isinstance(value, _CODE) or _is_data_source(value):
+            return True
+        foreign = type(value).__module__.startswith((*_FOREIGN, *self._subjects.foreign))
+        return foreign and not _is_module(value)
+
+    def _add(self, path: Path, kind: LeafKind, value: Any, fingerprint: Any) -> None:
+        identity = weakref.ref(value) if kind is LeafKind.DATA and _is_array(value) else None
+        self._census.leaves[path] = Leaf(kind, type_name(value), fingerprint, identity)
+
+    def _add_stateful(self, path: Path, value: Any) -> None:
+        try:
+            fingerprint = value_digest(_state_of(value), sampled_above=_SAMPLE)
+        except NotSerialisable:
+            self._add(path, LeafKind.OPAQUE, value, None)
+        else:
+            self._add(path, LeafKind.STATEFUL, value, fingerprint)
+
+    def _is_data(self, value: Any) -> bool:
+        """Return whether a value is nothing but data that nobody captures."""
+        waiting, count = [value], 0
+        while waiting:
+            each = waiting.pop()
+            kind = type(each)
+            count += 1
+            if each is None or kind in _PLAIN:
+                continue
+            if count > _LARGEST or id(each) in self._captured:
+                return False
+            if kind in _CONTAINERS:
+                waiting.extend(each)
+                if isinstance(each, dict):
+                    waiting.extend(each.values())
+            elif not _is_leaf_data(each):
+                return False
+        self._left -= count - 1
+        return True
+
+
+_PLAIN = frozenset((bool, int, float, str, bytes))
+_CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
+_CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
+_FOREIGN = (
+    *("_thread", "asyncio", "concurrent.", "functools", "logging", "multiprocessing", "socket", "ssl", "threading"),
+    *("tqdm", "weakref", "torch.distributed", "torch.utils.hooks", "torch._", "resume_adapters."),
+)
+"""Modules of machinery: pools, loaders, process groups. They hold no state of a training, or others capture it."""
+
+
+def _identities(objects: Iterable[Any]) -> set[int]:
+    """Return the identities of objects; of a module, also of what its state dict holds."""
+    found = set()
+    for each in objects:
+        found.add(id(each))
+        if _is_module(each):
+            for module in each.modules():
+                found.update(id(tensor) for tensor in module._parameters.values())
+                held = module._buffers.items()
+                found.update(id(buffer) for name, buffer in held if name not in module._non_persistent_buffers_set)
+    return found - {id(None)}
+
+
+def _content(owner: Any) -> Iterator[tuple[Step, Any]]:
+    """Yield what an object holds."""
+    if isinstance(owner, dict):
+        yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in _PLAIN)
+    elif isinstance(owner, list | tuple):
+        yield from ((Step("[]", index), value) for index, value in enumerate(owner))
+    elif _is_module(owner):
+        yield from _module_content(owner)
+    else:
+        yield from _attributes(owner)
+
+
+def _attributes(owner: Any) -> Iterator[tuple[Step, Any]]:
+    for name, value in list(getattr(owner, "__dict__", {}).items()):
+        yield Step(".", name), value
+    for name in _slots(owner):
+        value = getattr(owner, name, ABSENT)
+        if value is not ABSENT:
+            yield Step(".", name), value
+
+
+def _slots(owner: Any) -> Iterator[str]:
+    for kind in type(owner).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if isinstance(vars(kind).get(name), types.MemberDescriptorType):
+                yield name
+
+
+def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield Step("tensor", name), parameter
+            yield Step("requires_grad", name), bool(parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            yield Step("tensor", name), buffer
+    for step, value in _attributes(module):
+        if step.key not in _plain_module():
+            yield step, value
+    for name, child in module._modules.items():
+        if child is not None:
+            yield Step(".", name), child
+
+
+@functools.cache
+def _plain_module() -> frozenset[str]:
+    """Return the attributes that every module has: hooks, its mode, what :func:`_module_content` yields otherwise."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
+
+
+def _fingerprint(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, str, bytes):
+        return value
+    return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)
+
+
+def _is_leaf_data(value: Any) -> bool:
+    import torch
+
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return value.layout is torch.strided and not value.is_quantized and not value.is_meta
+    return encoding.is_numeric(value) or type(value) is torch.dtype
+
+
+def _is_array(value: Any) -> bool:
+    import numpy as np
+    import torch
+
+    return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _is_module(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.nn.Module)
+
+
+def _is_data_source(value: Any) -> bool:
+    """Return whether a value is read ahead of the training: where it is, the positions of the loaders say."""
+    from torch.utils.data import DataLoader, Dataset, Sampler
+
+    return isinstance(value, DataLoader | Dataset | Sampler)
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(getattr(type(value), "state_dict", None)) and callable(
+        getattr(type(value), "load_state_dict", None)
+    )
+
+
+def type_name(value: Any) -> str:
+    """Return the name of a value's type; ``"absent"`` for :data:`ABSENT`."""
+    return "absent" if value is ABSENT else type(value).__name__
+
+
+# ---- Get, capture and restore by path
+
+ABSENT = object()
+"""Stands for what is not there."""
+
+
+def get(roots: Mapping[str, Any], path: Path) -> Any:
+    """Return what is at a path, or :data:`ABSENT`."""
+    value = roots.get(path.root, ABSENT)
+    for step in path.steps:
+        value = ABSENT if value is ABSENT else _follow(value, step)
+    return value
+
+
+def _follow(owner: Any, step: Step) -> Any:
+    if step.kind in ("tensor", "requires_grad"):
+        held = {**owner._parameters, **owner._buffers}.get(step.key) if _is_module(owner) else None
+        if held is None:
+            return ABSENT
+        return held if step.kind == "tensor" else bool(held.requires_grad)
+    if step.kind == "[]":
+        if isinstance(owner, dict):
+            return owner.get(step.key, ABSENT)
+        fits = isinstance(owner, list | tuple) and type(step.key) is int and 0 <= step.key < len(owner)
+        return owner[step.key] if fits else ABSENT
+    if step.key in getattr(owner, "__dict__", {}):
+        return vars(owner)[step.key]
+    if _is_module(owner) and owner._modules.get(step.key) is not None:
+        return owner._modules[step.key]
+    return getattr(owner, step.key, ABSENT) if step.key in _slots(owner) else ABSENT
+
+
+def capture(value: Any, kind: LeafKind) -> Any:
+    """Return a value as data that can be encoded.
+
+    Raises:
+        NotSerialisable: it is not data.
+    """
+    return encoding.exact(_state_of(value) if kind is LeafKind.STATEFUL else value)
+
+
+def _state_of(value: Any) -> Any:
+    try:
+        return (GeneratorState(value) if is_generator(value) else value).state_dict()
+    except Exception as error:  # of any kind: the method is the user's
+        raise NotSerialisable(f"the state_dict() of a {type_name(value)} failed: {error}") from error
+
+
+def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool) -> None:
+    """Restore what was captured at a path; containers in place, so that others who hold them see it.
+
+    Args:
+        roots: the objects where paths begin.
+        path: the path.
+        saved: what :func:`capture` returned, after decoding.
+        kind: how it was captured.
+        in_place: fill a tensor or an array that has the same shape and dtype, too.
+    """
+    live = get(roots, path)
+    if kind is LeafKind.STATEFUL:
+        (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
+    elif kind is LeafKind.TENSOR:
+        live.data.copy_(saved)
+    elif path.steps[-1].kind == "requires_grad":
+        live = get(roots, path.owner.to("tensor", path.steps[-1].key))
+        live.requires_grad_(saved)
+    else:
+        _assign(get(roots, path.owner), path.steps[-1], _filled(live, saved, in_place=in_place))
+
+
+def _assign(owner: Any, step: Step, value: Any) -> None:
+    if step.kind == "[]":
+        owner[step.key] = value
+    elif step.key in _slots(owner):
+        setattr(owner, step.key, value)
+    else:
+        # As it was read: not through a __setattr__ or a property, which may do more than assign.
+        vars(owner)[step.key] = value
+
+
+def _filled(live: Any, saved: Any, *, in_place: bool = False) -> Any:
+    """Return the saved value; in the live object where that is a container of the same type."""
+    if type(live) is not type(saved):
+        return encoding.require_named(saved)
+    if isinstance(saved, dict):
+        return _filled_dict(live, saved)
+    if isinstance(saved, list):
+        live[:] = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
+        return live
+    if isinstance(saved, deque) and live.maxlen == saved.maxlen:
+        items = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
+        live.clear()
+        live.extend(items)
+        return live
+    if isinstance(saved, set):
+        live.clear()
+        live.update(saved)
+        return live
+    if in_place and _is_array(saved) and live.shape == saved.shape and live.dtype == saved.dtype:
+        return _filled_array(live, saved)
+    return saved
+
+
+def _filled_array(live: Any, saved: Any) -> Any:
+    import torch
+
+    if isinstance(live, torch.Tensor):
+        live.data.copy_(saved)
+    else:
+        live[...] = saved
+    return live
+
+
+def _filled_dict(live: Any, saved: Any) -> Any:
+    if isinstance(saved, defaultdict) and not encoding.has_same_factory(live, saved):
+        return encoding.require_named(saved)
+    former = dict(live)
+    live.clear()
+    for key, value in saved.items():
+        live[key] = _filled(former.get(key, ABSENT), value)
+    return live

@@ -1,0 +1,64 @@
+"""Where undeclared state is looked for in a Trainer, and what is passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.trainer_callback import ExportableState, TrainerControl
+
+from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.stateful import Stateful
+
+IGNORED = {
+    "*.config": "save_pretrained() writes into the configuration of a model",
+    "trainer.current_flos": "the trainer adds it to state.total_flos when it saves",
+    "trainer.current_gradient_accumulation_steps": "set before each step",
+    "trainer._mixed_mesh_grads": "found out at each step",
+    "trainer._tr_loss": "among this adapter's counters, as the next three",
+    "trainer._total_loss_scalar": "a counter",
+    "trainer._globalstep_last_logged": "a counter",
+    "trainer._initial_global_step": "a counter",
+}
+"""What is passed over, each with the reason; ``tests/hf/test_observed.py`` shows that each entry is needed."""
+
+FOREIGN = (
+    "accelerate.",
+    "datasets.",
+    "pyarrow.",
+    "tokenizers.",
+    "transformers.tokenization",
+    "transformers.training_args",
+)
+"""Objects of these modules are not entered: others capture them, or they hold no state of the training."""
+
+
+def subjects(trainer: Any) -> Subjects:
+    """Return the trainer and what hangs on it."""
+    callbacks = [each for each in trainer.callback_handler.callbacks if not _is_saved(each)]
+    names = [type(each).__name__ for each in callbacks]
+    roots = {
+        "model": trainer.model,
+        "trainer": trainer,
+        **{f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)},
+        "data_collator": trainer.data_collator,
+        "train_dataset": trainer.train_dataset,
+        "eval_dataset": trainer.eval_dataset,
+    }
+    captured = [
+        *(trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, trainer.accelerator),
+        *(trainer.args, trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
+    ]
+    return Subjects(
+        roots={name: root for name, root in roots.items() if root is not None},
+        captured=captured,
+        ignored=IGNORED,
+        foreign=FOREIGN,
+        read_ahead=frozenset(("data_collator", "train_dataset", "eval_dataset")),
+    )
+
+
+def _is_saved(callback: Any) -> bool:
+    """Return whether the trainer or this package saves a callback's state by its own methods."""
+    if isinstance(callback, ExportableState | Stateful | TrainerControl):
+        return True
+    return type(callback).__module__.startswith(("transformers.", "resume_adapters."))  # bars, writers, nothing else

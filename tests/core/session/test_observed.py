@@ -1,0 +1,328 @@
+"""State that nobody has declared: found, captured, restored, named."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.checkpoint.parts import read_part, write_part
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.session.observed import ObservedLeaf, ObservedState
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.records import Source
+from resume_adapters.core.storage.local import LocalStorage
+
+from plain_torch import Still, StillState
+
+
+class Trainer:
+    """What a subclass of a trainer holds, as those of TRL do."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Any] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self.window: deque[float] = deque(maxlen=3)
+        self.count = 0
+        self.buffered: Any = None
+        self.total = torch.zeros(1)
+        self.filled = torch.zeros(2)
+        self.reference = torch.nn.Linear(2, 2)
+        self.generator = random.Random(1)
+        self.iterator: Any = None
+
+    def step(self) -> None:
+        self.count += 1
+        self.metrics["train"]["loss"].append(self.count / 3)
+        self.window.append(self.count / 7)
+        self.buffered = [{"ids": torch.full((2,), self.count)}]
+        self.total = self.total + self.count
+        self.filled.add_(1)
+        self.reference.weight.data.add_(1)
+        self.generator.random()
+
+
+def observing(trainer: Any, saved: Any = None, **options: Any) -> ObservedState:
+    state = ObservedState(lambda: Subjects({"trainer": trainer}, **options), "register")
+    if saved is not None:
+        state.load(*saved)
+    state.begin()
+    return state
+
+
+def through_disk(state: ObservedState, directory: Path) -> tuple[list[ObservedLeaf], Any]:
+    """Write and read what is observed as a checkpoint does."""
+    storage = LocalStorage()
+    write_part(storage, directory, "rank", {"observed": [each.to_tree() for each in state.capture()]})
+    trees = read_part(storage, directory, "rank")["observed"]
+    tensors: dict[str, Any] = {}
+    for name, part in state.parts().items():
+        write_part(storage, directory, name, part.state_dict())
+        tensors = read_part(storage, directory, name)
+    source = Source(directory, "rank.json", 1, "")
+    return [ObservedLeaf.from_tree(tree, source) for tree in trees], tensors
+
+
+def content(trainer: Trainer) -> str:
+    shown = {name: value for name, value in vars(trainer).items() if name not in ("reference", "generator")}
+    return repr([shown, trainer.reference.state_dict(), trainer.generator.getstate()])
+
+
+def test_a_resumed_training_has_what_the_undisturbed_one_has_over_several_launches(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weights = Trainer().reference.state_dict()
+
+    def fresh() -> Trainer:
+        trainer = Trainer()
+        trainer.reference.load_state_dict(weights)
+        return trainer
+
+    undisturbed = fresh()
+    for _ in range(9):
+        undisturbed.step()
+    saved = None
+    for _ in range(3):
+        trainer = fresh()
+        held, train, filled = trainer.reference.weight, trainer.metrics["train"], trainer.filled
+        state = observing(trainer, saved)
+        assert trainer.reference.weight is held and trainer.metrics["train"] is train and trainer.filled is filled
+        for _ in range(3):
+            trainer.step()
+        state.before_save(is_last=False)
+        saved = through_disk(state, tmp_path)
+    assert content(trainer) == content(undisturbed)
+
+
+def test_what_is_captured_and_what_is_not_is_said_once() -> None:
+    trainer = Trainer()
+    state = observing(trainer)
+    trainer.step()
+    trainer.iterator = iter([1])
+    state.before_save(is_last=False)
+    state.capture()
+    captured, missing = state.new_entries()
+    assert (captured.name, captured.by) == ("observed", "core")
+    assert captured.note == (
+        "trainer.count, trainer.buffered, trainer.total, trainer.filled, trainer.generator, trainer.metrics, "
+        "trainer.window, trainer.reference"
+    ) or set(captured.note.split(", ")) >= {"trainer.count", "trainer.metrics", "trainer.reference"}
+    assert (missing.name, missing.by) == ("observed", "missing")
+    assert missing.note.startswith("trainer.iterator, a list_iterator, has changed since the start and is not data")
+    assert state.new_entries() == [] and state.entries() == [captured, missing]
+
+
+def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
+    trainer = Trainer()
+    vars(trainer).update({f"n{index}": 0 for index in range(9)})
+    state = observing(trainer)
+    vars(trainer).update({f"n{index}": 1 for index in range(9)})
+    state.before_save(is_last=False)
+    (entry,) = state.entries()
+    assert entry.note.endswith("trainer.n7 and 1 more")
+
+
+def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
+    trainer, walks = Trainer(), []
+    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register", lambda: walks.append(0) or 0.0)
+    state.before_save(is_last=True)
+    assert not walks and state.capture() == [], "nothing was begun"
+    state.begin()
+    state.begin()
+    begun = len(walks)
+    for _ in range(2):
+        state.before_save(is_last=False)
+    twice = len(walks)
+    trainer.count = 1
+    state.before_save(is_last=False)
+    assert len(walks) == twice == 3 * begun and state.capture() == []
+    state.before_save(is_last=True)
+    assert len(walks) == 4 * begun and [each.value for each in state.capture()] == [1]
+
+
+def test_before_it_begins_what_the_checkpoint_held_is_saved_again(tmp_path: Path) -> None:
+    trainer = Trainer()
+    state = observing(trainer)
+    trainer.step()
+    state.before_save(is_last=False)
+    saved = through_disk(state, tmp_path)
+    again = ObservedState(lambda: Subjects({"trainer": Trainer()}), "register")
+    again.load(*saved)
+    assert again.capture() == saved[0] and again.parts()["observed_tensors"].state_dict() == saved[1]
+
+
+def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
+    trainer = Trainer()
+    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register")
+    state.hold()
+    state.begin()
+    trainer.count = 1
+    state.hold()
+    trainer.count = 2
+    trainer.window.append(1.0)
+    state.before_save(is_last=True)
+    assert {str(each.path): each.value for each in state.capture()} == {"trainer.count": 1}
+    state.release()
+    state.before_save(is_last=True)
+    assert len(state.capture()) == 2
+    for _ in range(2):
+        state.before_save(is_last=True)
+    state.hold()
+    assert len(state.capture()) == 2
+
+
+class Given:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def other_owner(trainer: Trainer) -> None:
+    trainer.metrics["train"] = Given(0)
+
+
+class Picky:
+    """Its state cannot be restored."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.n = how, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.how == "raises":
+            raise KeyError("n")
+
+
+MISFITS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "type": (lambda it: vars(it).update(count="many"), "trainer.count .* expected a int there, found a str"),
+    "gone": (lambda it: vars(it).pop("count"), "trainer.count .* expected a int there, found nothing"),
+    "item": (lambda it: it.objects.pop(), r"trainer.objects\[0\].n .* expected a Given that holds it, found nothing"),
+    "owner": (
+        lambda it: it.objects.__setitem__(0, Picky("")),
+        r"trainer.objects\[0\].n .* expected a Given that holds it, found a Picky",
+    ),
+    "shape": (
+        lambda it: vars(it).update(reference=torch.nn.Linear(3, 3)),
+        r"trainer.reference.weight .* expected torch.float32 \(2, 2\), .* found torch.float32 \(3, 3\)",
+    ),
+    "raises": (lambda it: vars(it.picky).update(how="raises"), "trainer.picky .* KeyError: 'n'"),
+    "drops": (lambda it: None, "trainer.picky .* it does not keep what it is given"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_fit_is_named_and_the_rest_is_restored(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def made() -> Any:
+        trainer: Any = Trainer()
+        trainer.objects, trainer.picky = [Given(0)], Picky("drops")
+        trainer.objects[0].n = 0
+        return trainer
+
+    trainer = made()
+    state = observing(trainer)
+    trainer.step()
+    trainer.objects[0].n = trainer.picky.n = 1
+    state.before_save(is_last=False)
+    saved = through_disk(state, tmp_path)
+    fresh = made()
+    change, message = MISFITS[case]
+    change(fresh)
+    with caplog.at_level(logging.WARNING, "resume_adapters"):
+        resumed = observing(fresh, saved)
+    found = [record.getMessage() for record in caplog.records]
+    assert any(re.search(message, each) for each in found), found
+    assert fresh.window == trainer.window and len(resumed.capture()) < len(saved[0])
+
+
+def test_what_stops_being_data_or_is_gone_is_named_and_no_longer_captured() -> None:
+    trainer = Trainer()
+    state = observing(trainer)
+    trainer.count, trainer.window = 1, deque([1.0])
+    state.before_save(is_last=False)
+    assert len(state.capture()) == 2
+    trainer.window.append(Given(1))  # type: ignore[arg-type]
+    del trainer.count
+    assert state.capture() == []
+    assert [entry.note.partition(",")[0] for entry in state.entries()] == ["trainer.window", "trainer.count"]
+
+
+def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
+    trainer, data = Trainer(), Trainer()
+    state = ObservedState(
+        lambda: Subjects({"trainer": trainer, "data": data}, read_ahead=frozenset(("data",))), "register"
+    )
+    state.begin()
+    data.count = trainer.count = 1
+    data.generator.random()
+    state.before_save(is_last=False)
+    assert [str(each.path) for each in state.capture()] == ["trainer.count"]
+    named = [entry.note for entry in state.entries() if entry.by == "missing"]
+    assert len(named) == 1 and named[0].startswith("data.count, a int, changes when batches are read")
+
+
+def test_it_says_when_not_everything_was_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    trainer: Any = Trainer()
+    trainer.numbers = list(range(20_000))
+    with caplog.at_level(logging.INFO, "resume_adapters"):
+        observing(trainer)
+    assert "1 objects were not compared" in caplog.text
+
+
+class Holder(Still):
+    """A framework whose training holds more than it saves."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self.trainer = trainer
+
+    def subjects(self) -> Subjects:
+        return Subjects({"trainer": self.trainer}, captured=[self.trainer.window])
+
+
+def begun(directory: Path, trainer: Trainer) -> tuple[Session, Holder]:
+    framework = Holder(trainer)
+    options = ResumeOptions(parts={"reference": trainer.reference})
+    session = Session(
+        ResumableRun(directory, ranks=SingleProcess()), framework, options, StillState, Rescale("refuse", 1)
+    )
+    session.open()
+    return session, framework
+
+
+def test_a_session_saves_and_restores_it_but_not_what_parts_capture(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Trainer()
+    session, framework = begun(tmp_path, first)
+    session.begin_observing()
+    first.step()
+    with caplog.at_level(logging.INFO, "resume_adapters"):
+        session.save("checkpoint-1", 1, framework)
+        assert "observed   captured by the core: trainer.metrics, trainer.count" in caplog.text
+        caplog.clear()
+        first.iterator = iter([1])
+        session.save("checkpoint-2", 2, framework)
+    assert "observed   MISSING: trainer.iterator" in caplog.text and "captured by" not in caplog.text
+    session.run.flush()
+    session.run.close()
+    second = Trainer()
+    session, framework = begun(tmp_path, second)
+    session.begin_observing()
+    session.begin_observing()
+    assert (second.count, second.metrics) == (first.count, first.metrics)
+    saved = session.context.launch.observed if session.context and session.context.launch else []
+    assert "window" not in {each.path.steps[0].key for each in saved or ()}
+    assert "reference" not in {each.path.steps[0].key for each in saved or ()}
+    session.run.close()

@@ -1,0 +1,314 @@
+"""The walk through the objects of a training: what it finds, what it passes over, what it restores."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import logging
+import random
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from resume_adapters.core.state import census, encoding
+from resume_adapters.core.state.census import ABSENT, Census, LeafKind, Path, Step, Subjects
+from resume_adapters.errors import NotSerialisable
+
+
+class Thing:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Slotted:
+    __slots__ = ("count", "empty")
+
+    def __init__(self) -> None:
+        self.count = 1
+
+
+class OneSlot(Slotted):
+    __slots__ = "more"
+
+
+class AlsoOpen(OneSlot):
+    __slots__ = ("__dict__",)
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Average:
+    def __init__(self, fails: bool = False) -> None:
+        self.shadow = torch.zeros(2)
+        self.fails = fails
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.fails:
+            raise RuntimeError("not ready")
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+def take(roots: dict[str, Any], **options: Any) -> Census:
+    return census.take(Subjects(roots, **options), lambda: 0.0)
+
+
+def path(root: str, *steps: tuple[str, Any]) -> Path:
+    return Path(root, tuple(Step(*step) for step in steps))
+
+
+def changes(trainer: Any, change: Any, **options: Any) -> dict[str, LeafKind]:
+    """Return what a census finds after a change, by path."""
+    before = take({"trainer": trainer}, **options)
+    change(trainer)
+    return {str(at): leaf.kind for at, leaf in before.changed(take({"trainer": trainer}, **options)).items()}
+
+
+def grown(value: Any) -> Any:
+    """Return a changed copy of a value."""
+    if isinstance(value, dict):
+        return type(value)(value.default_factory, {"b": [2]}) if isinstance(value, defaultdict) else type(value)(b=2)
+    if isinstance(value, deque | list):
+        other = copy.copy(value)
+        other.append(7)
+        return other
+    return value + value if not isinstance(value, set | frozenset) else value | {9}
+
+
+DATA = [
+    1, 1.5, "text", b"bytes", [1, [2.0]], (1, "a"), {1, 2}, frozenset((1,)), {"a": {"b": [None, True]}},
+    deque([1, 2], maxlen=3), deque([1]), defaultdict(list, {"a": [1.0]}), defaultdict(None, {"a": 1}), Counter("aab"),
+    OrderedDict(a=1), np.arange(3), np.float32(2), torch.arange(3), torch.ones(2, dtype=torch.bfloat16),
+    {"train": defaultdict(list, {"loss": [torch.ones(1)]}), "eval": deque([np.ones(2)])},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", DATA, ids=repr)
+def test_data_is_one_leaf_that_is_captured_encoded_and_restored_with_its_types(value: Any) -> None:
+    trainer = Thing(value=value, same=copy.deepcopy(value))
+    changed = grown(value)
+    found = changes(trainer, lambda it: vars(it).update(value=copy.deepcopy(changed)))
+    assert found == {"trainer.value": LeafKind.DATA}
+    at = path("trainer", (".", "value"))
+    captured = census.capture(changed, LeafKind.DATA)
+    document, tensors = encoding.encode(captured)
+    saved = encoding.decode(document, tensors)
+    assert type(saved) is type(changed) and encoding.digest_of(encoding.exact(saved)) == encoding.digest_of(captured)
+    fresh = Thing(value=copy.deepcopy(value))
+    census.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
+    live = fresh.value
+    assert type(live) is type(changed)
+    assert encoding.digest_of(encoding.exact(live)) == encoding.digest_of(captured)
+    if isinstance(live, deque):
+        assert live.maxlen == changed.maxlen
+    if isinstance(live, defaultdict):
+        assert live.default_factory is changed.default_factory
+
+
+def test_containers_are_restored_in_place_also_within_others() -> None:
+    inner, items, seen, window = defaultdict(list, {"loss": [1]}), [[1], 5], {1}, deque([[1]], maxlen=3)
+    trainer = Thing(metrics={"train": inner, "gone": 1}, items=items, seen=seen, window=window)
+    first, held = items[0], window[0]
+    saved = {"new": 2, "train": defaultdict(list, {"loss": [1, 2]})}
+    roots = {"trainer": trainer}
+    for name, value in (("metrics", saved), ("items", [[1, 2], 6, 7]), ("seen", {2}), ("window", deque([[3], [4]], 3))):
+        census.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
+    assert inner == {"loss": [1, 2]} and trainer.metrics == {"new": 2, "train": inner}
+    assert list(trainer.metrics) == ["new", "train"], "in the order in which they were saved"
+    assert items == [[1, 2], 6, 7] and items[0] is first and seen == {2}
+    assert window == deque([[3], [4]]) and window[0] is held
+    census.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
+    assert trainer.window is not window and trainer.window.maxlen == 9
+    other = defaultdict(int, {"loss": 1})
+    census.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
+    assert trainer.metrics["train"] is other
+
+
+def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() -> None:
+    def made() -> Any:
+        return Thing(logs={"rewards": defaultdict(lambda: deque(maxlen=2))}, none=None)
+
+    trainer, fresh, at = made(), made(), path("trainer", (".", "logs"))
+    trainer.logs["rewards"]["length"].append(1.5)
+    document, tensors = encoding.encode(census.capture(trainer.logs, LeafKind.DATA))
+    saved = encoding.decode(document, tensors)
+    census.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
+    assert fresh.logs == trainer.logs and fresh.logs["rewards"]["new"].maxlen == 2
+    known = Thing(logs={"rewards": defaultdict(list)})
+    for roots, where in (({"trainer": fresh}, "none"), ({"trainer": known}, "logs")):
+        with pytest.raises(NotSerialisable):
+            census.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
+    with pytest.raises(NotSerialisable):
+        census.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
+
+
+@pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
+def test_an_array_that_training_fills_is_filled_and_one_that_it_replaces_is_replaced(made: Any) -> None:
+    start, saved, smaller = made(), made() + 1, made()[:1]
+    trainer, at = Thing(total=start), path("trainer", (".", "total"))
+    census.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False)
+    assert trainer.total is saved and not start.any()
+    trainer.total = start
+    census.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
+    assert trainer.total is smaller
+    trainer.total = start
+    census.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True)
+    assert trainer.total is start and start.all()
+
+
+def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below() -> None:
+    trainer = Thing(history=[Thing(a=1)], pair=(1, Thing()), iterator=None, colour=Colour.RED, none=Thing())
+
+    def change(it: Any) -> None:
+        it.history.append(Thing(a=1))
+        it.history[0].a = 2
+        it.pair = (2, it.pair[1])
+        it.iterator, it.colour, it.none = iter([1]), Colour.BLUE, None
+        it.made = Thing(a=1)
+
+    assert changes(trainer, change) == {
+        "trainer.history": LeafKind.OPAQUE,
+        "trainer.pair[0]": LeafKind.OPAQUE,
+        "trainer.iterator": LeafKind.OPAQUE,
+        "trainer.colour": LeafKind.OPAQUE,
+        "trainer.none": LeafKind.DATA,
+        "trainer.made": LeafKind.OPAQUE,
+    }
+
+
+def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep() -> None:
+    deep = Thing(three=Thing(four=Thing(n=0), n=0), n=0)
+    trainer = Thing(one=deep, objects=[Thing(n=0)], named={"a": Thing(n=0), Thing(): 1}, slots=AlsoOpen(), twice=deep)
+
+    def change(it: Any) -> None:
+        for each in (it.one, it.one.three, it.one.three.four, it.objects[0], it.named["a"]):
+            each.n = 1
+        it.slots.count = 2
+
+    found = changes(trainer, change)
+    assert set(found) == {
+        *("trainer.one.n", "trainer.one.three.n", "trainer.objects[0].n", "trainer.named['a'].n"),
+        "trainer.slots.count",
+    }
+    at = path("trainer", (".", "slots"), (".", "count"))
+    census.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    assert trainer.slots.count == 5
+    at = path("trainer", (".", "objects"), ("[]", 0), (".", "n"))
+    census.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    assert trainer.objects[0].n == 5
+
+
+def test_machinery_code_and_what_others_capture_is_passed_over() -> None:
+    held = torch.zeros(2)
+    captured = Thing(n=0)
+    trainer = Thing(
+        lock=threading.Lock(), log=logging.getLogger("x"), function=len, kind=Thing, module=random, captured=captured,
+        listed=[held], given=1, anywhere=Thing(noise=1), foreign=None,
+    )  # fmt: skip
+
+    def change(it: Any) -> None:
+        it.lock, it.log, it.function, it.kind, it.module = threading.Lock(), logging.getLogger("y"), max, Slotted, enum
+        it.captured.n = it.given = it.anywhere.noise = 5
+        it.foreign = np.random.RandomState(0)
+        held.add_(1)
+
+    ignored = {"trainer.given": "the framework counts it", "*.noise": "nobody reads it"}
+    options = {"captured": [captured, held], "ignored": ignored, "foreign": ("numpy.random",)}
+    assert changes(trainer, change, **options) == {}
+
+
+def test_a_stateful_object_and_a_generator_are_captured_through_their_state() -> None:
+    average, generator = Average(), random.Random(1)
+    trainer = Thing(average=average, generator=generator, broken=Average(fails=True))
+
+    def change(it: Any) -> None:
+        it.average.shadow = torch.ones(2)
+        it.generator.random()
+
+    assert changes(trainer, change) == {"trainer.average": LeafKind.STATEFUL, "trainer.generator": LeafKind.STATEFUL}
+    saved = {name: census.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
+    expected, fresh = generator.random(), Thing(average=Average(), generator=random.Random(5))
+    for name, state in saved.items():
+        census.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
+    assert fresh.generator.random() == expected and fresh.average.shadow.all()
+    for value in (trainer.broken, None):
+        with pytest.raises(NotSerialisable):
+            census.capture(value, LeafKind.STATEFUL)
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_parameter("none", None)
+        self.register_module("nothing", None)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("kept", torch.zeros(2), persistent=False)
+        self.register_buffer("empty", None)
+        self.calls = 0
+
+
+def test_of_the_trained_model_only_what_its_state_dict_lacks_is_found() -> None:
+    model = Network()
+    trainer = Thing(model=model, parameters=list(model.parameters()), reference=Network(), again=model)
+
+    def census_of() -> Census:
+        return take({"model": model, "trainer": trainer}, captured=[model])
+
+    before = census_of()
+    model.calls += 1
+    for tensor in (model.layer.weight, model.mean, model.kept, trainer.reference.layer.bias):
+        tensor.data.add_(1)
+    model.layer.bias.requires_grad_(False)
+    found = before.changed(census_of())
+    assert {str(at): leaf.kind for at, leaf in found.items()} == {
+        "model.calls": LeafKind.DATA,
+        "model.kept": LeafKind.TENSOR,
+        "model.layer.bias.requires_grad": LeafKind.DATA,
+        "trainer.reference.layer.bias": LeafKind.TENSOR,
+    }
+    fresh = {"model": Network(), "trainer": Thing(reference=Network())}
+    for at, leaf in found.items():
+        live = census.get({"model": model, "trainer": trainer}, at)
+        held = census.get(fresh, at)
+        census.restore(fresh, at, census.capture(live, leaf.kind), leaf.kind, in_place=False)
+        if leaf.kind is LeafKind.TENSOR:
+            assert census.get(fresh, at) is held and torch.equal(held, live)
+    assert fresh["model"].calls == 1 and not fresh["model"].layer.bias.requires_grad
+
+
+def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -> None:
+    def trainer() -> Thing:
+        return Thing(near=1, objects=[Thing(n=index) for index in range(50)], numbers=list(range(20_000)))
+
+    roots = {"trainer": trainer()}
+    whole, part = take(roots), census.take(Subjects(roots), lambda: 0.0, objects=40)
+    assert whole.left_out == 1, "the numbers are a data set"
+    assert part.left_out == 51 and part.leaves.keys() < whole.leaves.keys()
+    assert part.changed(whole) == {}
+    times = iter([0.0, 0.0, 1.0])
+    assert census.take(Subjects(roots), lambda: next(times), seconds=0.5).left_out == 2, "the objects and the numbers"
+
+
+def test_a_path_that_leads_nowhere_finds_nothing() -> None:
+    model = Network()
+    roots = {"trainer": Thing(items=[1], named={"a": 1}, pair=(1,), slots=Slotted()), "model": model}
+    paths = [
+        path("nobody"), path("nobody", (".", "a")), path("trainer", (".", "a"), (".", "b")),
+        path("trainer", (".", "items"), ("[]", 1)), path("trainer", (".", "items"), ("[]", "a")),
+        path("trainer", (".", "named"), ("[]", "b")), path("trainer", ("tensor", "weight")),
+        path("model", ("tensor", "weight")), path("model", ("requires_grad", "none")),
+        path("trainer", (".", "slots"), (".", "empty")),
+    ]  # fmt: skip
+    assert [census.get(roots, at) for at in paths] == [ABSENT] * len(paths)
+    assert census.type_name(ABSENT) == "absent"
+    assert str(path("model", (".", "layer"), ("requires_grad", "bias"))) == "model.layer.bias.requires_grad"
