@@ -220,6 +220,7 @@ DEFAULTS: dict[str, Any] = {
     "evaluate": False,
     "registered": None,
     "prepared": True,
+    "unregistered": False,
     "naming": False,
     "limit": None,
     "with": False,
@@ -301,6 +302,7 @@ class Job:
         self.model, self.optimizer, self.loader, self.scheduler = accelerator.prepare(
             self.plain, optimizer, self.given, schedule
         )
+        self.unknown = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9, 14]) if CONFIG["unregistered"] else None
         self.evaluation = accelerator.prepare(data_loader(12, shuffle=False)) if CONFIG["evaluate"] else None
         if CONFIG["second"]:
             self.other = Net(4)
@@ -374,6 +376,8 @@ class Job:
                     self.second_optimizer.zero_grad()
             synced = accelerator.sync_gradients
         if synced:
+            if self.unknown is not None:
+                self.unknown.step()
             if self.ema:
                 self.ema.update()
             for index, counter in enumerate(self.counters):

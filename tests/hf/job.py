@@ -6,6 +6,8 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
+import collections
+import copy
 import random
 import time
 from typing import Any
@@ -199,6 +201,54 @@ class TracedTrainer(Trainer):
         return getattr(self, "previous", -1)
 
 
+class HoldingTrainer(TracedTrainer):
+    """Holds what trainers of public packages hold: a window of generations, metrics, a reference model."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._step = 0
+        self._buffered_inputs: list[dict[str, torch.Tensor]] | None = None
+        self._metrics = {"train": collections.defaultdict(list)}
+        self._logs = {"rewards": collections.defaultdict(lambda: collections.deque(maxlen=3))}
+        self.reference = copy.deepcopy(self.model).eval()
+        self.counted = next(each for each in self.callback_handler.callbacks if isinstance(each, Syncing))
+
+    def compute_loss(self, model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+        if self._step % 12 == 0:
+            self._buffered_inputs = [{"weight": torch.rand(())} for _ in range(12)]
+        assert self._buffered_inputs is not None
+        weight = self._buffered_inputs[self._step % 12]["weight"]
+        self._step += 1
+        loss = super().compute_loss(model, inputs, *rest, **options)
+        with torch.no_grad():
+            other = self.reference(**inputs).loss
+        self._metrics["train"]["distance"].append((loss - other).item())
+        self._logs["rewards"]["weight"].append(weight.item())
+        return loss * (1 + weight + self.counted.steps / 50) + (loss - other).square()
+
+    def held(self) -> Any:
+        logs = {name: list(values) for name, values in self._logs["rewards"].items()}
+        return [self._step, self._metrics["train"], logs, digest(*self.reference.state_dict().values())]
+
+
+class Syncing(TrainerCallback):
+    """Moves a trainer's reference model every few steps, and counts them; it has no ``state_dict()``."""
+
+    def __init__(self) -> None:
+        self.steps = self.epochs = 0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.epochs += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.steps += 1
+        if self.steps % 4 == 0:
+            for one, other in zip(self.reference().parameters(), model.parameters(), strict=True):
+                one.data.lerp_(other.data, 0.5)
+        if self.steps == 11:
+            model.transformer.wpe.requires_grad_(False)
+
+
 class Striking(TrainerCallback):
     """Reports to the job's shared part where the trainer is, at one kind of event."""
 
@@ -276,6 +326,8 @@ DEFAULTS: dict[str, Any] = {
     "ema": False,
     "scaler": False,
     "counting": False,
+    "holding": False,
+    "looks_at": None,
     "patience": None,
     "halt": None,
     "startup": 0.0,
@@ -307,6 +359,10 @@ def main() -> None:
         return
     if CONFIG["zero"] is not None:
         CONFIG["args"]["deepspeed"] = engine_config()
+    if CONFIG["looks_at"]:
+        from resume_adapters.hf import observed
+
+        del observed.IGNORED[CONFIG["looks_at"]]
     arguments = training_arguments()
     trained = model()
     ema = Ema(trained) if CONFIG["ema"] else None
@@ -346,7 +402,7 @@ def training_arguments(**more: Any) -> TrainingArguments:
 
 
 def new_trainer(trained: torch.nn.Module, arguments: TrainingArguments, data: Any, ema: Ema | None) -> TracedTrainer:
-    trainer = TracedTrainer(
+    trainer = (HoldingTrainer if CONFIG["holding"] else TracedTrainer)(
         model=trained,
         args=arguments,
         train_dataset=data,
@@ -354,6 +410,8 @@ def new_trainer(trained: torch.nn.Module, arguments: TrainingArguments, data: An
         data_collator=collate,
         callbacks=callbacks(ema, data),
     )
+    if isinstance(trainer, HoldingTrainer):
+        trainer.counted.reference = lambda: trainer.reference
     # Where the Trainer divides by it and Accelerate does again, gradients depend on the split into batches.
     trainer.accelerator.gradient_accumulation_steps = 1
     if CONFIG["late"]:
@@ -423,6 +481,8 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Averaging(ema))
     if CONFIG["counting"]:
         found.append(Counting())
+    if CONFIG["holding"]:
+        found.append(Syncing())
     found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
@@ -458,6 +518,7 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
         best=[trainer.state.best_metric, trainer.state.best_global_step, trainer.state.best_model_checkpoint],
         ema=[digest(*ema.shadow), ema.updates] if ema else None,
         counting=counting,
+        held=[trainer.held(), trainer.counted.epochs] if CONFIG["holding"] else None,
         scaler=scaler.state_dict() if scaler else None,
         draws=draws(),
     )

@@ -7,6 +7,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import argparse
+import collections
 import ctypes
 import os
 import random
@@ -141,6 +142,8 @@ class Model(pl.LightningModule):
         self.head = torch.nn.Linear(CONFIG["width"], CONFIG["outputs"])
         self.automatic_optimization = not CONFIG["manual"]
         self.average: Ema | None = None
+        self.batches = 0
+        self.recent: collections.deque[float] = collections.deque(maxlen=3)
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
@@ -155,6 +158,10 @@ class Model(pl.LightningModule):
         x, y = together(batch) if CONFIG["combined"] else batch
         step = self.global_step
         loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
+        if CONFIG["holding"]:
+            self.batches += 1
+            loss = loss * (1 + self.batches / 50 + sum(self.recent) / 100)
+            self.recent.append(min(loss.item(), 1.0))
         optimizers = self.optimizers()
         rate = (optimizers[0] if isinstance(optimizers, list) else optimizers).param_groups[0]["lr"]
         at = {"step": step, "micro": batch_idx, "epoch": self.current_epoch}
@@ -215,6 +222,24 @@ class Fetching(Model):
         return super().training_step(batch, batch_idx)
 
 
+class Unfreezing(pl.Callback):
+    """Trains a layer only from some batch on, which it counts; it has no ``state_dict()``."""
+
+    def __init__(self) -> None:
+        self.batches = self.epochs = 0
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.body[0].weight.requires_grad_(False)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.epochs += 1
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+        self.batches += 1
+        if self.batches == 20:
+            pl_module.body[0].weight.requires_grad_(True)
+
+
 class Striking(pl.Callback):
     """Reports to the job's shared part where the trainer is, at one kind of event; after every ModelCheckpoint."""
 
@@ -248,6 +273,7 @@ DEFAULTS: dict[str, Any] = {
     "patience": None,
     "validate": False,
     "uneven": False,
+    "holding": False,
     "hyperparameters": {},
     "odd_hyperparameters": False,
     "checkpoints": [{}],
@@ -426,6 +452,8 @@ def callbacks(model: Model, train: Any) -> list[Any]:
         found.append(pl.callbacks.EMAWeightAveraging(decay=0.9))
     if CONFIG["average"] == "mean":
         found.append(pl.callbacks.WeightAveraging())
+    if CONFIG["holding"]:
+        found.append(Unfreezing())
     if CONFIG["patience"]:
         found.append(EarlyStopping("val_loss", patience=CONFIG["patience"], min_delta=0.05))
     for options in CONFIG["checkpoints"]:
@@ -469,6 +497,7 @@ def finish(trainer: Any, model: Model) -> None:
         best=[[os.path.basename(each.best_model_path), str(each.best_model_score)] for each in saving],
         files=sorted(path.name for path in Path("out").glob("*.ckpt")) if CONFIG["trace_files"] else None,
         average=[digest(*model.average.shadow), model.average.updates] if model.average else None,
+        held=[[each.batches, each.epochs] for each in trainer.callbacks if isinstance(each, Unfreezing)],
         draws=draws(),
     )
 

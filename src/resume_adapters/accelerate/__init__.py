@@ -16,6 +16,7 @@ counters    core       epoch, step and running loss of the loop; ``accelerator.s
 rng         core       after the save, on every rank (``random_states_*.pkl`` stays for the bare Accelerate)
 data        core       the loaders given to ``run.batches``, watched beneath what ``prepare`` put around them
 metrics     core       ``run.best``
+observed    core       schedulers that nobody registered; what the models hold beside their state dict
 trackers    core       run ids of W&B and MLflow, directories of TensorBoard
 others      core       every keyword of :func:`register_for_resume`, for example ``ema=ema``
 ==========  =========  ==========================================================================================

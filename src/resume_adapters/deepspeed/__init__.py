@@ -14,6 +14,7 @@ counters    both       the engine's; epoch, micro-step and running loss by the c
 rng         core       after the save, on every rank; with the states of DeepSpeed's activation checkpointing
 data        core       the loaders given to ``run.batches``; of ``training_data=`` the torch loader beneath
 metrics     core       ``run.best``
+observed    core       schedulers that nobody registered; what the model holds beside its state dict
 trackers    core       run ids of W&B and MLflow, directory of ``engine.monitor``'s TensorBoard
 others      core       every keyword of :class:`ResumeHooks`, for example ``ema=ema``
 ==========  =========  ==========================================================================================

@@ -14,6 +14,7 @@ rng         core       after the save, on every rank (``rng_state.pth`` stays fo
 data        core       the loader of ``get_train_dataloader``, watched in place
 metrics     framework  ``trainer_state.json``
 callbacks   both       ``ExportableState`` through ``trainer_state.json``; ``state_dict()`` by this adapter
+observed    core       what the trainer, its model and its callbacks hold beside that, where it is data and changes
 trackers    core       run ids of W&B and MLflow, directories of TensorBoard
 others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``
 ==========  =========  ==========================================================================================

@@ -166,18 +166,22 @@ def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
     state.hold()
     state.begin()
     trainer.count = 1
+    trainer.filled.add_(1)
     state.hold()
     trainer.count = 2
+    trainer.filled.add_(1)
     trainer.window.append(1.0)
     state.before_save(is_last=True)
-    assert {str(each.path): each.value for each in state.capture()} == {"trainer.count": 1}
+    held = {str(each.path): each.value for each in state.capture()}
+    assert held.keys() == {"trainer.count", "trainer.filled"}
+    assert held["trainer.count"] == 1 and held["trainer.filled"].tolist() == [1, 1]
     state.release()
     state.before_save(is_last=True)
-    assert len(state.capture()) == 2
+    assert len(state.capture()) == 3
     for _ in range(2):
         state.before_save(is_last=True)
     state.hold()
-    assert len(state.capture()) == 2
+    assert len(state.capture()) == 3
 
 
 class Given:

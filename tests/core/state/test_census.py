@@ -286,6 +286,16 @@ def test_of_the_trained_model_only_what_its_state_dict_lacks_is_found() -> None:
     assert fresh["model"].calls == 1 and not fresh["model"].layer.bias.requires_grad
 
 
+def test_of_a_wrapper_only_what_it_wraps_is_found() -> None:
+    compiled: Any = torch.compile(Network())
+    trainer = Thing(other=compiled)
+
+    def change(it: Any) -> None:
+        vars(it.other)["counter"] = it.other._orig_mod.calls = 3  # a compiled module passes its attributes on
+
+    assert changes(trainer, change) == {"trainer.other._orig_mod.calls": LeafKind.DATA}
+
+
 def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -> None:
     def trainer() -> Thing:
         return Thing(near=1, objects=[Thing(n=index) for index in range(50)], numbers=list(range(20_000)))

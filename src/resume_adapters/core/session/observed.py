@@ -7,9 +7,10 @@ differs and is not data is named. Between saves, nothing is done.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
@@ -174,7 +175,8 @@ class ObservedState:
         if self.has_begun:
             if self._censuses < _CENSUSES:
                 self._compare()
-            self._held = self.capture()
+            # Copied: what an evaluation changes in place, it must not change here.
+            self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
     def release(self) -> None:
         """Let :meth:`capture` return the state of the moment again."""

@@ -279,6 +279,10 @@ _FOREIGN = (
 """Modules of machinery: pools, loaders, process groups. They hold no state of a training, or others capture it."""
 
 
+_WRAPPERS = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.", "deepspeed.")
+"""Modules of Python whose torch modules wrap others: their own attributes are machinery."""
+
+
 def _identities(objects: Iterable[Any]) -> set[int]:
     """Return the identities of objects; of a module, also of what its state dict holds."""
     found = set()
@@ -329,7 +333,8 @@ def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
     for name, buffer in module._buffers.items():
         if buffer is not None:
             yield Step("tensor", name), buffer
-    for step, value in _attributes(module):
+    is_wrapper = type(module).__module__.startswith(_WRAPPERS)
+    for step, value in () if is_wrapper else _attributes(module):
         if step.key not in _plain_module():
             yield step, value
     for name, child in module._modules.items():

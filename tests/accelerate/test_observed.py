@@ -1,0 +1,22 @@
+"""What a script holds and has not registered: found in real trainings, and restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import contract
+
+UNREGISTERED = {"unregistered": True}
+
+
+def test_a_scheduler_that_nobody_registered_resumes(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [{"event": "step_end", "step": 8}, {"event": "step_end", "step": 13}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, UNREGISTERED, reference(UNREGISTERED), kills)
+
+
+def test_it_is_said_and_a_plain_loop_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path / "unregistered", UNREGISTERED).require_success()
+    assert "observed   captured by the core: schedulers['MultiStepLR of optimizer 0']" in outcome.output
+    plain = bench.run(tmp_path / "plain", {}).require_success()
+    assert "observed" not in plain.output and "MISSING" not in plain.output

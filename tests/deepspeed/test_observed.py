@@ -1,0 +1,15 @@
+"""What a script holds and has not registered: a plain loop holds nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import contract
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_plain_loop_holds_nothing(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"stage": stage}).require_success()
+    assert "observed" not in outcome.output and "MISSING" not in outcome.output

@@ -1,0 +1,52 @@
+"""What a trainer holds and nobody has declared: found in real trainings, and restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters.hf import observed
+
+import contract
+
+KILLS = [
+    {"event": "on_step_end", "step": 8},
+    {"event": "on_step_end", "step": 18},
+    {"event": "on_step_end", "step": 28},
+]
+HOLDING = {"holding": True}
+
+
+def test_what_a_subclass_and_a_callback_hold_resumes_though_nobody_saves_it(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, HOLDING, reference(HOLDING), KILLS)
+
+
+def test_between_two_epochs_a_callback_hears_of_the_next_one_as_it_would_have(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {**HOLDING, "args": {"save_strategy": "epoch"}}
+    kills = [{"event": "on_step_end", "step": 15}, {"event": "on_step_end", "step": 30}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+def test_it_is_said_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path / "holding", HOLDING).require_success()
+    for path in ("trainer._step", "trainer._buffered_inputs", "trainer._metrics", "trainer._logs", "trainer.reference"):
+        assert path in outcome.output, path
+    config = {"args": {"eval_strategy": "steps", "eval_steps": 4, "include_num_input_tokens_seen": True}}
+    plain = bench.run(tmp_path / "plain", config).require_success()
+    lines = [line for line in plain.output.splitlines() if "observed" in line]
+    assert len(lines) == 1 and "trainer.micro, trainer.previous" in lines[0], "what the job itself holds"
+    assert "MISSING" not in plain.output
+
+
+@pytest.mark.parametrize("entry", observed.IGNORED)
+def test_each_entry_that_is_passed_over_would_be_reported(entry: str, bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"looks_at": entry, "args": {"max_steps": 12}}
+    output = bench.run(tmp_path, config).require_success().output
+    name = entry.removeprefix("*.").removeprefix("trainer.")
+    assert any("observed" in line and name in line for line in output.splitlines())
