@@ -14,10 +14,9 @@ IGNORED = {
     "trainer.current_flos": "the trainer adds it to state.total_flos when it saves",
     "trainer.current_gradient_accumulation_steps": "set before each step",
     "trainer._mixed_mesh_grads": "found out at each step",
-    "trainer._tr_loss": "among this adapter's counters, as the next three",
+    "trainer._tr_loss": "among this adapter's counters, as the next two",
     "trainer._total_loss_scalar": "a counter",
     "trainer._globalstep_last_logged": "a counter",
-    "trainer._initial_global_step": "a counter",
 }
 """What is passed over, each with the reason; ``tests/hf/test_observed.py`` shows that each entry is needed."""
 
