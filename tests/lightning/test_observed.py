@@ -28,7 +28,7 @@ def test_counters_and_a_layer_that_a_callback_unfreezes_resume_though_nobody_sav
 
 def test_it_is_said_and_a_plain_module_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path / "holding", {"holding": True}).require_success()
-    for path in ("module.batches", "module.recent", "callbacks.Unfreezing.0.batches", "weight.requires_grad"):
+    for path in ("module.batches", "module.recent", "callbacks.Unfreezing.0.batches", "requires_grad of module.body"):
         assert path in outcome.output, path
     plain = bench.run(tmp_path / "plain", {"validate": True, "plateau": {"monitor": "val_loss"}}).require_success()
     assert "observed" not in plain.output and "MISSING" not in plain.output

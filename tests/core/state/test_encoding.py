@@ -326,6 +326,7 @@ def test_a_tensor_of_a_device_that_is_not_here_comes_back_on_the_cpu(monkeypatch
     assert encoding.decode(document, {"0": tensor}) is tensor, "a device of another kind"
     marked["of"] = ["meta", {"$": "tensor", "key": "0"}]
     assert encoding.decode(msgspec.json.encode(marked), {"0": tensor}).device.type == "meta"
+    assert encoding.outline(document) == encoding.Reference("0")
 
 
 def test_where_types_count_they_come_back() -> None:

@@ -27,6 +27,7 @@ TENSORS = "observed_tensors"
 _CENSUSES = 2
 """Saves of a launch before which a census is taken."""
 
+_OF_MODULES = {"tensor": "tensors", "requires_grad": "requires_grad"}
 _SHOWN = 8
 """Paths that a log line lists at most."""
 
@@ -260,10 +261,12 @@ class ObservedState:
 
     def entries(self) -> list[PartEntry]:
         """Return an entry for what is captured, and one for each thing that is not."""
-        shown: dict[str, int] = {}
-        for path, observed in self._observed.items():
-            name = str(path.owner) if observed.kind is LeafKind.TENSOR else str(path)
-            shown[name] = shown.get(name, 0) + 1
+        shown: dict[str, None] = {}
+        for path in self._observed:
+            # Of a module there are many, and the module is what a user knows.
+            step = path.steps[-1].kind
+            of_module = f"{_OF_MODULES[step]} of {Path(path.root, path.steps[:1])}" if step in _OF_MODULES else ""
+            shown[of_module or str(path)] = None
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         captured = [PartEntry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
         return [*captured, *self._missing.values()]

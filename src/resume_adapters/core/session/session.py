@@ -229,7 +229,7 @@ class Session:
     def log_saved(self, entries: Sequence[PartEntry], saved: str) -> None:
         """Log a save; at the first, what each part holds, and later what of that is new."""
         found = self.observed.new_entries()
-        if self.trace is not None:
+        if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:
             log_parts(found if self.has_saved else entries)

@@ -176,6 +176,8 @@ def _bare(node: Any) -> Any:
         return node
     if node.get("$") in ("array", "scalar", "bytes", "complex"):
         return _bare(node["of"])
+    if node.get("$") == "device":
+        return _bare(node["of"][1])
     return {key: _bare(item) for key, item in node.items()}
 
 
