@@ -184,6 +184,24 @@ def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
     assert len(state.capture()) == 3
 
 
+def test_of_a_module_that_is_updated_no_tensor_stays_behind() -> None:
+    trainer: Any = Trainer()
+    trained = torch.nn.Linear(2, 2)
+    trainer.reference = torch.nn.Sequential(trainer.reference, trained, torch.nn.BatchNorm1d(2))
+    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    model.register_buffer("own", torch.zeros(1), persistent=False)
+    model[0].register_buffer("kept", torch.zeros(1), persistent=False)
+    state = ObservedState(lambda: Subjects({"trainer": trainer, "model": model}, captured=[model, trained]), "register")
+    state.begin()
+    for tensor in (trainer.reference[0].weight, model[0].kept, model.own):
+        tensor.data.add_(1)
+    state.before_save(is_last=False)
+    found = {str(each.path) for each in state.capture()}
+    of_norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    expected = {"trainer.reference.0.weight", "trainer.reference.0.bias", "model.0.kept", "model.own"}
+    assert found == {*expected, *(f"trainer.reference.2.{name}" for name in of_norm)}
+
+
 class Given:
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -190,12 +190,19 @@ class ObservedState:
         for path, leaf in self._start.changed(now).items():
             if path in self._observed or path in self._missing:
                 continue
+            if leaf.kind is LeafKind.TENSOR:
+                self._observe_module(path, leaf, subjects)
+                continue
             if path.root in subjects.read_ahead:
                 self._name_read_ahead(path, leaf)
             elif leaf.kind is LeafKind.OPAQUE:
                 self._name(path, leaf.type)
             else:
                 self._observe(path, leaf)
+
+    def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
+        for each in census.tensors_with(subjects, path):
+            self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
 
     def _observe(self, path: Path, leaf: Leaf) -> None:
         before, live = self._start.leaves.get(path), census.get(self._roots, path)

@@ -27,6 +27,9 @@ DEPTH = 3
 _SAMPLE = 1 << 20
 """Bytes that are read of a larger tensor."""
 
+_SAMPLE_OF_MODULE = 1 << 14
+"""Bytes that are read of a larger tensor of a module: there may be hundreds, and an update changes all of each."""
+
 _LARGEST = 10_000
 """Values in one leaf at most: a data set in a list is not the state of a training."""
 
@@ -154,7 +157,7 @@ class Census:
         return found
 
 
-def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_000, seconds: float = 0.1) -> Census:
+def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_000, seconds: float = 0.5) -> Census:
     """Walk from the roots, nearest objects first.
 
     Args:
@@ -166,6 +169,28 @@ def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_00
     walk = _Walk(subjects, objects, lambda: clock() < end)
     end = clock() + seconds
     return walk.run()
+
+
+def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
+    """Return the paths of all tensors of the module that a tensor of it was found in, unless others capture them.
+
+    A module that is updated is updated as a whole: none of it may stay behind because only a sample was compared.
+
+    Args:
+        subjects: what was walked.
+        path: path of the tensor.
+    """
+    outer = Path(path.root, path.steps[:1])
+    module, captured = get(subjects.roots, outer), _identities(subjects.captured)
+    if not _is_module(module):
+        return [path]
+    found = []
+    for prefix, part in module.named_modules():
+        steps = [Step(".", name) for name in prefix.split(".") if prefix]
+        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
+            if tensor is not None and id(tensor) not in captured:
+                found.append(Path(outer.root, (*outer.steps, *steps, Step("tensor", name))))
+    return found
 
 
 class _Walk:
@@ -203,7 +228,7 @@ class _Walk:
         if type(value) in _CONTAINERS and len(value) > _LARGEST:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
-            self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE))
+            self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
         elif self._is_data(value):
             fixed = isinstance(owner, tuple)  # nothing can be restored there
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, _fingerprint(value))
