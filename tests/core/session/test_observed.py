@@ -123,12 +123,12 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
 
 def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
     trainer = Trainer()
-    vars(trainer).update({f"n{index}": 0 for index in range(9)})
+    vars(trainer).update({f"n{index}": 0 for index in range(13)})
     state = observing(trainer)
-    vars(trainer).update({f"n{index}": 1 for index in range(9)})
+    vars(trainer).update({f"n{index}": 1 for index in range(13)})
     state.before_save(is_last=False)
     (entry,) = state.entries()
-    assert entry.note.endswith("trainer.n7 and 1 more")
+    assert entry.note.endswith("trainer.n11 and 1 more")
 
 
 def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
@@ -147,6 +147,22 @@ def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
     assert len(walks) == twice == 3 * begun and state.capture() == []
     state.before_save(is_last=True)
     assert len(walks) == 4 * begun and [each.value for each in state.capture()] == [1]
+
+
+def test_a_layer_that_is_frozen_late_is_found_at_any_save() -> None:
+    trainer: Any = Trainer()
+    trainer.other = torch.nn.Linear(1, 1)
+    state = observing(trainer)
+    for _ in range(2):
+        state.before_save(is_last=False)
+    trainer.reference.bias.requires_grad_(False)
+    trainer.count = 1
+    del trainer.other
+    for _ in range(2):
+        state.before_save(is_last=False)
+        assert [(str(each.path), each.value) for each in state.capture()] == [
+            ("trainer.reference.bias.requires_grad", False)
+        ]
 
 
 def test_before_it_begins_what_the_checkpoint_held_is_saved_again(tmp_path: Path) -> None:

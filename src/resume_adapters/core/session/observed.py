@@ -28,7 +28,7 @@ _CENSUSES = 2
 """Saves of a launch before which a census is taken."""
 
 _OF_MODULES = {"tensor": "tensors", "requires_grad": "requires_grad"}
-_SHOWN = 8
+_SHOWN = 12
 """Paths that a log line lists at most."""
 
 
@@ -167,9 +167,13 @@ class ObservedState:
         Args:
             is_last: the run stops after this save.
         """
-        if self.has_begun and self._held is None and (self._censuses < _CENSUSES or is_last):
+        if not self.has_begun or self._held is not None:
+            return
+        if self._censuses < _CENSUSES or is_last:
             self._censuses += 1
             self._compare()
+        else:
+            self._compare_frozen()
 
     def hold(self) -> None:
         """Let :meth:`capture` return the state of now, until :meth:`release`: an evaluation may be interrupted."""
@@ -199,6 +203,14 @@ class ObservedState:
                 self._name(path, leaf.type)
             else:
                 self._observe(path, leaf)
+
+    def _compare_frozen(self) -> None:
+        """Compare which parameters are trained: layers are often unfrozen late, and looking at that costs little."""
+        for path, leaf in self._start.leaves.items():
+            if path.steps[-1].kind == "requires_grad" and path not in self._observed:
+                live = census.get(self._roots, path)
+                if live is not ABSENT and live != leaf.fingerprint:
+                    self._observe(path, leaf)
 
     def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
         for each in census.tensors_with(subjects, path):
