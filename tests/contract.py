@@ -780,6 +780,7 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
         assert line["after"] == line["before"], f"the training left something behind: {line['cycle']}"
     before, after = (next(line for line in lines if line.get("measured") == name) for name in ("before", "after"))
     known, live = before.pop("objects"), after.pop("objects")
+    assert after.pop("descriptors") <= before.pop("descriptors"), "the collector may have closed some of before"
     assert {**after, "measured": "before"} == before
     assert not {name: (known.get(name, 0), count) for name, count in live.items() if count > known.get(name, 0)}
     assert not {kind.__name__: live.get(kind.__name__) for kind in OF_A_RUN if live.get(kind.__name__, 0) > 1}

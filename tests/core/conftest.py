@@ -6,9 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from signal import getsignal
 
 import pytest
 from hypothesis import settings
+
+from resume_adapters.core.stop import signals
+from resume_adapters.core.stop.policy import SIGNALS
 
 import miniature
 from launch import Server
@@ -35,6 +39,15 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the test with checkpoints that are directories, and with ones that are single files."""
     monkeypatch.setattr(miniature, "FILES", request.param == "file")
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Fail where a test leaves a run's signal handlers installed: the worker that runs it would outlive a signal."""
+    yield
+    left = [signal.name for signal in SIGNALS if signals._HANDLERS._handle == getsignal(signal)]
+    signals._HANDLERS.restore()
+    assert not left, f"the test left a run open: its handlers of {left} are installed"
 
 
 @pytest.fixture(scope="session")

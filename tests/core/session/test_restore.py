@@ -119,7 +119,10 @@ def test_parts_are_restored_and_an_unknown_one_is_refused(tmp_path: Path) -> Non
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(5), parts=parts)()
     norm.running_mean.zero_()  # type: ignore[union-attr]
-    Launch(tmp_path, killed_after(5), parts=parts).loop.resume()
+    resumed = Launch(tmp_path, parts=parts)
+    with pytest.raises(Killed), resumed.loop:
+        resumed.loop.resume()
+        raise Killed
     assert norm.running_mean.tolist() == [3.0, 3.0]  # type: ignore[union-attr]
     said = [(each["name"], each["by"]) for each in manifest(next(tmp_path.glob("checkpoint-*")))["parts"]]
     captured = ("counters", "metrics", "rng", "data", "trackers", "norms", "buffers")

@@ -150,3 +150,4 @@ def test_what_did_not_come_back_is_an_error_with_its_name(tmp_path: Path) -> Non
     last = session()
     assert last.context is not None
     last.context.verify_shards(sharded)  # nothing was saved to be compared with
+    last.close()

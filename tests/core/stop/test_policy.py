@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.stop import signals
 from resume_adapters.core.stop.policy import SIGNALS, StopOn
-from resume_adapters.core.stop.signals import StopFlag, _uninstall_all
+from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
 
 from launch import Server
@@ -46,7 +47,10 @@ def in_a_child(work: Callable[[], int]) -> int:
     """Run ``work`` in a forked child, and return the exit status, or minus the signal that ended it."""
     child = os.fork()
     if not child:
-        os._exit(work())
+        try:
+            os._exit(work())
+        finally:
+            os._exit(1)  # nothing that it raises may reach the tests that the parent runs
     for _ in range(600):
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
@@ -70,30 +74,69 @@ def test_a_forked_child_has_the_previous_handlers(flag: StopFlag) -> None:
     assert flag.reason == "SIGTERM", "in the parent they stay"
 
 
-def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_effect() -> None:
-    """The flag stands for one that a child has inherited."""
+def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_effect(flag: StopFlag) -> None:
+    """Another process is taken for the one that installed the handlers: as in a child that has inherited them."""
     heard: list[int] = []
+    flag.uninstall()
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
-    flag = StopFlag(StopOn())
     flag.install()
-    flag._process = -1
+    signals._HANDLERS._process = -1
     os.kill(os.getpid(), signal.SIGUSR1)
     assert (heard, flag.reason) == ([signal.SIGUSR1], None)
     flag.install()
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert flag.reason == "SIGUSR1"
-    _uninstall_all()
+    assert (heard, flag.reason) == ([signal.SIGUSR1], "SIGUSR1")
+    flag.uninstall()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert heard == [signal.SIGUSR1] * 2
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_forked_child_of_several_runs_has_the_handlers_of_before_the_first(flag: StopFlag) -> None:
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_signal_reaches_every_run_whatever_order_they_close_in(order: tuple[int, ...]) -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    flags = [StopFlag(StopOn()) for _ in order]
+    for each in flags:
+        each.install()
+    closed = []
+    for position in order:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [each.reason for each in flags if each not in closed] == ["SIGTERM"] * (len(flags) - len(closed))
+        flags[position].uninstall()
+        closed.append(flags[position])
+        for each in flags:
+            each.reason = None
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_a_handler_that_came_later_stays_and_may_forward_to_one_of_a_closed_run(flag: StopFlag) -> None:
+    """As a framework does that installs its own, calls the previous one in it and restores it at its end."""
+    heard: list[str] = []
+    flag.uninstall()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append("before"))
+    flag.install()
+    ours: Any = signal.getsignal(signal.SIGUSR1)
+
+    def later(number: int, frame: Any) -> None:
+        heard.append("later")
+        signal.signal(number, ours)
+        ours(number, frame)
+
+    signal.signal(signal.SIGUSR1, later)
+    flag.uninstall()
+    assert signal.getsignal(signal.SIGUSR1) is later
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert (heard, flag.reason) == (["later", "before"], None)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_forked_child_of_several_runs_has_the_handlers_of_before_the_first(flag: StopFlag, order: int) -> None:
     later = [StopFlag(StopOn()) for _ in range(8)]
     for each in later:
         each.install()
     assert in_a_child(lambda: end_by(signal.SIGTERM)) == -signal.SIGTERM
-    for each in reversed(later):
+    for each in later[::order]:
         each.uninstall()
 
 
@@ -144,7 +187,7 @@ def test_in_an_interactive_interpreter_sigint_is_left_alone() -> None:
         "from resume_adapters.core.stop.signals import StopFlag\n"
         "before = signal.getsignal(signal.SIGINT)\n"
         "flag = StopFlag(StopOn()); flag.install()\n"
-        "print(signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGTERM) == flag._handle)\n"
+        "print(signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)\n"
     )
     for arguments, expected in (["-i"], "True True"), ([], "False True"):
         done = subprocess.run(

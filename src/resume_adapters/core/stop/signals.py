@@ -1,4 +1,7 @@
-"""The stop flag of a process, and the signal handlers that set it. A handler only sets the flag.
+"""The stop flags of a process, and the signal handlers that set them. A handler only sets flags.
+
+A signal means the process, so it sets the flag of every run that is open in it, and the handlers of before are restored
+when the last of them has closed, in whatever order they close.
 
 The handlers are those of the training process alone. A child that it forks (a pool in a metric, a loader's worker) gets
 the handlers of before the run: with a flag that nobody reads, it could not be terminated.
@@ -30,9 +33,10 @@ class StopLevel(enum.IntEnum):
 
 
 class StopFlag:
-    """The stop flag of one process, and the signal handlers that set it.
+    """The stop flag of one run in one process.
 
     Attributes:
+        on: the signals that set it are part of it.
         reason: why to stop; ``None`` until a stop is requested.
         halted: a human must look at the run before it is launched again.
     """
@@ -42,28 +46,15 @@ class StopFlag:
         self.reason: str | None = None
         self.halted = False
         self._interrupted = False
-        self._previous: dict[signal.Signals, Any] = {}
-        self._process = os.getpid()
 
     def install(self) -> None:
-        """Install the handlers: not for SIGINT in an interactive interpreter, and none outside the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        self._process = os.getpid()
-        _restore_in_children()
-        _INSTALLED[self] = None
-        interactive = hasattr(sys, "ps1") or sys.flags.interactive
-        for number in self.on.signals:
-            if number not in self._previous and not (number is signal.SIGINT and interactive):
-                self._previous[number] = signal.signal(number, self._handle)
+        """Let the signals set it: not SIGINT in an interactive interpreter, and none outside the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            _HANDLERS.add(self)
 
     def uninstall(self) -> None:
-        """Restore the previous handlers."""
-        _INSTALLED.pop(self, None)
-        while self._previous:
-            number, handler = self._previous.popitem()
-            # Python cannot restore a handler that was not installed from Python.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        """Let no signal set it, and restore the previous handlers of those that no other flag waits for."""
+        _HANDLERS.discard(self)
 
     def request(self, reason: str) -> None:
         """Request a stop; the first reason is kept."""
@@ -89,28 +80,75 @@ class StopFlag:
         elif level is StopLevel.STOP:
             self.request(ANOTHER_RANK)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a signal that came before a forked child restored the handlers
-            self.uninstall()
-            os.kill(os.getpid(), number)
-            return
-        if number == signal.SIGINT:
-            if self._interrupted:
-                raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
-            self._interrupted = True
+    def notice(self, number: int) -> bool:
+        """Request a stop because of a signal, and return whether it is the second SIGINT."""
+        again = number == signal.SIGINT and self._interrupted
+        self._interrupted = self._interrupted or number == signal.SIGINT
         self.request(signal.Signals(number).name)
+        return again
 
 
-_INSTALLED: dict[StopFlag, None] = {}
-"""The flags whose handlers are installed in this process, oldest first."""
+class _Handlers:
+    """The handlers of this process: one for all flags, and the previous one of each signal."""
+
+    def __init__(self) -> None:
+        self._flags: dict[StopFlag, None] = {}
+        self._previous: dict[int, Any] = {}
+        self._process = os.getpid()
+
+    def add(self, flag: StopFlag) -> None:
+        """Let the signals of a flag set it."""
+        self._process = os.getpid()
+        _restore_in_children()
+        self._flags[flag] = None
+        for number in _signals_of(flag):
+            if signal.getsignal(number) != self._handle:
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def discard(self, flag: StopFlag) -> None:
+        """Let no signal set a flag; what no flag waits for any more gets its previous handler."""
+        self._flags.pop(flag, None)
+        for number in set(self._previous).difference(*map(_signals_of, self._flags)):
+            if signal.getsignal(number) == self._handle:  # else whoever replaced it may still call it
+                signal.signal(number, self._before(number))
+
+    def restore(self) -> None:
+        """Restore the previous handlers of all signals."""
+        for flag in list(self._flags):
+            self.discard(flag)
+
+    def _before(self, number: int) -> Any:
+        handler = self._previous[number]
+        return signal.SIG_DFL if handler is None else handler  # None: it was not installed from Python
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # it came before a forked child restored the handlers
+            self.restore()
+        waiting = [flag for flag in self._flags if number in flag.on.signals]
+        interrupted = [flag for flag in waiting if flag.notice(number)]
+        if interrupted:
+            raise KeyboardInterrupt("second SIGINT: leaving at once, without saving")
+        if not waiting:
+            self._forward(number, frame)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        handler = self._before(number)
+        if callable(handler):
+            handler(number, frame)
+        elif handler == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+def _signals_of(flag: StopFlag) -> list[signal.Signals]:
+    interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return [number for number in flag.on.signals if not (number is signal.SIGINT and interactive)]
+
+
+_HANDLERS = _Handlers()
 
 
 @functools.cache
 def _restore_in_children() -> None:
     """Restore the previous handlers in each child that is forked from now on; Python cannot undo this registration."""
-    os.register_at_fork(after_in_child=_uninstall_all)
-
-
-def _uninstall_all() -> None:
-    for flag in reversed(list(_INSTALLED)):  # the previous handlers of a later one may be those of an earlier one
-        flag.uninstall()
+    os.register_at_fork(after_in_child=_HANDLERS.restore)
