@@ -16,7 +16,7 @@ KILLS = [
     {"event": "on_step_end", "step": 18},
     {"event": "on_step_end", "step": 28},
 ]
-HOLDING = {"holding": True}
+HOLDING = {"holding": True, "samples": 100, "layers": 2}
 
 
 def test_what_a_subclass_and_a_callback_hold_resumes_though_nobody_saves_it(

@@ -18,6 +18,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 
+BEGUN: list[int] = []
+"""The epochs that began in the last launch: not in the module, which would have those of all launches."""
+
+SEEN: dict[int, tuple[list[float], bool]] = {}
+"""What each step of the last launch was given."""
+
+
 class Interrupted(Exception):
     pass
 
@@ -29,10 +36,10 @@ class Line(pl.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
         self.interrupted_at = interrupted_at
-        self.begun: list[int] = []
+        BEGUN.clear()
 
     def on_train_epoch_start(self) -> None:
-        self.begun.append(self.current_epoch)
+        BEGUN.append(self.current_epoch)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         if self.global_step == self.interrupted_at:
@@ -62,7 +69,7 @@ def launch(directory: Path, interrupted_at: int | None) -> tuple[list[int], dict
     module = Line(interrupted_at)
     trainer = trainer_of(directory, ResumeCallback())
     trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
-    return module.begun, dict(vars(trainer.fit_loop.epoch_progress.total))
+    return list(BEGUN), dict(vars(trainer.fit_loop.epoch_progress.total))
 
 
 @pytest.mark.parametrize(("at", "begun"), [(7, [2]), (9, [2])], ids=["in the middle", "at the end"])
@@ -79,11 +86,11 @@ class Pairs(Line):
 
     def __init__(self, interrupted_at: int | None) -> None:
         super().__init__(interrupted_at)
-        self.seen: dict[int, tuple[list[float], bool]] = {}
+        SEEN.clear()
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         loss = super().training_step(batch["long"], batch_idx)
-        self.seen[self.global_step] = (batch["long"].flatten().tolist(), batch["short"] is None)
+        SEEN[self.global_step] = (batch["long"].flatten().tolist(), batch["short"] is None)
         return loss
 
 
@@ -101,8 +108,8 @@ def test_a_loader_that_ended_before_another_stays_at_its_end(mode: str, tmp_path
         pair = {"long": DataLoader(Stream(), 2), "short": DataLoader(torch.arange(6.0).view(6, 1), 2)}
         with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
             trainer_of(tmp_path, ResumeCallback(), max_epochs=1).fit(module, CombinedLoader(pair, mode))
-        assert min(module.seen) == {5: 0, 7: 4, None: 6}[interrupted_at]
-        seen |= module.seen
+        assert min(SEEN) == {5: 0, 7: 4, None: 6}[interrupted_at]
+        seen |= SEEN
     assert seen == {step: ([step / 8, step / 8 + 1 / 16], mode == "max_size" and step >= 3) for step in range(8)}
 
 
@@ -147,4 +154,4 @@ def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
     assert callback.active_run is None
     again = Line(None)
     trainer_of(tmp_path, callback).fit(again, loader)
-    assert again.begun == [2]
+    assert BEGUN == [2]

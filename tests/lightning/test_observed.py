@@ -21,7 +21,7 @@ CASES: dict[str, dict[str, Any]] = {
 def test_counters_and_a_layer_that_a_callback_unfreezes_resume_though_nobody_saves_them(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
-    config = {"holding": True, **CASES[case]}
+    config = {"holding": True, "samples": 100, **CASES[case]}
     kills = KILLS[1:] if case == "epochs" else KILLS
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 

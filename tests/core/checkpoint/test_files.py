@@ -98,3 +98,9 @@ def test_an_index_that_is_none_is_damaged(tmp_path: Path, content: str) -> None:
 def test_a_foreign_checkpoint_has_the_parts_that_lie_in_it(tmp_path: Path) -> None:
     job = Miniature(tmp_path / "run")
     assert job.run.reader(Checkpoint(tmp_path, 10, None)).part("ema") is None
+
+
+def test_a_file_of_a_framework_alone_is_its_own_content(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"weights")
+    files = CheckpointFiles(LocalStorage(), tmp_path / "last.ckpt", None)
+    assert files.named("last.ckpt") == ["last.ckpt"] and not files.named(".metadata")

@@ -178,6 +178,8 @@ def leaves(storage: Storage, checkpoint: Path) -> Iterator[tuple[Path, Path, str
         content, sidecar = payload(storage, checkpoint), sidecar_dir(checkpoint)
         found = [(Path(checkpoint.name), content, "file")] if storage.is_file(content) else []
         found += [(EXTRAS / file.relative_to(sidecar), file, kind) for file, kind in leaves_under(storage, sidecar)]
+    elif storage.is_file(checkpoint):  # a framework's own, without the package
+        found = [(Path(checkpoint.name), checkpoint, "file")]
     else:
         found = [(file.relative_to(checkpoint), file, kind) for file, kind in leaves_under(storage, checkpoint)]
     markers = (manifest_path(storage, checkpoint), pending_path(storage, checkpoint))
