@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
-
 BEGUN: list[int] = []
 """The epochs that began in the last launch: not in the module, which would have those of all launches."""
 
