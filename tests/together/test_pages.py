@@ -116,7 +116,7 @@ def test_the_pages_of_the_frameworks_have_the_same_headings() -> None:
 
 PARTS = [
     *("model", "optimizer", "scheduler", "scaler", "registered", "buffers", "counters"),
-    *("rng", "data", "metrics", "callbacks", "trackers", "others"),
+    *("rng", "data", "metrics", "callbacks", "observed", "trackers", "others"),
 ]
 """Every part of the state under any framework, in the order of the docstrings and the pages."""
 
