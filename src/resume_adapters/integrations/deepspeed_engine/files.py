@@ -19,7 +19,7 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import safe_load
-from resume_adapters.errors import CheckpointDamaged, NotSerialisable, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable, ResumeError, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine.names import MODEL, SHARD
 
 DATA_CLASSES: list[Callable[..., Any]] = [
@@ -181,6 +181,8 @@ class ForeignCheckpoints:
         states = path / (MODEL if MODEL in names else f"zero_pp_rank_{min(ranks)}_{MODEL}")
         try:
             return ForeignStep(int(read(states, mmap=True)["global_steps"]))
+        except ResumeError:  # it holds objects: not damaged, so nothing older is taken in its place
+            raise
         except UNREADABLE as error:
             raise CheckpointDamaged(f"{states.name} cannot be read: {error}", path=path) from error
 
