@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.layout import EXTRAS
 from resume_adapters.core.checkpoint.parts import read_part, write_part
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
@@ -62,13 +64,15 @@ def observing(trainer: Any, saved: Any = None, **options: Any) -> ObservedState:
 
 def through_disk(state: ObservedState, directory: Path) -> tuple[list[ObservedLeaf], Any]:
     """Write and read what is observed as a checkpoint does."""
-    storage = LocalStorage()
-    write_part(storage.write, directory, "rank", {"observed": [each.to_tree() for each in state.capture()]})
-    trees = read_part(storage, directory, "rank")["observed"]
+    storage, extras = LocalStorage(), directory / EXTRAS
+    extras.mkdir(exist_ok=True)
+    files = CheckpointFiles(storage, directory, None)
+    write_part(storage.write, extras, "rank", {"observed": [each.to_tree() for each in state.capture()]})
+    trees = read_part(files, "rank")["observed"]
     tensors: dict[str, Any] = {}
     for name, part in state.parts().items():
-        write_part(storage.write, directory, name, part.state_dict())
-        tensors = read_part(storage, directory, name)
+        write_part(storage.write, extras, name, part.state_dict())
+        tensors = read_part(files, name)
     source = Source(directory, "rank.json", 1, "")
     return [ObservedLeaf.from_tree(tree, source) for tree in trees], tensors
 
