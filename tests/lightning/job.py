@@ -142,6 +142,7 @@ class Model(pl.LightningModule):
         self.head = torch.nn.Linear(CONFIG["width"], CONFIG["outputs"])
         self.automatic_optimization = not CONFIG["manual"]
         self.average: Ema | None = None
+        self.learning_rate = 5e-3
         self.batches = 0
         self.recent: collections.deque[float] = collections.deque(maxlen=3)
 
@@ -165,8 +166,10 @@ class Model(pl.LightningModule):
         optimizers = self.optimizers()
         rate = (optimizers[0] if isinstance(optimizers, list) else optimizers).param_groups[0]["lr"]
         at = {"step": step, "micro": batch_idx, "epoch": self.current_epoch}
+        at |= {"tuned": [self.learning_rate, self.trainer.datamodule.batch_size]} if CONFIG["tuned"] else {}
         rows = {"rows": [digest(row) for row in x], "mean": loss.item()} if CONFIG["elastic"] else {}
-        trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex(), **rows)
+        if not is_tuning(self.trainer):
+            trace(**at, loss=loss.item().hex(), batch=digest(x), lr=float(rate).hex(), **rows)
         if CONFIG["manual"]:
             self.step_by_hand(loss, batch_idx)
         self.log("train_loss", loss, on_step=True, on_epoch=True)
@@ -207,11 +210,41 @@ class Model(pl.LightningModule):
                 torch.optim.SGD(self.head.parameters(), lr=1e-3, momentum=0.9),
             ]
             return pair, [schedule(pair[0]), schedule(pair[1])]
-        optimizer = torch.optim.AdamW(self.parameters(), lr=5e-3, weight_decay=0.1)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, weight_decay=0.1)
         if CONFIG["plateau"]:
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, **CONFIG["plateau"]}}
         return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
+
+
+def is_tuning(trainer: Any) -> bool:
+    """Return whether a finder trains: it takes the other callbacks away."""
+    return bool(CONFIG["tuned"]) and not trainer.checkpoint_callbacks
+
+
+class Data(pl.LightningDataModule):
+    """Has the batch size that a finder sets, and makes its loaders with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_size = CONFIG["batch"]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Mapped(CONFIG["samples"]), batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return validation_data()
+
+
+class TuningEpochs(pl.callbacks.LearningRateFinder):
+    """Searches at the start of some epochs, as Lightning's documentation does."""
+
+    def on_fit_start(self, *args: Any) -> None:
+        pass
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch in (0, 2):
+            self.lr_find(trainer, pl_module)
 
 
 class Fetching(Model):
@@ -265,6 +298,7 @@ DEFAULTS: dict[str, Any] = {
     "own_generator": False,
     "register_generator": False,
     "manual": False,
+    "tuned": None,
     "fetching": False,
     "compiled": False,
     "plateau": None,
@@ -318,10 +352,26 @@ def main() -> None:
     model.average = Ema(model) if CONFIG["module_average"] else None
     train = training_data()
     trainer = new_trainer(model, train)
-    trainer.fit(model, train, validation_data() or None, ckpt_path=CONFIG["ckpt_path"])
+    if CONFIG["tuned"]:
+        tune_and_fit(trainer, model)
+    else:
+        trainer.fit(model, train, validation_data() or None, ckpt_path=CONFIG["ckpt_path"])
     finish(trainer, model)
     if CONFIG["trackers"]:
         trainer.loggers[-1].experiment.finish()  # a forked job ends without what W&B registers for the end
+
+
+FINDER = {"min_lr": 1e-4, "max_lr": 1e-1}
+
+
+def tune_and_fit(trainer: pl.Trainer, model: Model) -> None:
+    """Let a Tuner search before the training, where no callback does, and train."""
+    data, tuner = Data(), pl.tuner.Tuner(trainer)
+    if CONFIG["tuned"] == "lr_find":
+        tuner.lr_find(model, datamodule=data, num_training=24, **FINDER)
+    if CONFIG["tuned"] == "scale_batch_size":
+        tuner.scale_batch_size(model, datamodule=data, init_val=3, max_trials=2)
+    trainer.fit(model, datamodule=data, ckpt_path=CONFIG["ckpt_path"])
 
 
 def new_trainer(model: Model, train: Any, **more: Any) -> pl.Trainer:
@@ -454,6 +504,12 @@ def callbacks(model: Model, train: Any) -> list[Any]:
         found.append(pl.callbacks.WeightAveraging())
     if CONFIG["holding"]:
         found.append(Unfreezing())
+    if CONFIG["tuned"] == "learning rate":
+        found.append(pl.callbacks.LearningRateFinder(num_training_steps=24, **FINDER))
+    if CONFIG["tuned"] == "learning rate of epochs":
+        found.append(TuningEpochs(num_training_steps=24, **FINDER))
+    if CONFIG["tuned"] == "batch size":
+        found.append(pl.callbacks.BatchSizeFinder(init_val=3, max_trials=2))
     if CONFIG["patience"]:
         found.append(EarlyStopping("val_loss", patience=CONFIG["patience"], min_delta=0.05))
     for options in CONFIG["checkpoints"]:

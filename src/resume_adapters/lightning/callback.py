@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.run.run import ResumableRun
@@ -12,6 +13,7 @@ from resume_adapters.lightning.model_checkpoints import assign_directories, move
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
 from resume_adapters.lightning.supported import require_supported
+from resume_adapters.lightning.tuning import is_only_tuning
 
 
 class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # known at run time
@@ -39,6 +41,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     """
 
     _resuming: ResumingTrainer | None = None
+    _former: frozenset[Path] = frozenset()
 
     @property
     def session(self) -> FitSession | None:
@@ -56,9 +59,11 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         if stage != "fit" or trainer.fast_dev_run or first is not self:
             return
         require_supported(trainer)
-        former = move_directories(trainer)
+        self._former |= move_directories(trainer)
         assign_directories(trainer, str(self.options.resume))
-        self._resuming = ResumingTrainer(trainer, self.options, former)
+        if is_only_tuning(trainer):
+            return
+        self._resuming = ResumingTrainer(trainer, self.options, self._former)
         self._resuming.begin(pl_module)
 
     # ---- Events

@@ -81,7 +81,7 @@ class FitData:
             StateMismatch: there were more of them, or fewer, when the checkpoint was saved.
             UnsupportedSetting: one of them is no torch DataLoader.
         """
-        self._loaders = [self._session.loaders.track(each) for each in loaders]
+        self.track_new(loaders)
         context = self._session.context
         if context is None or context.rank_state is None:
             return
@@ -100,6 +100,15 @@ class FitData:
             else:
                 set_epoch(loader.loader, saved.epoch)
                 self._restore(context, number)
+
+    def track_new(self, loaders: list[Any]) -> None:
+        """Track training loaders that begin at their start.
+
+        Raises:
+            UnsupportedSetting: one of them is no torch DataLoader.
+        """
+        self._loaders = [self._session.loaders.track(each) for each in loaders]
+        self._held = {}
 
     def _restore(self, context: RestoreContext, number: int) -> None:
         loader, saved = self._loaders[number], context.rank_state

@@ -273,6 +273,7 @@ class Loops:
             return not is_skipped and native(data_fetcher)
 
         loop._restarting = True  # the first turn is taken whatever the counters say, and begins no new pass
+        self.validation._has_run = False  # it may have, in what a finder trained, and then the turn would be left out
         with (
             wrapped(self.fit, "on_advance_start", _first_call(on_advance_start)),
             wrapped(loop, "reset", _first_call(lambda: None)),

@@ -13,6 +13,7 @@ from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import enable_logging, logger
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.lightning import tuning
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import Loops
@@ -37,6 +38,7 @@ class ResumingTrainer:
         self._former = former
         self._trainer = trainer
         self._options = options
+        self._is_tuning = False
         self._undo = contextlib.ExitStack()
 
     def begin(self, module: Any) -> None:
@@ -45,6 +47,8 @@ class ResumingTrainer:
         after_saves = AfterSaves(self)
         trainer.callbacks.append(after_saves)
         self._undo.callback(trainer.callbacks.remove, after_saves)
+        for finder, search in tuning.finders(trainer):
+            self._undo.enter_context(wrapped(finder, search, self._tune))
         self._save_after_module(module)
         self._undo.enter_context(Loops(trainer).passing_loaders_to(self._track))
         plugin = trainer.strategy.checkpoint_io
@@ -64,7 +68,28 @@ class ResumingTrainer:
         self._undo.close()
 
     def _wrap(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        self._undo.enter_context(wrapped(owner, name, function))
+        """Wrap a method, other than for what a finder trains to throw away."""
+
+        def unless_tuning(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return native(*args, **kwargs) if self._is_tuning else function(native, *args, **kwargs)
+
+        self._undo.enter_context(wrapped(owner, name, unless_tuning))
+
+    def _tune(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Let a finder search as if this package were not there; where a checkpoint is loaded, use what it found."""
+        session = self.session
+        if session is not None and session.restore_tuned():
+            return
+        self._is_tuning = True
+        try:
+            native(*args, **kwargs)
+        except Exception as error:
+            if session is not None:
+                session.fail(error)
+            self.end()  # a finder that failed has taken the callbacks away, and none of them is called
+            raise
+        finally:
+            self._is_tuning = False
 
     def _start(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
         """Open a session in place of Lightning's load, which gets what is resumed from."""
@@ -84,7 +109,9 @@ class ResumingTrainer:
     def _track(self, loaders: list[Any]) -> None:
         """Track the training loaders; without a session yet, from their first pass on."""
         if self.session is not None:
-            self.session.data.track(loaders)
+            # The last loaders that a finder makes are those of the training, and the pass over them has begun.
+            track_all = self.session.data.track_new if self._is_tuning else self.session.data.track
+            track_all(loaders)
             return
         for each in loaders:
             track(each, self._options.generators)

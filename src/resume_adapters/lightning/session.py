@@ -23,7 +23,7 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.lightning import engine, files, gradients, logged_values, model_checkpoints, module_state
+from resume_adapters.lightning import engine, files, gradients, logged_values, model_checkpoints, module_state, tuning
 from resume_adapters.lightning.data import FitData
 from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops, SavePoint
@@ -74,6 +74,7 @@ class FitSession:
         self._fingerprint: str | None = None
         self._votes_left: float = 0
         self._expected_steps: int | None = None
+        self._is_training = False
 
     # ---- Resuming
 
@@ -120,6 +121,18 @@ class FitSession:
     def remember_schedules(self) -> None:
         """Remember the schedules, which are made, and not loaded."""
         self._framework.remember_schedules(self._session.rescale.schedules)
+
+    def restore_tuned(self) -> bool:
+        """Restore what a finder had found before the first step; return whether it needs no search in this launch.
+
+        After loading it would search with trained weights, and Lightning would forget the rest of the checkpoint.
+        """
+        context = self._session.context
+        if context is None or self._is_training:
+            return False
+        if context.rank_state is not None:
+            tuning.restore(self._trainer, context.rank_state.tuned or {})
+        return True
 
     def run_fit_loop(self, native: Callable[[], object]) -> None:
         """Run the fit loop, from the save point on if a checkpoint holds one."""
@@ -189,6 +202,7 @@ class FitSession:
     def begin_training(self) -> None:
         """Prepare the first step: DDP's buckets, and the number of steps that the run will have."""
         context = self._session.context
+        self._is_training = True
         if self._framework.engine is not None:
             engine.require_whole_accumulations(self._trainer)
         if context is None or context.rank_state is None:
@@ -348,6 +362,7 @@ class FitSession:
             engine=self._framework.engine_state(),
             should_stop=self._trainer.should_stop,
             checkpoints={},
+            tuned=tuning.capture(self._trainer),
         )
 
     def parts(self) -> dict[str, Stateful]:

@@ -8,7 +8,7 @@ from typing import Any
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.lightning import engine
+from resume_adapters.lightning import engine, tuning
 from resume_adapters.lightning.compat import io, pl
 from resume_adapters.lightning.model_checkpoints import saving
 
@@ -33,6 +33,12 @@ def require_supported(trainer: Any) -> None:
         ),
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
+        "a LearningRateFinder among the callbacks searches before this strategy loads a checkpoint; Tuner.lr_find, "
+        "called before fit(), does not": (
+            strategy.restore_checkpoint_after_setup
+            and any(isinstance(each, pl.callbacks.LearningRateFinder) for each in trainer.callbacks)
+            and not tuning.is_only_tuning(trainer)
+        ),
         **engine.unsupported(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
