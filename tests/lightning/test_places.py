@@ -5,10 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 import contract
 
@@ -121,3 +129,44 @@ def test_ranks_that_see_different_checkpoints_agree_on_one(
     trace = contract.read_trace(tmp_path, 2)
     assert trace.first_step == 5
     contract.require_same_steps(trace, reference({}, 2), start=5)
+
+
+# ---- What is not on a disk
+
+
+@pytest.mark.parametrize("place", ["dirpath", "default_root_dir"])
+def test_a_url_is_refused(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Made absolute, ``memory://a`` is the directory ``memory:`` here."""
+    monkeypatch.chdir(tmp_path)
+    given = {place: "memory://a"}
+    checkpoint = ModelCheckpoint(**given) if place == "dirpath" else ModelCheckpoint()
+    root = {} if place == "dirpath" else given
+    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[checkpoint, ResumeCallback()], **root)
+    with pytest.raises(UnsupportedSetting, match=r"ModelCheckpoint saves to memory://a.*: set dirpath"):
+        trainer.fit(BoringModel())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_url_of_another_checkpoint_is_left_to_lightning_but_not_written_by_this_package(tmp_path: Path) -> None:
+    local = ModelCheckpoint(dirpath=tmp_path, filename="a", every_n_train_steps=1)
+    remote = ModelCheckpoint(dirpath="memory://a", filename="b")
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_steps": 1, "limit_val_batches": 0}
+    pl.Trainer(callbacks=[local, remote, ResumeCallback()], **options).fit(BoringModel())
+    assert (tmp_path / "a.ckpt").exists() and get_filesystem("memory://a").exists("memory://a/b.ckpt")
+    ours = ResumeCheckpointIO()
+    with pytest.raises(UnsupportedSetting, match="ModelCheckpoint saves to memory://a"):
+        pl.Trainer(callbacks=[local, remote, ResumeCallback()], plugins=[ours], **options).fit(BoringModel())
+    with pytest.raises(UnsupportedSetting, match=r"got memory://a/b\.ckpt: leave it out"):
+        ours.save_checkpoint({}, "memory://a/b.ckpt")
+
+
+def test_a_first_launch_is_not_told_that_a_last_checkpoint_is_missing(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_steps": 1, "limit_val_batches": 0}
+    bare = pl.Trainer(callbacks=[ModelCheckpoint(dirpath=tmp_path / "bare")], **options)
+    with pytest.warns(UserWarning, match="there is no last checkpoint available"):
+        bare.fit(BoringModel(), ckpt_path="last")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trainer = pl.Trainer(callbacks=[ModelCheckpoint(dirpath=tmp_path / "ours"), ResumeCallback()], **options)
+        trainer.fit(BoringModel(), ckpt_path="last")
+    assert found and not [each for each in found if "last checkpoint" in str(each.message)]

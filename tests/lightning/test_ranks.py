@@ -72,3 +72,18 @@ def test_a_stop_that_reaches_one_rank_stops_all(
     config, sends = STOPS[whom]
     sends = [{**send, **contract.WHOM[whom]} for send in sends]
     contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), *sends, ranks=2)
+
+
+def test_ranks_that_log_other_metrics_save_under_the_names_of_rank_zero(bench: contract.Bench, tmp_path: Path) -> None:
+    """Without ``sync_dist`` each rank has a ``val_loss`` of its own, and so another name for the same checkpoint."""
+    names = {"filename": "{step}-{val_loss:.4f}", "every_n_train_steps": None, "every_n_epochs": 1, "save_top_k": 1}
+    config = {"validate": [32], "checkpoints": [{"monitor": "val_loss", **names}]}
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=2)
+    assert bare.final[0] is not None and bare.final[1] is not None
+    assert bare.final[0]["logged"]["val_loss"] != bare.final[1]["logged"]["val_loss"]
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=2)
+    contract.require_same_end(ours, bare, ignore=("files", "best"))
+    kills = [{"event": "on_train_batch_end", "step": 18}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path / "killed", config, ours, kills, ranks=2)
+    names_of_ranks = [final["best"][0][0] for final in (*ours.final, bare.final[0]) if final is not None]
+    assert len(names_of_ranks) == 3 and len(set(names_of_ranks)) == 1

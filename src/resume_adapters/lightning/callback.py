@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from resume_adapters.lightning.loops import SavePoint
 from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
-from resume_adapters.lightning.supported import require_supported
+from resume_adapters.lightning.supported import require_local, require_supported
 from resume_adapters.lightning.tuning import is_only_tuning
 
 
@@ -40,6 +41,8 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         UnsupportedSetting: a part cannot save its state.
     """
 
+    needless_warnings = (re.escape('.fit(ckpt_path="last") is set, but there is no last checkpoint available'),)
+
     _resuming: ResumingTrainer | None = None
     _former: frozenset[Path] = frozenset()
 
@@ -60,6 +63,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
             return
         require_supported(trainer)
         self._former |= move_directories(trainer)
+        require_local(trainer)
         assign_directories(trainer, str(self.options.resume))
         if is_only_tuning(trainer):
             return

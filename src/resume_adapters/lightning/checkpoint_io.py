@@ -11,7 +11,7 @@ from typing import Any
 from resume_adapters.core.log import enable_logging, logger
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import SaveFailed
+from resume_adapters.errors import SaveFailed, UnsupportedSetting
 from resume_adapters.lightning import files
 from resume_adapters.lightning.compat import io, pl
 
@@ -77,10 +77,13 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
 
         Raises:
             TypeError: storage options are given, of which there are none.
+            UnsupportedSetting: the path is a URL.
             SaveFailed: it could not be written.
         """
         if storage_options is not None:
             raise TypeError("ResumeCheckpointIO takes no storage_options: a checkpoint is a file on a mounted disk")
+        if "://" in str(path):
+            raise UnsupportedSetting(f"ResumeCheckpointIO writes to mounted file systems; got {path}: leave it out")
         target = Path(os.path.abspath(path))
         try:
             _write(checkpoint, target)

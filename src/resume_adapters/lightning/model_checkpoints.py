@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.patching import wrapped
 from resume_adapters.core.session.options import run_directory_override
 from resume_adapters.lightning.compat import pl, unsaved
+
+_FIELD = re.compile(r"\{([^:}]+)")
 
 
 def saving(trainer: Any) -> list[Any]:
     """Return every ModelCheckpoint that saves the whole state."""
     found = [each for each in trainer.checkpoint_callbacks if isinstance(each, pl.callbacks.ModelCheckpoint)]
     return [each for each in found if not each.save_weights_only]
+
+
+def place(callback: Any, trainer: Any) -> str:
+    """Return the directory in which a ModelCheckpoint would save, as Lightning resolves it."""
+    return str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
 
 
 def move_directories(trainer: Any) -> frozenset[Path]:
@@ -54,12 +65,33 @@ def assign_directories(trainer: Any, resume: str) -> None:
     for each in saving(trainer):
         if each.dirpath is not None:
             continue
-        fresh = Path(each._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
+        fresh = Path(place(each, trainer))
         versions = fresh.parents[1].glob("version_*/" + fresh.name) if trainer.loggers else []
         earlier = sorted((path for path in versions if (path / CONTROL).is_dir()), key=_version)
         if earlier and not resume.startswith("scratch"):
             fresh = earlier[-1]
         each.dirpath = trainer.strategy.broadcast(os.path.realpath(fresh))
+
+
+def named_by_rank_zero(callback: Any, trainer: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a ModelCheckpoint has the file names of rank zero on all ranks.
+
+    Metrics in a name differ between ranks, if they were logged without ``sync_dist``. Lightning then writes the file
+    under the name that rank zero gives it.
+
+    Args:
+        callback: the ModelCheckpoint.
+        trainer: the trainer.
+    """
+
+    def format_name(
+        native: Callable[..., str], metrics: Any, filename: str | None = None, *rest: Any, **more: Any
+    ) -> str:
+        name = native(metrics, filename, *rest, **more)
+        fields = set(_FIELD.findall(filename or callback.filename or ""))
+        return str(trainer.strategy.broadcast(name)) if fields - {"epoch", "step"} else name
+
+    return wrapped(callback, "format_checkpoint_name", format_name)
 
 
 def _version(directory: Path) -> int:

@@ -17,6 +17,7 @@ from resume_adapters.lightning import tuning
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import Loops
+from resume_adapters.lightning.model_checkpoints import named_by_rank_zero, saving
 from resume_adapters.lightning.module_state import saves_directories
 from resume_adapters.lightning.session import FitSession
 
@@ -49,6 +50,9 @@ class ResumingTrainer:
         self._undo.callback(trainer.callbacks.remove, after_saves)
         for finder, search in tuning.finders(trainer):
             self._undo.enter_context(wrapped(finder, search, self._tune))
+        if trainer.world_size > 1:
+            for each in saving(trainer):
+                self._undo.enter_context(named_by_rank_zero(each, trainer))
         self._save_after_module(module)
         self._undo.enter_context(Loops(trainer).passing_loaders_to(self._track))
         plugin = trainer.strategy.checkpoint_io

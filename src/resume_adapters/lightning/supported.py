@@ -9,8 +9,9 @@ from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import engine, tuning
+from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.compat import io, pl
-from resume_adapters.lightning.model_checkpoints import saving
+from resume_adapters.lightning.model_checkpoints import place, saving
 
 
 def require_supported(trainer: Any) -> None:
@@ -45,6 +46,22 @@ def require_supported(trainer: Any) -> None:
         ),
     }
     refuse(refused, "change it, or leave the callback out")
+
+
+def require_local(trainer: Any) -> None:
+    """Refuse directories of checkpoints that are URLs, where this package would write to them.
+
+    Raises:
+        UnsupportedSetting: naming the directory.
+    """
+    through_ours = isinstance(trainer.strategy.checkpoint_io, ResumeCheckpointIO)
+    every = [each for each in trainer.checkpoint_callbacks if hasattr(each, "dirpath")]
+    for each in every if through_ours else saving(trainer)[:1]:
+        found = place(each, trainer)
+        if "://" in found:
+            raise UnsupportedSetting(
+                f"{type(each).__name__} saves to {found}; expected a directory on a mounted file system: set dirpath"
+            )
 
 
 def no_horizon(trainer: Any) -> str:

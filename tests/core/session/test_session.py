@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,18 @@ def test_a_callback_halts_the_run_of_the_call_that_is_under_way(tmp_path: Path) 
     callback.halt("the loss is not a number")
     assert session.ask_to_stop() and session.run.flag.halted
     session.run.close()
+
+
+def test_a_callback_has_warnings_ignored_that_come_before_any_hook() -> None:
+    class Callback(OptionsCallback):
+        needless_warnings = ("no checkpoint is there",)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        Callback()
+        warnings.warn("no checkpoint is there: HINT", stacklevel=1)
+        warnings.warn("the disk is full", stacklevel=1)
+    assert [str(each.message) for each in found] == ["the disk is full"]
 
 
 def test_what_an_adapter_undoes_comes_before_the_run_is_closed(tmp_path: Path) -> None:

@@ -299,6 +299,10 @@ def test_the_environment_comes_before_the_script(monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESUME_ADAPTERS_RUN_DIR", "elsewhere")
     assert run_directory_override() == tmp_path / "elsewhere"
+    with monkeypatch.context() as patch:
+        patch.setenv("RESUME_ADAPTERS_RUN_DIR", "s3://elsewhere")
+        with pytest.raises(UnsupportedSetting, match="'s3://elsewhere'; expected a directory"):
+            run_directory_override()
     monkeypatch.setenv("RESUME_ADAPTERS_SAVE_EVERY", "7")
     for options in (ResumeOptions(), ResumeOptions(save_every=3), ResumeOptions(save_every="auto")):
         cadence = options.cadence()

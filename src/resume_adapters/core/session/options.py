@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,8 +24,14 @@ RUN_DIRECTORY, SAVE_EVERY = "RESUME_ADAPTERS_RUN_DIR", "RESUME_ADAPTERS_SAVE_EVE
 
 
 def run_directory_override() -> Path | None:
-    """Return the run directory that the environment names, absolute; ``None`` where the script decides."""
+    """Return the run directory that the environment names, absolute; ``None`` where the script decides.
+
+    Raises:
+        UnsupportedSetting: it is a URL.
+    """
     given = os.environ.get(RUN_DIRECTORY)
+    if given and "://" in given:
+        raise UnsupportedSetting(f"{RUN_DIRECTORY}={given!r}; expected a directory on a mounted file system")
     return Path(os.path.abspath(given)) if given else None
 
 
@@ -81,7 +88,11 @@ class OptionsCallback:
 
     Attributes:
         options: the options of the run.
+        needless_warnings: what the framework warns of and a resume does not need, as regular expressions. They are
+            ignored from the first callback on: a framework may warn before it calls one.
     """
+
+    needless_warnings: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -99,6 +110,8 @@ class OptionsCallback:
         self.options = ResumeOptions(
             resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
         )
+        for message in self.needless_warnings:
+            warnings.filterwarnings("ignore", message)
 
     @property
     def active_run(self) -> ResumableRun | None:
