@@ -13,6 +13,6 @@ def callbacks() -> list[Any]:
     """Return the callbacks to add to a Trainer: none, unless the environment asks for it."""
     if os.environ.get(VARIABLE) != "1":
         return []
-    from resume_adapters.lightning import ResumeCallback
+    from resume_adapters.lightning.callback import CallbackOfEnvironment
 
-    return [ResumeCallback()]
+    return [CallbackOfEnvironment()]

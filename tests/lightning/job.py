@@ -211,6 +211,9 @@ class Model(pl.LightningModule):
             ]
             return pair, [schedule(pair[0]), schedule(pair[1])]
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, weight_decay=0.1)
+        if CONFIG["callbacks"] == "finetuning":
+            trained = [each for each in self.parameters() if each.requires_grad]
+            return torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.1)
         if CONFIG["plateau"]:
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, **CONFIG["plateau"]}}
@@ -253,6 +256,18 @@ class Fetching(Model):
     def training_step(self, dataloader_iter: Any) -> Any:
         batch, batch_idx, _ = next(dataloader_iter)
         return super().training_step(batch, batch_idx)
+
+
+class Finetuning(pl.callbacks.BaseFinetuning):
+    """Trains the head alone first, and a further layer, in a group of its own, in each epoch that follows."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        layers = {1: pl_module.body[4], 2: pl_module.body[0]}
+        if epoch in layers:
+            self.unfreeze_and_add_param_group(layers[epoch], optimizer, lr=1e-3)
 
 
 class Unfreezing(pl.Callback):
@@ -299,6 +314,7 @@ DEFAULTS: dict[str, Any] = {
     "register_generator": False,
     "manual": False,
     "tuned": None,
+    "callbacks": None,
     "fetching": False,
     "compiled": False,
     "plateau": None,
@@ -378,7 +394,7 @@ def new_trainer(model: Model, train: Any, **more: Any) -> pl.Trainer:
     return pl.Trainer(
         **{
             "max_epochs": 3,
-            "accumulate_grad_batches": 1 if CONFIG["manual"] else 2,
+            "accumulate_grad_batches": 1 if CONFIG["manual"] or CONFIG["callbacks"] == "accumulation" else 2,
             "accelerator": "cpu",
             "devices": int(os.environ.get("WORLD_SIZE", "1")),
             "strategy": strategy(),
@@ -504,6 +520,10 @@ def callbacks(model: Model, train: Any) -> list[Any]:
         found.append(pl.callbacks.WeightAveraging())
     if CONFIG["holding"]:
         found.append(Unfreezing())
+    if CONFIG["callbacks"] == "finetuning":
+        found.append(Finetuning())
+    if CONFIG["callbacks"] == "accumulation":
+        found.append(pl.callbacks.GradientAccumulationScheduler({1: 3, 2: 2}))
     if CONFIG["tuned"] == "learning rate":
         found.append(pl.callbacks.LearningRateFinder(num_training_steps=24, **FINDER))
     if CONFIG["tuned"] == "learning rate of epochs":

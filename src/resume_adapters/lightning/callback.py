@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.log import enable_logging, logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import SavePoint
-from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories
+from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories, saving
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
 from resume_adapters.lightning.supported import require_local, require_supported
@@ -121,3 +122,19 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.end()
+
+
+class CallbackOfEnvironment(ResumeCallback):
+    """A :class:`ResumeCallback` that the environment adds to each trainer. One that saves nothing is left alone."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Warn where no ModelCheckpoint saves the whole state; else as the base."""
+        if isinstance(trainer, pl.Trainer) and not saving(trainer):
+            if stage == "fit":
+                enable_logging()
+                logger.warning(
+                    "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
+                    "save_weights_only=True): it trains without being resumed."
+                )
+            return
+        super().setup(trainer, pl_module, stage)

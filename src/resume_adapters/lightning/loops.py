@@ -22,7 +22,7 @@ from typing import Any
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.state.records import Record
-from resume_adapters.lightning.compat import MaxSizeCycle, end_turn
+from resume_adapters.lightning.compat import MaxSizeCycle, end_turn, pl
 
 
 class SavePoint(str, enum.Enum):
@@ -236,6 +236,12 @@ class Loops:
             self.fit.epoch_progress.increment_completed()
         else:
             self.trainer._logger_connector.log_metrics(row)
+
+    def set_accumulation(self) -> None:
+        """Set the accumulation of the running epoch, where a callback sets it at the start of each."""
+        for each in self.trainer.callbacks:
+            if isinstance(each, pl.callbacks.GradientAccumulationScheduler):
+                each.on_train_epoch_start(self.trainer)
 
     def restore_cycles(self, has_restarted: list[bool]) -> None:
         """Restore which of several loaders were at an end before, in the mode in which the longest ends the epoch."""

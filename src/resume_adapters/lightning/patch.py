@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.core.log import enable_logging, logger
-from resume_adapters.core.patching import wrapped
+from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.lightning import tuning
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
@@ -53,6 +55,9 @@ class ResumingTrainer:
         if trainer.world_size > 1:
             for each in saving(trainer):
                 self._undo.enter_context(named_by_rank_zero(each, trainer))
+        for each in _config_writers(trainer):
+            # It refuses to overwrite a config, and the launch before this one has written it.
+            self._undo.enter_context(replaced(each, "overwrite", True))
         self._save_after_module(module)
         self._undo.enter_context(Loops(trainer).passing_loaders_to(self._track))
         plugin = trainer.strategy.checkpoint_io
@@ -155,6 +160,15 @@ class ResumingTrainer:
         for each in behind:
             self._wrap(each, "on_train_batch_end", lambda native, *args: None)
         self._wrap(module, "on_train_batch_end", on_train_batch_end)
+
+
+def _config_writers(trainer: Any) -> list[Any]:
+    """Return the callbacks of a LightningCLI that write its config, where the run directory has a run already."""
+    cli: Any = sys.modules.get(f"{pl.__name__}.cli")
+    found = [each for each in trainer.callbacks if cli is not None and isinstance(each, cli.SaveConfigCallback)]
+    if found and trainer.strategy.broadcast((Path(saving(trainer)[0].dirpath) / CONTROL).is_dir()):
+        return found
+    return []
 
 
 def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = None, *rest: Any) -> None:

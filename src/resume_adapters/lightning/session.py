@@ -140,14 +140,15 @@ class FitSession:
         if context is None or context.rank_state is None:
             native()
             return
-        if self._session.is_finished(context.step, self._horizon()):
-            log_finished(self._trainer.global_step)
         # A finished run too: what followed its last checkpoint may have changed weights, as averaging does.
         self.loops.run_from(
             context.rank_state.save_point,
             lambda: self._restore(context),
             lambda: self._restore_start(context),
         )
+        former = self.run.previous
+        if former is not None and former.state is RunState.FINISHED and self._trainer.global_step == context.step:
+            log_finished(context.step)
 
     def _restore(self, context: RestoreContext) -> None:
         """Restore what the start of the loop resets, and verify what the trainer loaded."""
@@ -163,6 +164,8 @@ class FitSession:
             values, held = self._redistribute(context)
         logged_values.restore(self.loops, values, state.save_point)
         self.loops.restore_progress(self.data.progress_here(context), state.save_point, state.row)
+        if state.save_point.in_epoch:
+            self.loops.set_accumulation()
         self.data.restore_cycles(context)
         gradients.restore(module, held)
         if held and self._session.trace is not None:
@@ -240,9 +243,7 @@ class FitSession:
             self._framework.engine.has_stepped()
             if self._session.trace is not None:
                 self._session.trace.set_grad_norm(self._framework.engine.engine.get_global_grad_norm())
-        expected = self._expected_steps
-        horizon = None if expected is None else expected + self._session.rescale.shift
-        decision = self._session.end_step(self._trainer.global_step, self._epoch(), horizon)
+        decision = self._session.end_step(self._trainer.global_step, self._epoch(), self._horizon())
         if decision.save:
             self._save_if_needed()
         self._leave_if_asked()
@@ -409,9 +410,10 @@ class FitSession:
             RunState.FINISHED, step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
         )
 
-    def _horizon(self) -> int:
-        """Return the steps, or the epochs, after which the run is finished."""
-        return int(self._trainer.max_steps if self._trainer.max_steps > 0 else self._trainer.max_epochs or 0)
+    def _horizon(self) -> int | None:
+        """Return the steps after which the run is finished; ``None`` where that is not known before its end."""
+        expected = self._expected_steps
+        return None if expected is None else expected + self._session.rescale.shift
 
     def fail(self, error: Exception) -> None:
         """Write why the run failed into its status."""

@@ -34,18 +34,33 @@ def require_supported(trainer: Any) -> None:
         ),
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
-        "a LearningRateFinder among the callbacks searches before this strategy loads a checkpoint; Tuner.lr_find, "
-        "called before fit(), does not": (
-            strategy.restore_checkpoint_after_setup
-            and any(isinstance(each, pl.callbacks.LearningRateFinder) for each in trainer.callbacks)
-            and not tuning.is_only_tuning(trainer)
-        ),
+        **_unsupported_callbacks(trainer),
         **engine.unsupported(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),
     }
     refuse(refused, "change it, or leave the callback out")
+
+
+def _unsupported_callbacks(trainer: Any) -> dict[str, object]:
+    """Return the callbacks with which no resume is exact, and whether each is in use."""
+    loads_late = trainer.strategy.restore_checkpoint_after_setup and not tuning.is_only_tuning(trainer)
+    refused = {
+        pl.callbacks.StochasticWeightAveraging: (
+            "sets its learning rate and its average up at the start of an epoch alone, so that a resume within one has "
+            "neither; EMAWeightAveraging and WeightAveraging do not"
+        ),
+        pl.callbacks.ModelPruning: "leaves its masks out of what it saves",
+    }
+    if loads_late:
+        refused[pl.callbacks.LearningRateFinder] = (
+            "searches before this strategy loads a checkpoint; Tuner.lr_find, called before fit(), does not"
+        )
+    return {
+        f"{kind.__name__} {reason}": any(isinstance(each, kind) for each in trainer.callbacks)
+        for kind, reason in refused.items()
+    }
 
 
 def require_local(trainer: Any) -> None:

@@ -1,0 +1,88 @@
+"""Lightning's own callbacks that change how a training goes on: exact after a kill, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch import cli
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.nn.utils import prune
+
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.lightning import ResumeCallback
+
+import contract
+
+KILLS = {"finetuning": (8, 12, 17), "accumulation": (8, 14, 17, 19, 22)}
+
+
+@pytest.mark.parametrize("callback", KILLS)
+def test_a_callback_that_acts_at_the_start_of_an_epoch(
+    callback: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """A resume within the epoch does not begin it again, and has what the callback did there."""
+    config = {"callbacks": callback}
+    kills = [{"event": "on_train_batch_end", "step": step} for step in KILLS[callback]]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+REFUSED = {
+    "StochasticWeightAveraging": lambda: StochasticWeightAveraging(1e-2),
+    "ModelPruning": lambda: ModelPruning(prune.L1Unstructured, amount=0.5, parameters_to_prune=None),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_callback_with_which_no_resume_is_exact_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedSetting, match=f"^{name} .*so this run cannot be resumed exactly"):
+        trainer_of(tmp_path, REFUSED[name](), ResumeCallback()).fit(BoringModel())
+
+
+def trainer_of(directory: Path, *callbacks: Any, **more: Any) -> pl.Trainer:
+    options = {"accelerator": "cpu", "logger": False, "max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 0}
+    saving = ModelCheckpoint(dirpath=directory / "run") if more.get("enable_checkpointing", True) else []
+    every = [*callbacks, saving] if saving else list(callbacks)
+    return pl.Trainer(callbacks=every, default_root_dir=directory, **{**options, **more})
+
+
+class Parser:
+    """Stands for the one of jsonargparse."""
+
+    def save(self, config: str, path: str, overwrite: bool, **more: Any) -> None:
+        with open(path, "w" if overwrite else "x") as file:
+            file.write(config)
+
+
+def test_the_config_of_a_command_line_is_written_again_by_a_launch_that_resumes(tmp_path: Path) -> None:
+    """LightningCLI refuses a directory that has one, and without a logger it is the same in each launch."""
+    for config in ("first", "second"):
+        writer = cli.SaveConfigCallback(Parser(), config)
+        trainer_of(tmp_path, ResumeCallback(), writer).fit(BoringModel())
+        assert (tmp_path / "config.yaml").read_text() == config and writer.overwrite is False
+    with pytest.raises(RuntimeError, match="to NOT exist"):
+        trainer_of(tmp_path / "other", cli.SaveConfigCallback(Parser(), "third")).fit(BoringModel())
+        trainer_of(tmp_path / "other", ResumeCallback(), cli.SaveConfigCallback(Parser(), "fourth")).fit(BoringModel())
+
+
+def test_the_environment_leaves_a_trainer_alone_that_saves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    trainer = trainer_of(tmp_path, enable_checkpointing=False)
+    trainer.fit(BoringModel())
+    assert trainer.global_step == 6
+    assert caplog.text.count("it trains without being resumed") == 1
+    trainer_of(tmp_path).fit(BoringModel())
+    assert (tmp_path / "run" / ".resume").is_dir()
+
+
+@pytest.mark.parametrize(("options", "horizon"), [({}, 6), ({"max_steps": 4}, 4)], ids=["epochs", "steps"])
+def test_a_finished_run_says_how_many_steps_it_has(options: dict[str, Any], horizon: int, tmp_path: Path) -> None:
+    trainer_of(tmp_path, ResumeCallback(), **options).fit(BoringModel())
+    status = json.loads((tmp_path / "run" / ".resume" / "status.json").read_bytes())
+    assert (status["step"], status["horizon"]) == (horizon, horizon)
