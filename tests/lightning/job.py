@@ -189,7 +189,7 @@ class Model(pl.LightningModule):
         event("validation_step", self.global_step)
         noise = torch.rand(1) * 0.01
         loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
-        self.log("val_loss", loss + noise)
+        self.log("val_loss", loss + noise, on_step=CONFIG["trackers"], on_epoch=True)
         trace(validated=self.global_step, value=(loss + noise).item().hex())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

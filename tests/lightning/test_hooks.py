@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -154,3 +155,47 @@ def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
     again = Line(None)
     trainer_of(tmp_path, callback).fit(again, loader)
     assert BEGUN == [2]
+
+
+class Rows(Logger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[str, int | None]] = []
+
+    @property
+    def name(self) -> str:
+        return "rows"
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows += [(name, step) for name in metrics]
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Validated(Line):
+    """Logs each batch of its validations."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("loss", self.layer(batch).mean(), on_step=True, on_epoch=False)
+
+
+def test_the_steps_of_validations_go_on(tmp_path: Path) -> None:
+    """Lightning counts them over the whole training; at 0 again, loggers would have two values for a step."""
+    found = []
+    for interrupted_at, directory in ((None, "whole"), (9, "halves"), (None, "halves")):
+        rows, data = Rows(), DataLoader(torch.rand(8, 1), batch_size=2)
+        trainer = trainer_of(tmp_path / directory, ResumeCallback())
+        trainer.logger = rows
+        with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
+            trainer.fit(Validated(interrupted_at), data, data)
+        found.append([row for row in rows.rows if row[0] == "loss"])
+    whole, first, second = found
+    # The checkpoint of step 8 is that of a batch: the validation that follows it is repeated.
+    assert len(whole) == 12 and first == whole[:8] and second == whole[4:]

@@ -131,6 +131,24 @@ def test_ranks_that_see_different_checkpoints_agree_on_one(
     contract.require_same_steps(trace, reference({}, 2), start=5)
 
 
+# ---- Links
+
+
+class LinkedByStep(ModelCheckpoint):
+    CHECKPOINT_NAME_LAST = "last-{step}"
+
+
+def test_a_link_with_a_name_of_each_step_goes_when_there_is_a_newer_one(tmp_path: Path) -> None:
+    """A link protects what it points to, so that all checkpoints stayed. Bare Lightning leaves dangling links."""
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "max_steps": 8, "limit_val_batches": 0}
+    saving = LinkedByStep(dirpath=tmp_path, filename="{step}", every_n_train_steps=2, save_last="link")
+    pl.Trainer(callbacks=[saving, ResumeCallback()], **options).fit(BoringModel())
+    found = {path.name for path in tmp_path.glob("*.ckpt")}
+    # What a link of the save before had protected goes with the next commit.
+    assert {"step=8.ckpt", "last-step=8.ckpt"} <= found <= {"step=6.ckpt", "step=8.ckpt", "last-step=8.ckpt"}
+    assert (tmp_path / "last-step=8.ckpt").resolve() == tmp_path / "step=8.ckpt"
+
+
 # ---- What is not on a disk
 
 

@@ -130,6 +130,27 @@ def test_what_a_writer_holds_in_memory_is_not_written_again(tmp_path: Path) -> N
     assert stores.READERS["tensorboard"](tmp_path) == {("loss", 1): [0.5], ("loss", 2): [1.0]}
 
 
+def test_values_that_share_a_tag_and_a_step_are_all_there(tmp_path: Path) -> None:
+    """What was logged before the checkpoint says nothing of what comes; what each launch logs first is there once."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    saved: dict[str, Any] = {}
+    for resumes in (False, True, True):
+        trackers = Trackers(lambda: [writer])  # noqa: B023
+        if resumes:
+            trackers.restore(saved)
+        writer = SummaryWriter(str(tmp_path / "logs"))
+        writer.add_scalar("start", -1.0, 0)
+        if not resumes:
+            writer.add_scalar("loss", 1.0, 0)
+            saved = trackers.capture()
+        for value in (2.0, 3.0, 3.0):
+            writer.add_scalar("loss", value, 0)
+        writer.close()
+        trackers.close()
+    assert stores.READERS["tensorboard"](tmp_path) == {("start", 0): [-1.0], ("loss", 0): [1.0, 2.0, 3.0, 3.0]}
+
+
 def test_a_run_that_was_started_before_the_resume_is_closed_too(tmp_path: Path) -> None:
     """W&B looks the method that ``wandb.log`` calls up once, when the run starts."""
     import wandb

@@ -138,6 +138,19 @@ class Loops:
         """Return for each validation loader whether its workers outlive a validation and are running."""
         return [are_kept(each) for each in self._validation_loaders()]
 
+    def validated(self) -> list[int]:
+        """Return the batches that were validated on each validation loader; loggers have them as steps."""
+        seen = self.validation._seen_batches_per_dataloader
+        return [seen[index] for index in range(len(self._validation_loaders()))]
+
+    def restore_validated(self, saved: list[int]) -> None:
+        """Restore what :meth:`validated` returned; the loaders are made for that, which would count from 0."""
+        if any(saved):
+            self.trainer.validating = True
+            self.validation.setup_data()
+            self.trainer.training = True
+            self.validation._seen_batches_per_dataloader.update(enumerate(saved))
+
     def validation_batches(self) -> int:
         """Return how many batches a validation has on this rank at least; 0 where that is not known before its end."""
         from torch.utils.data import IterableDataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -170,6 +171,7 @@ class FitSession:
         gradients.restore(module, held)
         if held and self._session.trace is not None:
             self._session.trace.begin_partial_step()
+        self.loops.restore_validated(state.validated or [])
         self.loops.start_evaluation_workers(state.evaluation_workers)
         self._framework.restore_checkpoints(state.checkpoints)
         self._session.restorer.restore_parts(self._framework.parts())
@@ -363,6 +365,7 @@ class FitSession:
             engine=self._framework.engine_state(),
             should_stop=self._trainer.should_stop,
             checkpoints={},
+            validated=loops.validated(),
             tuned=tuning.capture(self._trainer),
         )
 
@@ -390,12 +393,21 @@ class FitSession:
 
         What a restart would resume from stays, and so does the best.
         """
-        ours = state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING)
-        if ours and files.is_same(path.parent, self.run.directory):
+        is_inside = files.is_same(path.parent, self.run.directory)
+        if is_inside and self._trainer.strategy.broadcast(self.run.storage.is_link(path)):
+            self._remove_link(path)
+        elif is_inside and state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
             self._unwanted.add(path.name)
-            self.run.prune_later(best=model_checkpoints.best(self._trainer))
         else:
             native()
+            return
+        self.run.prune_later(best=model_checkpoints.best(self._trainer))
+
+    def _remove_link(self, path: Path) -> None:
+        """Remove a link of ``save_last="link"``, which protects what it points to. Lightning leaves a dangling one."""
+        if self.run.storage_group.is_leader:
+            with contextlib.suppress(FileNotFoundError):
+                self.run.storage.remove_file(path)
 
     # ---- Ending
 

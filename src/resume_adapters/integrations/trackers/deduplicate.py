@@ -19,7 +19,8 @@ import contextlib
 import glob
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,23 +187,35 @@ def mlflow_metrics(run: str) -> Iterator[None]:
 # ---- TensorBoard
 
 
-def tensorboard_summaries(directories: Sequence[str]) -> contextlib.AbstractContextManager[None]:
-    """Skip summaries that the event files of these directories, or of those below them, already have at that step.
+def event_files(directories: Sequence[str]) -> dict[str, int]:
+    """Return the size of each event file in these directories, or in those below them, by its path."""
+    found = (file for each in directories for file in Path(each).rglob(_EVENTS))
+    return {str(file): file.stat().st_size for file in found}
+
+
+def tensorboard_summaries(
+    directories: Sequence[str], sizes: Mapping[str, int]
+) -> contextlib.AbstractContextManager[None]:
+    """Skip summaries that the event files of these directories, or of those below them, already have.
+
+    Summaries behind the checkpoint are logged again, each as often as it was. Of those before it, what a launch logs at
+    its start is logged again too, with the same value.
 
     Args:
         directories: absolute paths.
+        sizes: what :func:`event_files` returned when the checkpoint was saved; empty if an earlier version saved it.
     """
     from torch.utils.tensorboard.writer import FileWriter
 
-    logged: dict[str, Logged] = {}
+    logged: dict[str, _Summaries] = {}
 
     def add_summary(native: Any, writer: Any, summary: Any, global_step: Any = None, walltime: Any = None) -> None:
         directory = os.path.abspath(writer.get_logdir())
         if any(Path(directory).is_relative_to(each) for each in directories):
             if directory not in logged:
                 writer.flush()  # it may hold what this process logged before it resumed
-                logged[directory] = _summaries(directory)
-            unseen = [each for each in summary.value if (each.tag, int(global_step or 0)) not in logged[directory]]
+                logged[directory] = _Summaries(Path(directory), sizes)
+            unseen = [each for each in summary.value if not logged[directory].has(each, int(global_step or 0))]
             if not unseen:
                 return
             summary = type(summary)(value=unseen)
@@ -211,9 +224,45 @@ def tensorboard_summaries(directories: Sequence[str]) -> contextlib.AbstractCont
     return wrapped(FileWriter, "add_summary", add_summary)  # seam: torch 2.13
 
 
-def _summaries(directory: str) -> Logged:
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+_EVENTS = "*tfevents*"
 
-    files = sorted(Path(directory).glob("*tfevents*"))
-    events = (event for file in files for event in EventFileLoader(str(file)).Load())
-    return {(value.tag, event.step) for event in events for value in event.summary.value}
+
+class _Summaries:
+    """The summaries in the event files of a directory.
+
+    Args:
+        directory: the directory.
+        sizes: the sizes of event files when the checkpoint was saved.
+    """
+
+    def __init__(self, directory: Path, sizes: Mapping[str, int]) -> None:
+        self._before: set[tuple[str, int, bytes]] = set()
+        self._behind: Counter[tuple[str, int]] = Counter()
+        for file in directory.glob(_EVENTS):
+            for position, event in _events(file.read_bytes()):
+                is_behind = position >= sizes.get(str(file), 0)
+                for value in event.summary.value:
+                    if is_behind:
+                        self._behind[value.tag, event.step] += 1
+                    else:
+                        self._before.add((value.tag, event.step, value.SerializeToString()))
+
+    def has(self, value: Any, step: int) -> bool:
+        """Return whether a summary is there already; one that is logged once more than it was before is not."""
+        if self._behind[value.tag, step]:
+            self._behind[value.tag, step] -= 1
+            return True
+        return (value.tag, step, value.SerializeToString()) in self._before
+
+
+def _events(content: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the complete events of an event file, each with its position: a length, a checksum, the event, another."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    position = 0
+    while position + 12 <= len(content):
+        end = position + 12 + struct.unpack("<Q", content[position : position + 8])[0]
+        if end + 4 > len(content):
+            return  # cut off by the kill
+        yield position, Event.FromString(content[position + 12 : end])
+        position = end + 4

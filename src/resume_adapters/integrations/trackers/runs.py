@@ -65,6 +65,7 @@ class Trackers:
             writer.flush()
         if writers:
             found["tensorboard"] = [os.path.abspath(writer.log_dir) for writer in writers]
+            found["tensorboard_files"] = deduplicate.event_files(found["tensorboard"])
         return found
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -86,7 +87,8 @@ class Trackers:
                 self._effects.enter_context(deduplicate.mlflow_metrics(saved["mlflow"]))
         if "tensorboard" in saved and _is_installed("tensorboard"):
             self.directories = saved["tensorboard"]
-            self._effects.enter_context(deduplicate.tensorboard_summaries(saved["tensorboard"]))
+            sizes = saved.get("tensorboard_files", {})
+            self._effects.enter_context(deduplicate.tensorboard_summaries(saved["tensorboard"], sizes))
 
     def close(self) -> None:
         """Give the trackers' classes their former methods, and remove the variables that :meth:`restore` set.
