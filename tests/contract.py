@@ -22,6 +22,7 @@ import pytest
 from packaging.version import Version
 
 from cycles import ROUND, WARM_UP
+from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.ranks import SingleProcess
@@ -210,9 +211,16 @@ def interrupted_equals_uninterrupted(
         assert told or relaunch or not anchor
         for name, cursor in told:
             assert saved[name] == cursor, "where in the data it resumes is not where it said that it was saved"
-        saved |= dict(re.findall(r"(\S+) saved at (.*)\.", outcome.output))
+        saved |= _places_of_commits(directory / bench.run_directory)
         require_same_steps(trace, reference, start=anchor)
     require_same_end(trace, reference, ignore)
+
+
+def _places_of_commits(run_directory: Path) -> dict[str, str]:
+    """Return where in the data each checkpoint was saved, in words, as the journal has it."""
+    lines = (run_directory / ".resume" / "journal.jsonl").read_text().splitlines()
+    commits = [each for line in lines if (each := json.loads(line))["event"] == "commit"]
+    return {each["checkpoint"]: describe_cursor(each.get("cursor", {})) for each in commits}
 
 
 def trains_on_after_a_failed_save(

@@ -50,6 +50,10 @@ class EngineStrategy:
         """Return the model's tensors, without content."""
         return self._engine.state_dict()
 
+    def arguments(self) -> dict[str, Any]:
+        """Return what DeepSpeed's configuration says."""
+        return self._engine.arguments()
+
     def parts(self) -> dict[str, Stateful]:
         """Return what DeepSpeed does not save."""
         return self._engine.parts()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+from accelerate.utils import DistributedType
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderState
@@ -21,6 +22,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
@@ -53,6 +55,7 @@ class AccelerateFramework(LoopFramework):
     """
 
     label = f"accelerate {accelerate.__version__}"
+    channel = "accelerate"
     registers = "register_for_resume"
     rank_state_type = AccelerateRankState
 
@@ -204,6 +207,19 @@ class AccelerateFramework(LoopFramework):
             return []
         return [each.tracker for each in self.accelerator.trackers if each.name == "tensorboard"]
 
+    def settings(self) -> LaunchSettings:
+        """Return what the accelerator, the optimizers and the models were given."""
+        accelerator, strategy = self.accelerator, self._strategy
+        given = {name: getattr(accelerator, name) for name in _ARGUMENTS}
+        is_fixed = accelerator.distributed_type != DistributedType.DEEPSPEED
+        return read_settings(
+            {**given, **strategy.arguments()},
+            strategy.optimizers,
+            strategy.schedulers,
+            strategy.models,
+            is_fixed=is_fixed,
+        )
+
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Accelerate saves."""
         strategy = self._strategy
@@ -223,6 +239,10 @@ class AccelerateFramework(LoopFramework):
                 )
             )
         return found
+
+
+_ARGUMENTS = ("mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler")
+"""What is given to an ``Accelerator`` and shapes the steps of a training."""
 
 
 def _by_class(objects: Iterable[Any]) -> dict[str, Any]:

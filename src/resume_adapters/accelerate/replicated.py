@@ -41,6 +41,10 @@ class ReplicatedStrategy:
         """Return the tensors of all models, by the model's number and their names without wrappers."""
         return self._prepared.tensors()
 
+    def arguments(self) -> dict[str, Any]:
+        """Return nothing: all is given to the accelerator."""
+        return {}
+
     def parts(self) -> dict[str, Stateful]:
         """Return the buffers, where each process has its own."""
         if any(not each.broadcast_buffers for each in self.modules()):

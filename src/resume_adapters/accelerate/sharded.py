@@ -42,6 +42,10 @@ class ShardedStrategy:
         """Return the tensors of all models, by the model's number and their names without wrappers."""
         return self._prepared.tensors()
 
+    def arguments(self) -> dict[str, Any]:
+        """Return nothing: all is given to the accelerator."""
+        return {}
+
     def parts(self) -> dict[str, Stateful]:
         """Return the buffers; each process has its own."""
         return {"buffers": ModuleBuffers(dict(enumerate(self.models)))}

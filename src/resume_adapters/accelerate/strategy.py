@@ -40,6 +40,9 @@ class AccelerateStrategy(Protocol):
     def tensors(self) -> dict[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of all models'."""
 
+    def arguments(self) -> dict[str, Any]:
+        """Return what was given to the strategy."""
+
     def parts(self) -> dict[str, Stateful]:
         """Return what Accelerate does not save and may differ between processes."""
 

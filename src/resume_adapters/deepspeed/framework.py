@@ -19,6 +19,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
@@ -36,6 +37,7 @@ class DeepSpeedFramework(LoopFramework):
     """
 
     label = f"deepspeed {deepspeed.__version__}"
+    channel = "DeepSpeed"
     registers = "ResumeHooks"
     accumulates_across_epochs = True
     rank_state_type = EngineRankState
@@ -160,6 +162,10 @@ class DeepSpeedFramework(LoopFramework):
             return Resumed(0, step, 0)
         done = step * self.engine.gradient_accumulation_steps()
         return Resumed(done // self._batches, step, done % self._batches)
+
+    def settings(self) -> LaunchSettings:
+        """Return what the engine was given."""
+        return self._state.settings()
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that DeepSpeed saves."""

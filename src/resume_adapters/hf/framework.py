@@ -17,10 +17,11 @@ from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import load_weights
-from resume_adapters.hf import engine, files, observed
+from resume_adapters.hf import engine, files, observed, settings
 from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
@@ -38,6 +39,7 @@ class TrainerFramework:
     """
 
     label = f"transformers {transformers.__version__}"
+    channel = "transformers"
     registers = "ResumeCallback"
 
     def __init__(self, trainer: Any) -> None:
@@ -148,6 +150,10 @@ class TrainerFramework:
         """Return the trainer and what hangs on it, without what it saves or rebuilds."""
         return observed.subjects(self.trainer)
 
+    def settings(self) -> LaunchSettings:
+        """Return the training arguments, and what optimizer and schedule were made with."""
+        return settings.of_trainer(self.trainer, None if self.engine is None else self.engine.arguments())
+
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the trainer saves, and for what nobody captures."""
         return files.entries(self.trainer)
@@ -175,9 +181,12 @@ class TrainerFramework:
         else:  # adapters: only peft knows under which names they are saved
             native()
 
-    def attach_engine(self, deepspeed: Any, run_directory: Path, context: RestoreContext | None) -> None:
+    def attach_engine(
+        self, deepspeed: Any, run_directory: Path, context: RestoreContext | None, before_load: Callable[[], None]
+    ) -> None:
         """Attach to the engine through which DeepSpeed trains, and load what it saved in the checkpoint."""
         self.engine = engine.attach_engine(deepspeed, run_directory)
+        before_load()
         if context is not None:
             context.require_architecture(self.engine.state_dict())
             self.engine.load(context, context.path, names.tag(context.step))

@@ -45,6 +45,7 @@ class ResumingTrainer:
         self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
+        self._resume_session.session.begin_settings()
         self._resume_session.session.rescale.schedules.remember(self.lr_scheduler)  # type: ignore[attr-defined]
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
 

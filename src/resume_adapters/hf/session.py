@@ -129,7 +129,7 @@ class TrainerSession:
 
     def attach_engine(self, deepspeed: Any) -> None:
         """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
-        self.framework.attach_engine(deepspeed, self.run.directory, self.context)
+        self.framework.attach_engine(deepspeed, self.run.directory, self.context, self.session.begin_settings)
 
     def restore_counters(self, native: tuple[int, int], max_steps: int, epochs: int) -> tuple[int, int]:
         """Return the epoch to resume in and the micro-batches of it that are done, and restore the loader.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.log import enable_logging, logger
+from resume_adapters.core.log import logger
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
@@ -93,7 +93,6 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
             self._error = error
         if not self._is_managed and not self._has_warned and "optimizer_states" in checkpoint:
             self._has_warned = True
-            enable_logging()
             logger.warning(_MISSING)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -15,13 +15,14 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
-from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed
+from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, pl
 
@@ -35,6 +36,7 @@ class LightningFramework:
 
     Attributes:
         label: name and version, for the manifests.
+        channel: name of the logger whose handlers show what Lightning logs.
         registers: what registers a further part of the state, as a user writes it.
         accumulation: batches of the training loop in an optimizer step.
         topology: settings that the order of the data may depend on beside the number of ranks.
@@ -48,6 +50,7 @@ class LightningFramework:
         self._trainer = trainer
         self._ranks = _world_size()
         self.label = VERSION
+        self.channel = pl.__name__
         self.registers = "ResumeCallback"
         self.accumulation = int(trainer.accumulate_grad_batches)
         self.topology: Mapping[str, int] = {"accumulate_grad_batches": self.accumulation}
@@ -142,6 +145,10 @@ class LightningFramework:
     def subjects(self) -> Subjects:
         """Return the module, its callbacks and the datamodule, without what Lightning saves."""
         return observed.subjects(self._trainer, self._trainer.lightning_module.buffers() if self._ranks > 1 else ())
+
+    def settings(self) -> LaunchSettings:
+        """Return the trainer's flags, the hyperparameters, and what optimizers and schedules were made with."""
+        return settings.of_trainer(self._trainer, None if self.engine is None else self.engine.arguments())
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""

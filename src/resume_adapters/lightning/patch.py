@@ -12,7 +12,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.dataloader.tracked import track
-from resume_adapters.core.log import enable_logging, logger
+from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.lightning import tuning
@@ -64,7 +64,6 @@ class ResumingTrainer:
         if isinstance(plugin, ResumeCheckpointIO):
             self._undo.enter_context(plugin.managed())
         elif not saves_directories(trainer.strategy):
-            enable_logging()
             logger.info(
                 "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
                 "rank whose disk is full may leave the others waiting."

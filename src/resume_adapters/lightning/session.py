@@ -98,6 +98,8 @@ class FitSession:
             return
         if module_state.is_sharded(self._trainer) and self._framework.engine is None:
             self.remember_schedules()  # the strategy is set up before it loads, so on_fit_start is over
+        elif self._framework.engine is not None:
+            self._session.begin_settings()
         self._framework.load(context, native)
         if context.rank_state is None:
             self._framework.mark_saved(context.step)
@@ -121,6 +123,7 @@ class FitSession:
 
     def remember_schedules(self) -> None:
         """Remember the schedules, which are made, and not loaded."""
+        self._session.begin_settings()
         self._framework.remember_schedules(self._session.rescale.schedules)
 
     def restore_tuned(self) -> bool:

@@ -7,28 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.core import log
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
-from resume_adapters.core.log import enable_logging
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.session import messages
 from resume_adapters.core.session.messages import log_start, log_wasted
 from resume_adapters.errors import UnsupportedSetting
-
-
-def test_messages_are_shown_where_the_program_has_arranged_for_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger = logging.Logger("alone")
-    monkeypatch.setattr(log, "logger", logger)
-    monkeypatch.setattr(messages, "logger", logger)
-    for _ in range(2):
-        enable_logging()
-    assert len(logger.handlers) == 1 and logger.level == logging.INFO
-    log_start(ResumeChoice(None, ()))
-    assert capsys.readouterr().err == "resume-adapters: No checkpoint yet: starting from step 0.\n"
 
 
 def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from resume_adapters.core.dataloader.progress import LoaderPosition
@@ -18,15 +18,19 @@ class PrefetchReplay:
     Args:
         position: where the pass resumes.
         generators: the generators that the user registered.
+        changed_seeds: returns which seeds were different when the position was saved, in words.
 
     Attributes:
         is_over: every prefetched batch was fetched again, and the random state is the one saved with the position.
     """
 
-    def __init__(self, position: LoaderPosition, generators: Mapping[str, GeneratorState]) -> None:
+    def __init__(
+        self, position: LoaderPosition, generators: Mapping[str, GeneratorState], changed_seeds: Callable[[], str] = str
+    ) -> None:
         self.is_over = False
         self._position = position
         self._generators = generators
+        self._changed_seeds = changed_seeds
         self._rng_before = deque[Any](position.rng_before)
         self._left = position.prefetched
 
@@ -58,10 +62,16 @@ class PrefetchReplay:
             return
         index, digest = self._position.proof
         if encoding.digest_of(batch) != digest:
+            seeds = self._changed_seeds()
+            cause = (
+                f"the data follow from a seed, and it was saved with {seeds}. Launch with the former "
+                "seed, or start another run directory"
+                if seeds
+                else "the data were changed, or their order depends on state that is not captured (a generator of its "
+                "own: register it as a part; a stream that counts its passes: give it set_epoch)"
+            )
             raise NotRestored(
-                f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: the data "
-                "were changed, or their order depends on state that is not captured (a generator of its own: register "
-                "it as a part; a stream that counts its passes: give it set_epoch)"
+                f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: {cause}"
             )
 
     def _end(self) -> None:

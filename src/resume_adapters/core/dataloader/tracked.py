@@ -109,6 +109,7 @@ class TrackedLoader:
         self._log = FetchLog(loader, self._random_state)
         self._next_pass: NextPass = self._first_pass()
         self._replay: PrefetchReplay | None = None
+        self._changed_seeds: Callable[[], str] = str
         self._sampler: TrackedSampler | None = None
         self._worker_init: WorkerInit | None = None
         self._on_skip: OnSkip = _ignore
@@ -247,11 +248,16 @@ class TrackedLoader:
         """Whether the position given to :meth:`restore` is the end of a pass."""
         return isinstance(beginning_of(self._next_pass), AfterEnd)
 
-    def restore(self, position: LoaderPosition) -> None:
+    def restore(self, position: LoaderPosition, changed_seeds: Callable[[], str] = str) -> None:
         """Resume at a position with the next pass over the loader.
 
         In the middle of a pass the first batches restore the random state. At its end there is nothing left to fetch:
         call :meth:`restore_now` when the next pass is about to begin.
+
+        Args:
+            position: the position.
+            changed_seeds: returns which seeds were different when it was saved, in words, for the error that the data
+                differ.
 
         Raises:
             StateMismatch: the dataset, the batch size or the number of workers differs.
@@ -265,7 +271,7 @@ class TrackedLoader:
                 f"the checkpoint was saved with {'; '.join(differences)}: the same batches cannot follow. Launch as "
                 "before, or start another run directory"
             )
-        self._replay = None
+        self._replay, self._changed_seeds = None, changed_seeds
         self._end_workers()
         self._begin_next_as(AfterEnd(position) if position.ended else Resumed(position))
 
@@ -419,7 +425,7 @@ class TrackedLoader:
         return inner
 
     def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
-        self._replay = PrefetchReplay(position, self._log.generators)
+        self._replay = PrefetchReplay(position, self._log.generators, self._changed_seeds)
         self._log.workers.restore(position.spawn or self._random_state.capture(), position.pool)
         self._log.begin(position.start)
         was_sought = self._seek(position)

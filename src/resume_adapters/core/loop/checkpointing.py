@@ -74,6 +74,7 @@ class LoopCheckpointing:
         """
         framework, restorer = self._framework, self._session.restorer
         context = self._session.open()
+        self._session.begin_settings()
         if context is None:
             self._align_buckets()
             return Resumed()

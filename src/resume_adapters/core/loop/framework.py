@@ -14,6 +14,7 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
@@ -39,6 +40,7 @@ class LoopFramework(abc.ABC):
 
     Attributes:
         label: name and version, for the manifests.
+        channel: name of the logger whose handlers show what the framework logs.
         registers: what registers a further part of the state, as a user writes it.
         accumulation: batches of the loop in an optimizer step.
         accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
@@ -49,6 +51,7 @@ class LoopFramework(abc.ABC):
     """
 
     label: str = ""
+    channel: str = ""
     registers: str = ""
     accumulation: int = 1
     accumulates_across_epochs: bool = False
@@ -109,6 +112,10 @@ class LoopFramework(abc.ABC):
     @abc.abstractmethod
     def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
+
+    def settings(self) -> LaunchSettings:
+        """Return what the launch was given, as far as the framework knows."""
+        return LaunchSettings()
 
     def parts(self) -> dict[str, Stateful]:
         """Return what the framework does not save and is alike on all ranks."""

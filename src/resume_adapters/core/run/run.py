@@ -24,7 +24,7 @@ from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepAll, Plan, Policy
@@ -32,6 +32,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.requirements import require_type
+from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.monitor import THREAD_NAME
 from resume_adapters.core.run.progress import Progress
 from resume_adapters.core.run.step_control import Decision, StepControl
@@ -123,9 +124,11 @@ class ResumableRun:
         self.previous: RunStatus | None = None
         self.wasted: tuple[WastedLaunch, ...] = ()
         """The launches before this one, one after the other, that made no progress; known after :meth:`open`."""
+        self._newest: str | None = None
+        self._messages = RunMessages(speaks=self.ranks.rank == 0)
         self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
         self._step_control = StepControl(
-            self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, clock
+            self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, self._messages, clock
         )
         self._save_failures = SaveFailures(self.ranks, on_save_error)
         self._catalog = Catalog(self.storage, self.directory)
@@ -194,6 +197,7 @@ class ResumableRun:
             raise
         self.storage_group, self.generation = takeover.storage_group, takeover.generation
         self.previous, self.wasted, self.resumed = takeover.previous, takeover.wasted, choice.checkpoint
+        self._newest = choice.checkpoint.path.name if choice.checkpoint else None
         if choice.checkpoint and choice.checkpoint.manifest:
             self.engine.continue_from(choice.checkpoint.step)
         return choice
@@ -276,11 +280,13 @@ class ResumableRun:
         self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began))
         self._step_control.saved(began)
 
-    def _committed(self, seconds: float) -> None:
+    def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
         if self.trace is not None:
             self.trace.committed()
         self._step_control.committed(seconds)
         self._save_failures.committed()
+        self._newest = name
+        self._messages.committed(name, describe_cursor(manifest.cursor))
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
@@ -415,7 +421,9 @@ class ResumableRun:
         self.ranks.barrier()
         self.close()
         if self.flag.halted:
+            self._messages.halted(step, reason, f"resume-adapters resume {self.directory}")
             raise Halted(reason)
+        self._messages.stopped(step, self._newest)
         job = slurm.job()
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
             slurm.requeue(job)

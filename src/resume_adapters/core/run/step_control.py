@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.progress import Progress, StepRate
 from resume_adapters.core.run_directory.control import ControlDirectory
@@ -46,6 +47,7 @@ class StepControl:
         on: what asks the run to stop.
         cadence: when to save; ``None`` where the framework decides that.
         refresh: updates ``status.json``; called once a second by the monitor, on the leader of a run directory.
+        messages: says that the run will stop.
         clock: returns seconds since 1970.
 
     Attributes:
@@ -61,6 +63,7 @@ class StepControl:
         on: StopOn,
         cadence: Cadence | None,
         refresh: Callable[[], None],
+        messages: RunMessages,
         clock: Callable[[], float],
     ) -> None:
         self.flag = StopFlag(on)
@@ -70,6 +73,7 @@ class StepControl:
         self._control = control
         self._cadence = cadence
         self._refresh = refresh
+        self._messages = messages
         self._clock = clock
         self._vote = StopVote(ranks, self.flag)
         self._margin = ShutdownMargin(on.reserve)
@@ -146,7 +150,7 @@ class StepControl:
         is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
         votes_save = is_due and self._decides_saves and not self._voted_save
         self._voted_save = self._voted_save or votes_save
-        stop = self._vote.poll(save=votes_save)
+        stop = self._announced(self._vote.poll(save=votes_save))
         # All ranks know of a save between a vote and its result; the vote for a save is then void.
         is_void = self._vote.is_behind and self._just_saved
         save = self._vote.take_save() and not is_void
@@ -157,7 +161,12 @@ class StepControl:
     def should_stop(self) -> bool:
         """Return whether all ranks stop now; see :meth:`ResumableRun.should_stop`."""
         self._margin.polled(time.monotonic())
-        return self._vote.poll("between steps")
+        return self._announced(self._vote.poll("between steps"))
+
+    def _announced(self, stop: bool) -> bool:
+        if stop:
+            self._announce_stop()
+        return stop
 
     def agree_now(self) -> bool:
         """Return whether any rank stops, waiting for all of them to answer. Every rank calls it."""
@@ -229,7 +238,11 @@ class StepControl:
     # ---- Once a second, on the thread of the monitor
 
     def _duties(self, is_leader: bool) -> dict[str, Callable[[], None]]:
-        of_all = {"look for the launcher": self._look_for_launchers, "look at the walltime": self._look_at_deadline}
+        of_all = {
+            "look for the launcher": self._look_for_launchers,
+            "look at the walltime": self._look_at_deadline,
+            "announce a stop": self._announce_stop,
+        }
         if not is_leader:
             return of_all
         return {
@@ -238,6 +251,10 @@ class StepControl:
             "measure the rate": self._measure_rate,
             "refresh the status": self._refresh_status,
         }
+
+    def _announce_stop(self) -> None:
+        if self.flag.reason is not None:
+            self._messages.stopping(self.flag.reason)
 
     def _look_for_launchers(self) -> None:
         if not self._has_launchers():

@@ -33,7 +33,8 @@ class ThreadSaveEngine:
         journal: the history of the run.
         pruner: applies the retention policy after each commit.
         latest: how ``latest`` names the newest checkpoint.
-        on_committed: is called after each commit, on the thread, with the seconds since the save began.
+        on_committed: is called after each commit, on the thread, with the checkpoint's name, its manifest and the
+            seconds since the save began.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class ThreadSaveEngine:
         pruner: Pruner,
         *,
         latest: Pointer,
-        on_committed: Callable[[float], None],
+        on_committed: Callable[[str, Manifest, float], None],
     ) -> None:
         self._ranks = ranks
         self._journal = journal
@@ -108,7 +109,7 @@ class ThreadSaveEngine:
         manifest = pending.commit(self._ranks, request.files, request.describe)
         self._last_committed = pending.step
         seconds = time.monotonic() - request.began
-        self._on_committed(seconds)
+        self._on_committed(pending.path.name, manifest, seconds)
         run_on_all_ranks(
             self._ranks,
             lambda: self._after_commit(pending, manifest, seconds) if pending.storage_group.is_leader else None,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.session.records import RankState
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 
@@ -36,6 +37,7 @@ class Framework(Protocol):
 
     Attributes:
         label: name and version, for the manifests: ``"transformers 5.23.0"``.
+        channel: name of the logger whose handlers show what the framework logs.
         registers: what registers a further part of the state, as a user writes it.
         accumulation: batches of the training loop in an optimizer step.
         topology: settings that the order of the data may depend on beside the number of ranks, by the name under which
@@ -47,6 +49,8 @@ class Framework(Protocol):
 
     @property
     def label(self) -> str: ...
+    @property
+    def channel(self) -> str: ...
     @property
     def registers(self) -> str: ...
     @property
@@ -80,6 +84,9 @@ class Framework(Protocol):
 
     def subjects(self) -> Subjects:
         """Return the objects whose undeclared state is looked for. It changes nothing, and draws no random number."""
+
+    def settings(self) -> LaunchSettings:
+        """Return what the launch was given, as far as the framework knows."""
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""

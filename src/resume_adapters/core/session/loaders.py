@@ -44,6 +44,7 @@ class LoaderRestorer:
         run: the run.
         generators: the generators that the user registered.
         rescale: what follows from a different global batch size.
+        changed_seeds: returns in words which seeds were different when the checkpoint was saved.
         on_track: is called with each torch loader when it is tracked.
 
     Attributes:
@@ -55,12 +56,14 @@ class LoaderRestorer:
         run: ResumableRun,
         generators: Mapping[str, GeneratorState],
         rescale: Rescale,
+        changed_seeds: Callable[[], str],
         on_track: Callable[[Any], None] | None = None,
     ) -> None:
         self.topology_changes: list[str] = []
         self._run = run
         self._generators = generators
         self._rescale = rescale
+        self._changed_seeds = changed_seeds
         self._on_track = on_track
         self._tracked: list[TrackedLoader] = []
 
@@ -125,7 +128,7 @@ class LoaderRestorer:
         assert position is not None, "a position was saved"
         self.add_topology_changes(loader.differences(position))
         if not self.topology_changes:
-            loader.restore(position)
+            loader.restore(position, changed_seeds=self._changed_seeds)
             return saved.consumed
         if not loader.is_elastic or position.elastic is None:
             raise context.mismatch(

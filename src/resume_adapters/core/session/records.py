@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.session.observed import ObservedLeaf
+from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record, Stored
 
@@ -49,6 +50,7 @@ class LaunchState(Record):
         shard_digests: this rank's share of the digests of sharded state, by the name of the component.
         shift: optimizer steps that the run has taken beyond those of a run with today's batch size.
         ddp_buckets: for each DDP module the order in which its gradients become ready.
+        settings: what the launch was given; ``None`` where the version that saved it did not look.
         observed: values that nobody has declared; ``None`` where the version that saved it did not look for them.
     """
 
@@ -58,6 +60,7 @@ class LaunchState(Record):
     shift: int
     ddp_buckets: Annotated[list[list[str]], Stored("buckets")]
     observed: list[ObservedLeaf] | None = None
+    settings: LaunchSettings | None = None
 
 
 def data_cursor(epochs: float, loaders: Sequence[LoaderState]) -> dict[str, Any]:

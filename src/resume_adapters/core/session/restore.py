@@ -7,7 +7,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import describe_cursor
-from resume_adapters.core.log import enable_logging, logger
+from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext, setting_differences
 from resume_adapters.core.session.framework import Framework
@@ -64,7 +64,6 @@ class Restorer:
             StateMismatch: an invariant was different when it was saved.
             ResumeError: as :meth:`ResumableRun.open` does.
         """
-        enable_logging()
         choice = self._run.open(self._require_records)
         checkpoint = choice.checkpoint
         if self._run.ranks.rank == 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
-from resume_adapters.core.checkpoint.manifest import PartEntry, describe_cursor
+from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
@@ -27,6 +27,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
+from resume_adapters.core.session.settings import LaunchSettings, SettingsComparison, of_options, of_random_state
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
@@ -58,6 +59,7 @@ class Session:
         loaders: tracks and restores the training loaders.
         restorer: restores everything else.
         observed: finds and restores what nobody has declared.
+        settings: compares what this launch was given with what the checkpoint was saved with.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
         has_begun: the first step has begun.
@@ -79,7 +81,9 @@ class Session:
         self.rescale = rescale
         self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
         on_track = None if self.trace is None else self._trace_loader
-        self.loaders = LoaderRestorer(run, options.generators, rescale, on_track)
+        logger.use_channel(framework.channel)
+        self.settings = SettingsComparison(self._read_settings)
+        self.loaders = LoaderRestorer(run, options.generators, rescale, self.settings.changed_seeds, on_track)
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"
         self.stopping = False
@@ -121,7 +125,33 @@ class Session:
         Call it before the first step, after whatever else makes or resets objects at the start of a training.
         """
         self._load_observed()
-        self.observed.begin()
+        if not self.observed.has_begun:
+            self.observed.begin()
+            self._log_settings()
+
+    def begin_settings(self) -> None:
+        """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
+
+        Raises:
+            StateMismatch: the saved state cannot be loaded into them.
+        """
+        context = self.context
+        launch = context.launch if context else None
+        self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
+
+    def _log_settings(self) -> None:
+        self.begin_settings()
+        line = self.settings.describe()
+        if line and self.run.ranks.rank == 0:
+            logger.warning(line)
+
+    def _read_settings(self) -> LaunchSettings:
+        found = self.framework.settings()
+        given = {**of_random_state(), **found.arguments, **of_options(self.options)}
+        topology = self.framework.topology  # compared on its own
+        return dataclasses.replace(
+            found, arguments={name: value for name, value in given.items() if name not in topology}
+        )
 
     def _load_observed(self) -> None:
         if self._has_loaded_observed or self.context is None:
@@ -224,16 +254,18 @@ class Session:
             shift=self.rescale.shift,
             ddp_buckets=[each.order for each in self.restorer.bucket_orders],
             observed=self.observed.capture(),
+            settings=self.settings.in_force(),
         )
 
-    def log_saved(self, entries: Sequence[PartEntry], saved: str) -> None:
-        """Log a save; at the first, what each part holds, and later what of that is new."""
+    def log_parts(self, entries: Sequence[PartEntry]) -> None:
+        """Log at the first save of a run what each part holds; later, and in later launches, what of that is new."""
         found = self.observed.new_entries()
         if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:
-            log_parts(found if self.has_saved else entries)
-            logger.info(saved)
+            manifest = self.context.checkpoint.manifest if self.context else None
+            known = manifest.parts if manifest else ()
+            log_parts(each for each in (found if self.has_saved else entries) if each not in known)
 
     def part_entries(self, parts: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
         """Return an entry for each part that this package captures.
@@ -375,7 +407,7 @@ class _SessionContent:
         assert self._state is not None, "the state of the rank was captured"
         cursor = data_cursor(facts.epoch, self._state.loader_states)
         entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.entries()]
-        session.log_saved(entries, f"{self._name} saved at {describe_cursor(cursor)}.")
+        session.log_parts(entries)
         return {
             "reason": session.reason,
             "parts": tuple(entries),

@@ -6,7 +6,7 @@ All private names of the engine that we need are used in this file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rn
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
@@ -35,6 +36,17 @@ def attach_engine(engine: Any, run_directory: Path) -> EngineState:
     scatters = '"use_node_local_storage": true scatters a checkpoint over nodes, which only ResumeHooks supports'
     refuse({scatters: engine.use_node_local_storage()})
     return EngineState(engine)
+
+
+_ELSEWHERE = ("optimizer.params.", "train_batch_size")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        found.update(_flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value})
+    return found
 
 
 class LossScale:
@@ -88,6 +100,18 @@ class EngineState:
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
         self._checked: set[str] = set()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return what its configuration says, by dotted names, but for the optimizer's settings and derived sizes."""
+        found = _flat(self.engine._config._param_dict)  # seam: deepspeed 0.19: a configuration may be a file
+        return {name: each for name, each in found.items() if not name.startswith(_ELSEWHERE)}
+
+    def settings(self) -> LaunchSettings:
+        """Return what the engine was given; DeepSpeed decides which optimizer can load the state of which."""
+        schedulers = [] if self.engine.lr_scheduler is None else [self.engine.lr_scheduler]
+        return read_settings(
+            self.arguments(), [self.engine.basic_optimizer], schedulers, [self.engine.module], is_fixed=False
+        )
 
     def has_stepped(self) -> bool:
         """Return whether the engine has counted a step since the last call; a step that overflowed counts."""

@@ -1,0 +1,301 @@
+"""What a launch was given: arguments, settings of the optimizers, frozen layers; compared with the checkpoint's.
+
+Of a setting that differs one of the two values is in force after a resume. Arguments are this launch's. What belongs to
+the state that was restored is the checkpoint's: seeds, since the random state continues, and the settings of the
+optimizers' groups, which frameworks load with the optimizers; of these the live value decides.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.state import keys
+from resume_adapters.core.state.records import Record
+from resume_adapters.errors import StateMismatch
+
+_LONGEST = 200
+"""Characters of a value that are compared and shown."""
+
+_SHOWN = 4
+"""Names of parameters that are shown."""
+
+_FROZEN = "frozen parameters"
+
+
+@dataclass
+class OptimizerSettings(Record):
+    """What an optimizer was made with.
+
+    Attributes:
+        kind: its class; empty where a different one can load its state.
+        sizes: the number of parameters in each group.
+        groups: the settings of each group, as text.
+    """
+
+    kind: str
+    sizes: list[int]
+    groups: list[dict[str, str]]
+
+
+@dataclass
+class LaunchSettings(Record):
+    """What a launch was given.
+
+    Attributes:
+        arguments: arguments and options, as text, by the name under which a user sets them.
+        optimizers: what the optimizers were made with.
+        schedulers: the classes of the schedules.
+        frozen: the parameters that are not trained.
+    """
+
+    arguments: dict[str, str] = field(default_factory=dict)
+    optimizers: list[OptimizerSettings] = field(default_factory=list)
+    schedulers: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
+
+    def by_name(self) -> dict[str, str]:
+        """Return all settings that may be changed from launch to launch, as text."""
+        found = dict(self.arguments)
+        for number, optimizer in enumerate(self.optimizers):
+            found.update(_of_groups(optimizer.groups, f" of optimizer {number}" if len(self.optimizers) > 1 else ""))
+        return {**found, _FROZEN: _listed(self.frozen)}
+
+
+def _of_groups(groups: Sequence[Mapping[str, str]], suffix: str) -> dict[str, str]:
+    """Return the settings of groups: one that is alike in all of them by its name alone."""
+    found = {}
+    for name in dict.fromkeys(name for group in groups for name in group):
+        values = [group.get(name, "") for group in groups]
+        alike = len(set(values)) == 1
+        found[f"{name}{suffix}"] = values[0] if alike else f"[{', '.join(values)}]"
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{len(names)} ({', '.join(names[:_SHOWN])}{more})" if names else "none"
+
+
+# ---- Read
+
+
+def as_text(value: Any) -> str | None:
+    """Return a value as text; ``None`` for what is no plain setting."""
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if value is None or isinstance(value, bool | int | float | str | os.PathLike | timedelta):
+        return str(value)[:_LONGEST]
+    if isinstance(value, Mapping):
+        items = {key: as_text(each) for key, each in value.items()}
+        return f"{{{', '.join(f'{key}: {text}' for key, text in items.items())}}}"[:_LONGEST]
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{', '.join(str(as_text(each)) for each in value)}]"[:_LONGEST]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a tensor, as a learning rate may be
+        return str(value.item())
+    return None
+
+
+def read_settings(
+    arguments: Mapping[str, Any],
+    optimizers: Iterable[Any] = (),
+    schedulers: Iterable[Any] = (),
+    modules: Iterable[Any] = (),
+    *,
+    names: Mapping[str, str] | None = None,
+    is_fixed: bool = True,
+) -> LaunchSettings:
+    """Return what a launch was given, as data.
+
+    Args:
+        arguments: by the name under which a user sets them; what is no plain setting is left out.
+        optimizers: of torch, or what a framework wraps around them.
+        schedulers: their schedules, likewise.
+        modules: what is trained.
+        names: the names under which a user gives settings of the optimizers' groups, by those of torch.
+        is_fixed: no optimizer of a different class or size can load the state of one of these.
+    """
+    return LaunchSettings(
+        _texts(arguments),
+        [_of_optimizer(_inner(each, "optimizer"), names or {}, is_fixed=is_fixed) for each in optimizers],
+        [type(_inner(each, "scheduler")).__name__ for each in schedulers],
+        [name for module in modules for name in _frozen(module)],
+    )
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: as_text(value) for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _inner(wrapper: Any, name: str) -> Any:
+    while hasattr(wrapper, name):
+        wrapper = getattr(wrapper, name)
+    return wrapper
+
+
+def _of_optimizer(optimizer: Any, names: Mapping[str, str], *, is_fixed: bool) -> OptimizerSettings:
+    """Return what an optimizer was made with: of a learning rate with a schedule, the one before the schedule."""
+    held = list(getattr(optimizer, "param_groups", ()))
+    groups = []
+    for group in held:
+        start = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
+        plain = {key: value for key, value in {**group, **start}.items() if key not in _NOT_SETTINGS}
+        groups.append({names.get(key, key): text for key, text in _texts(plain).items()})
+    sizes = [len(group["params"]) for group in held]
+    return OptimizerSettings(type(optimizer).__name__ if is_fixed else "", sizes if is_fixed else [], groups)
+
+
+_NOT_SETTINGS = ("params", "param_names", "initial_lr", "step")
+
+
+def _frozen(module: Any) -> list[str]:
+    """Return the names of the parameters that are not trained, without wrappers."""
+    parameters = dict(module.named_parameters())
+    return [name for name, key in keys.canonical(parameters).items() if not parameters[key].requires_grad]
+
+
+def of_options(options: ResumeOptions) -> dict[str, str]:
+    """Return the options that are no parts of the state."""
+    values = {name: getattr(options, name) for name in _OPTIONS}
+    return {name: as_text(value) or repr(value)[:_LONGEST] for name, value in values.items()}
+
+
+_OPTIONS = ("keep", "stop", "save_every", "mtbf", "verify", "on_batch_change", "on_save_error")
+
+
+def of_random_state() -> dict[str, str]:
+    """Return the seed that the script has given to torch; nothing where it has given none, and torch drew its own."""
+    import torch
+
+    seed = torch.initial_seed()
+    return {"seed": str(seed)} if seed < 1 << 32 else {}
+
+
+# ---- Compare
+
+
+class _Change(NamedTuple):
+    """A setting that differs, with the value in the checkpoint and this launch's."""
+
+    name: str
+    saved: str
+    given: str
+
+    @property
+    def is_seed(self) -> bool:
+        return self.name.endswith("seed")
+
+
+class SettingsComparison:
+    """Compares the settings of this launch with those of the checkpoint that it resumes from.
+
+    Args:
+        read: returns the settings of now.
+    """
+
+    def __init__(self, read: Callable[[], LaunchSettings]) -> None:
+        self._read = read
+        self._given: LaunchSettings | None = None
+        self._saved: LaunchSettings | None = None
+        self._checkpoint = ""
+        self._kept: set[str] = set()
+
+    def begin(self, saved: LaunchSettings | None = None, checkpoint: str = "") -> None:
+        """Read what this launch was given, before anything is loaded; once.
+
+        Args:
+            saved: the checkpoint's settings; ``None`` for a fresh start, and where an earlier version saved none.
+            checkpoint: its name.
+
+        Raises:
+            StateMismatch: the state of the optimizers or schedules cannot be loaded into those of this launch.
+        """
+        if self._given is None:
+            self._given, self._saved, self._checkpoint = self._read(), saved, checkpoint
+            self._require_loadable()
+
+    def _require_loadable(self) -> None:
+        given, saved = self._given, self._saved
+        if given is None or saved is None:
+            return
+        pairs = {
+            "optimizer": ([each.kind for each in saved.optimizers], [each.kind for each in given.optimizers]),
+            "schedule": (saved.schedulers, given.schedulers),
+        }
+        for what, (before, now) in pairs.items():
+            for kind, here in zip(before, now, strict=False):
+                if kind and here and kind != here:
+                    raise self._mismatch(f"the {what} {kind}, this launch has {here}: its state cannot follow")
+        for one, other in zip(saved.optimizers, given.optimizers, strict=False):
+            if one.sizes and other.sizes and sum(one.sizes) != sum(other.sizes):
+                raise self._mismatch(
+                    f"{sum(one.sizes)} parameters in the optimizer, this launch has {sum(other.sizes)}"
+                    f"{self._about_frozen()}: its state cannot follow"
+                )
+
+    def _about_frozen(self) -> str:
+        changed = next((each for each in self._changes() if each.name == _FROZEN), None)
+        return "" if changed is None else f" (frozen parameters: {changed.saved} then, {changed.given} now)"
+
+    def _mismatch(self, found: str) -> StateMismatch:
+        return StateMismatch(
+            f"{self._checkpoint} was saved with {found}. Launch as before, or start another run directory"
+        )
+
+    def _changes(self) -> list[_Change]:
+        if self._given is None or self._saved is None:
+            return []
+        saved, given = self._saved.by_name(), self._given.by_name()
+        return [
+            _Change(name, saved[name], given[name]) for name in given if name in saved and saved[name] != given[name]
+        ]
+
+    def changed_seeds(self) -> str:
+        """Return in words which seeds were different when the checkpoint was saved; empty where none is known to be."""
+        return "; ".join(
+            f"{each.name} {each.saved}, this launch has {each.given}" for each in self._changes() if each.is_seed
+        )
+
+    def describe(self) -> str:
+        """Return in one line what differs from the checkpoint, and which value is in force; empty if nothing does.
+
+        Call it when all is loaded.
+        """
+        live = self._read().by_name() if self._saved is not None else {}
+        kept: list[_Change] = []
+        replaced: list[_Change] = []
+        for each in self._changes():
+            is_argument = self._given is not None and each.name in self._given.arguments
+            is_kept = each.is_seed if is_argument else live.get(each.name) != each.given
+            (kept if is_kept else replaced).append(each)
+        self._kept = {each.name for each in kept}
+        said = []
+        if replaced:
+            said.append(f"this launch's {_words((each.name, each.given, 'was', each.saved) for each in replaced)}")
+        if kept:
+            said.append(f"the checkpoint's {_words((each.name, each.saved, 'given', each.given) for each in kept)}")
+        return f"Settings that differ from {self._checkpoint}; in force: {' and '.join(said)}." if said else ""
+
+    def in_force(self) -> LaunchSettings:
+        """Return the settings to save: this launch's, and the checkpoint's where those are in force."""
+        given, saved = self._given or self._read(), self._saved
+        if saved is None or not self._kept:
+            return given
+        kept = {name: saved.arguments[name] for name in self._kept if name in saved.arguments}
+        is_loaded = bool(self._kept - set(given.arguments) - {_FROZEN})
+        return replace(
+            given,
+            arguments={**given.arguments, **kept},
+            optimizers=saved.optimizers if is_loaded else given.optimizers,
+            frozen=saved.frozen if _FROZEN in self._kept else given.frozen,
+        )
+
+
+def _words(changes: Iterable[tuple[str, str, str, str]]) -> str:
+    return ", ".join(f"{name} {value} ({word} {other})" for name, value, word, other in changes)
