@@ -194,7 +194,7 @@ class TrainerSession:
             control.should_training_stop = self.is_over
             self.session.restorer.restore_parts(self.framework.parts())
             self.framework.verify(context)
-            self.session.rescale.move_schedules()
+            self.session.move_schedules()
             if self._resumed is not None:
                 is_resharded = bool(self.session.loaders.topology_changes)
                 self.framework.restore_running_values(context, self._resumed, is_resharded=is_resharded)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.log import enable_logging, logger
+from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning.compat import pl
@@ -131,7 +131,6 @@ class CallbackOfEnvironment(ResumeCallback):
         """Warn where no ModelCheckpoint saves the whole state; else as the base."""
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
             if stage == "fit":
-                enable_logging()
                 logger.warning(
                     "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
                     "save_weights_only=True): it trains without being resumed."

@@ -199,7 +199,7 @@ class FitSession:
         self._trainer.should_stop = context.rank_state.should_stop
         self._session.begin_observing()
         self.data.restore_random_state(context)
-        self._session.rescale.move_schedules()
+        self._session.move_schedules()
 
     def _align_buckets(self) -> None:
         for module in self._framework.modules():

@@ -64,14 +64,14 @@ def observing(trainer: Any, saved: Any = None, **options: Any) -> ObservedState:
 
 def through_disk(state: ObservedState, directory: Path) -> tuple[list[ObservedLeaf], Any]:
     """Write and read what is observed as a checkpoint does."""
-    storage, extras = LocalStorage(), directory / EXTRAS
-    extras.mkdir(exist_ok=True)
+    storage, place = LocalStorage(), directory / EXTRAS
+    storage.make_directory(place)
     files = CheckpointFiles(storage, directory, None)
-    write_part(storage.write, extras, "rank", {"observed": [each.to_tree() for each in state.capture()]})
+    write_part(storage.write, place, "rank", {"observed": [each.to_tree() for each in state.capture()]})
     trees = read_part(files, "rank")["observed"]
     tensors: dict[str, Any] = {}
     for name, part in state.parts().items():
-        write_part(storage.write, extras, name, part.state_dict())
+        write_part(storage.write, place, name, part.state_dict())
         tensors = read_part(files, name)
     source = Source(directory, "rank.json", 1, "")
     return [ObservedLeaf.from_tree(tree, source) for tree in trees], tensors

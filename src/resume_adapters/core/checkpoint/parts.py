@@ -15,10 +15,11 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file
 from resume_adapters.core.checkpoint.manifest import FileEntry
+from resume_adapters.core.log import logger
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record, Source
-from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
@@ -197,13 +198,40 @@ class CheckpointReader:
         for name, part in parts.items():
             saved = self.part(name)
             if saved is not None:
-                restore_part(name, part, saved, verify=verify)
+                given = self._of_given(name, part, saved) if isinstance(part, StatefulGroup) else saved
+                restore_part(name, part, given, verify=verify)
             elif self._checkpoint.manifest is not None:
-                raise StateMismatch(
-                    f"{self._checkpoint.path.name} has no part {name!r}: it was saved without it. Leave the part out, "
-                    "or start another run directory",
-                    path=self._checkpoint.path,
-                )
+                raise self._lacks(name)
+
+    def _of_given(self, name: str, group: StatefulGroup, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what was saved of the objects of a group; log those that are no longer in it.
+
+        Raises:
+            StateMismatch: an object of the group was not saved.
+        """
+        added = sorted(group.names - set(saved))
+        if added:
+            raise self._lacks(f"{name}: {added[0]}")
+        for each in saved:
+            if each not in group.names and self._rank == 0:
+                self.log_dropped(f"{name}: {each}")
+        return {each: state for each, state in saved.items() if each in group.names}
+
+    def log_dropped(self, name: str) -> None:
+        """Log that a part was saved, and is not given in this launch."""
+        logger.warning(
+            "%s has %s, which is not given in this launch: it is not restored, and no later checkpoint has it. If it "
+            "still belongs to the run, stop, and give it again.",
+            self._checkpoint.path.name,
+            name,
+        )
+
+    def _lacks(self, name: str) -> StateMismatch:
+        return StateMismatch(
+            f"{self._checkpoint.path.name} has no part {name!r}: it was saved without it. Leave the part out, or start "
+            "another run directory",
+            path=self._checkpoint.path,
+        )
 
     def _read(self, name: str, rank: int | None = None) -> Any:
         return read_part(self.files, name, rank)

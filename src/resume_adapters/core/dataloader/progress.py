@@ -14,6 +14,9 @@ from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Record, Stored
 from resume_adapters.core.state.rng import GeneratorState
 
+_WATCHED = 8
+"""Fetches of a launch that are watched for random numbers."""
+
 _KEPT = 64
 """Least number of fetched batches whose random state is kept; no loader of the four frameworks prefetches more."""
 
@@ -39,6 +42,7 @@ class LoaderPosition(Record):
         workers: the loader's ``num_workers``.
         length: length of the dataset; ``None`` where it has none.
         batch_size: samples in a batch; ``None`` where the loader does not say.
+        plain: the batches follow from their indices alone, so that any number of workers yields the same ones.
     """
 
     ended: bool
@@ -56,6 +60,7 @@ class LoaderPosition(Record):
     workers: int
     length: int | None
     batch_size: int | None
+    plain: bool = False
 
 
 class Fetch(NamedTuple):
@@ -145,6 +150,8 @@ class FetchLog:
         self._recent: deque[Fetch] = deque(maxlen=kept)
         self._last_batch: Any = None
         self._begun = 0
+        self._watched = 0
+        self._has_drawn = False
 
     def capture_generators(self, generators: Mapping[str, GeneratorState]) -> None:
         """Capture the state of these generators with every position from now on."""
@@ -180,10 +187,30 @@ class FetchLog:
             progress = self.elastic.reader_progress()
         if self.elastic:
             self.elastic.add(self.fetched, progress)
+        self._watch(before, worker_state, worker)
         self._recent.append(Fetch(self.fetched, before, worker, worker_state))
         self._last_batch = batch
         self.fetched += 1
         return batch
+
+    def _watch(self, before: tuple[Any, dict[str, Any]] | None, worker_state: Any, worker: int | None) -> None:
+        """Look whether a fetch drew random numbers: of the first in a pass, the sampler may."""
+        if self._has_drawn or self._watched >= _WATCHED or self.fetched == self._begun:
+            return
+        if before is not None:
+            after = rng.cpu_to_tree(rng.capture_cpu())
+            self._watched += 1
+            self._has_drawn = encoding.digest_of(rng.cpu_to_tree(before[0])) != encoding.digest_of(after)
+            return
+        former = next((each.worker_state for each in reversed(self._recent) if each.worker == worker), None)
+        if former is not None:
+            self._watched += 1
+            self._has_drawn = encoding.digest_of(former) != encoding.digest_of(worker_state)
+
+    @property
+    def may_have_other_workers(self) -> bool:
+        """Whether the loader would yield the same batches with any number of workers, if no fetch draws."""
+        return not (self.is_stream or self.elastic or self.workers.are_kept or self.generators)
 
     def position(self, consumed: int, sampler: dict[str, Any] | None) -> LoaderPosition:
         """Return the position after ``consumed`` batches of this pass, with the current random state.
@@ -230,6 +257,7 @@ class FetchLog:
             workers=self._loader.num_workers,
             length=length_of(self._loader.dataset),
             batch_size=batch_size(self._loader),
+            plain=self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
         )
 
     def replay_start(self, consumed: int) -> int:

@@ -198,9 +198,10 @@ class TrackedLoader:
     def differences(self, position: LoaderPosition) -> list[str]:
         """Return, in words, how the topology differs from that of a position."""
         compared = {
-            "num_workers": (position.workers, self.workers),
             "batch size": (position.batch_size, self.batch_size),
         }
+        if not (position.plain and self._log.may_have_other_workers):
+            compared = {"num_workers": (position.workers, self.workers), **compared}
         return [f"{name} {saved}, this launch has {here}" for name, (saved, here) in compared.items() if saved != here]
 
     def left(self, position: LoaderPosition, global_batch: int) -> int | None:
@@ -270,6 +271,10 @@ class TrackedLoader:
             raise StateMismatch(
                 f"the checkpoint was saved with {'; '.join(differences)}: the same batches cannot follow. Launch as "
                 "before, or start another run directory"
+            )
+        if position.workers != self.workers:  # the same batches follow, and nobody has a random state of its own
+            position = replace(
+                position, workers=self.workers, start=position.consumed, spawn=None, rng_before=[], pool={}
             )
         self._replay, self._changed_seeds = None, changed_seeds
         self._end_workers()

@@ -84,7 +84,8 @@ class ResumableLoop:
         if self._resumed is None:
             try:
                 self._resumed = self._checkpointing.restore()
-            except BaseException:
+            except BaseException as error:
+                self._session.log_refusal(error)
                 self._session.close()
                 raise
             self.epoch, self.global_step = self._resumed.epoch, self._resumed.step

@@ -183,7 +183,7 @@ class EpochPasses:
             self._saved_epoch,
             lambda state: state.loaders[index],
         )
-        session.rescale.move_schedules()
+        session.move_schedules()
         begun = session.rescale.take_begun()
         if begun:
             self._framework.skip_micro_batches(begun)

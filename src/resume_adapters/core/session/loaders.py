@@ -128,6 +128,13 @@ class LoaderRestorer:
         assert position is not None, "a position was saved"
         self.add_topology_changes(loader.differences(position))
         if not self.topology_changes:
+            if position.workers != loader.workers:
+                self._log(
+                    "Saved with num_workers %d, this launch has %d: the data draw no random numbers, so the same "
+                    "batches follow.",
+                    position.workers,
+                    loader.workers,
+                )
             loader.restore(position, changed_seeds=self._changed_seeds)
             return saved.consumed
         if not loader.is_elastic or position.elastic is None:
@@ -147,7 +154,7 @@ class LoaderRestorer:
 
     def _resume_by_steps(self, context: RestoreContext, saved: LoaderState, shape: LoaderShape) -> int:
         now = self._rescale.samples(shape.global_batch)
-        logger.info(
+        self._log(
             "Saved with %s: each optimizer step has %d samples, as before.", "; ".join(self.topology_changes), now
         )
         self._rescale.resume_by_steps(context.step)
@@ -165,7 +172,7 @@ class LoaderRestorer:
         assert left is not None and shape.length is not None
         consumed = max(0, shape.length - left)
         steps = self._rescale.resume_by_samples(context.step, shape.epoch, consumed, shape.length)
-        logger.info(
+        self._log(
             "Saved with %s: an optimizer step had %d samples and has %d now. Resuming by samples: after %d steps the "
             "run is where %d steps of this size would have brought it.",
             "; ".join(self.topology_changes),
@@ -175,6 +182,10 @@ class LoaderRestorer:
             steps,
         )
         return consumed
+
+    def _log(self, message: str, *arguments: object) -> None:
+        if self._run.ranks.rank == 0:
+            logger.info(message, *arguments)
 
     def of_this_rank(self, context: RestoreContext, position: LoaderPosition) -> LoaderPosition:
         """Return a saved position with random state that no other rank has, where this rank had saved none."""

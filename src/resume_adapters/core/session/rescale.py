@@ -13,7 +13,6 @@ from fractions import Fraction
 from typing import Any
 
 from resume_adapters.core.dataloader.cursor import steps_done
-from resume_adapters.core.log import logger
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 KEEP_SAMPLES = "keep-samples"
@@ -125,16 +124,15 @@ class Rescale:
         begun, self._begun = self._begun, 0
         return begun
 
-    def move_schedules(self) -> None:
-        """Move the schedules to where the run is by samples, if it resumes by samples.
+    def move_schedules(self) -> list[str]:
+        """Move the schedules to where the run is by samples, if it resumes by samples; return in words what was done.
 
         Call it when schedules and loaders are restored.
 
         Raises:
             StateMismatch: a schedule does not count steps.
         """
-        if self._steps is not None:
-            self.schedules.move(self._steps)
+        return [] if self._steps is None else self.schedules.move(self._steps)
 
 
 class Schedules:
@@ -161,12 +159,13 @@ class Schedules:
         if not any(known is schedule for known, _, _ in self._fresh):
             self._fresh.append((schedule, copy.deepcopy(schedule.state_dict()), Fraction(each)))
 
-    def move(self, steps: int) -> None:
-        """Move each schedule to where it is after some optimizer steps of this launch, and log the learning rates.
+    def move(self, steps: int) -> list[str]:
+        """Move each schedule to where it is after some optimizer steps of this launch; return the learning rates.
 
         Raises:
             StateMismatch: a schedule does not count steps.
         """
+        moved = []
         for schedule, fresh, each in self._fresh:
             before = rates(schedule)
             if "last_batch_iteration" in fresh:  # one of DeepSpeed's, which can be at any step at once
@@ -179,13 +178,11 @@ class Schedules:
                     f"the {type(schedule).__name__} does not count steps, so its length cannot be computed again: "
                     "launch with as many samples in an optimizer step as before"
                 )
-            logger.info(
-                "%s: step %d of its new length; learning rate %s, was %s.",
-                type(schedule).__name__,
-                int(steps * each),
-                rates(schedule),
-                before,
+            moved.append(
+                f"{type(schedule).__name__}: step {int(steps * each)} of its new length; learning rate "
+                f"{rates(schedule)}, was {before}."
             )
+        return moved
 
 
 def rates(schedule: Any) -> list[float]:

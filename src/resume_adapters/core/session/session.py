@@ -44,6 +44,9 @@ _CAPTURED = {
 }
 """What is captured under every framework alike."""
 
+_OF_LOOP = ("counters", "metrics", "observed")
+"""What a session or a training loop captures by itself, as far as there is any."""
+
 
 class Session:
     """One training call on a run directory.
@@ -92,6 +95,7 @@ class Session:
         self.has_saved = False
         self._best: str | None = None
         self._named_best: str | None = None
+        self._has_refused = False
         self.observed = ObservedState(self._subjects, framework.registers)
         self._has_loaded_observed = False
         self._architecture: dict[str, str] | None = None
@@ -142,8 +146,17 @@ class Session:
     def _log_settings(self) -> None:
         self.begin_settings()
         line = self.settings.describe()
-        if line and self.run.ranks.rank == 0:
+        if self.run.ranks.rank != 0:
+            return
+        if line:
             logger.warning(line)
+        manifest = self.context.checkpoint.manifest if self.context else None
+        if self.context is not None and manifest is not None:
+            named = {each.name for each in self.framework.describe()}
+            here = {*named, *self.options.parts, *self.framework.parts(), *_CAPTURED, *_OF_LOOP}
+            for each in manifest.parts:
+                if each.by != "missing" and each.name not in here:
+                    self.context.reader.log_dropped(each.name)
 
     def _read_settings(self) -> LaunchSettings:
         found = self.framework.settings()
@@ -152,6 +165,12 @@ class Session:
         return dataclasses.replace(
             found, arguments={name: value for name, value in given.items() if name not in topology}
         )
+
+    def move_schedules(self) -> None:
+        """Move the schedules to where the run is by samples, if it resumes by samples."""
+        for line in self.rescale.move_schedules():
+            if self.run.ranks.rank == 0:
+                logger.info("%s", line)
 
     def _load_observed(self) -> None:
         if self._has_loaded_observed or self.context is None:
@@ -340,6 +359,7 @@ class Session:
 
         What fails on the way (a commit in flight, the status itself) is logged, so that it does not hide the error.
         """
+        self.log_refusal(error)
         if not self.run.generation:
             return
         try:
@@ -350,6 +370,12 @@ class Session:
             self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
         except OSError as of_status:
             logger.error("The status of the run could not be written: %s", of_status)
+
+    def log_refusal(self, error: BaseException) -> None:
+        """Log an error of this package, once: a traceback shows it last, and not everybody's log has tracebacks."""
+        if isinstance(error, ResumeError) and self.run.ranks.rank == 0 and not self._has_refused:
+            self._has_refused = True
+            logger.error("This run cannot go on: %s", error)
 
     def close(self, *undo: Callable[[], object]) -> None:
         """Undo what the session patched, started and registered. Closing a closed session does nothing.

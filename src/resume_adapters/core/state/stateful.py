@@ -80,6 +80,11 @@ class StatefulGroup:
     def __init__(self, named: Mapping[str, Stateful]) -> None:
         self._named = named
 
+    @property
+    def names(self) -> set[str]:
+        """The names."""
+        return set(self._named)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each, by name."""
         return {name: each.state_dict() for name, each in self._named.items()}
