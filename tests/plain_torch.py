@@ -34,6 +34,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
@@ -77,11 +78,16 @@ class PlainTorch(LoopFramework):
     registers = "plain"
     rank_state_type = PlainRankState
 
-    def __init__(self, accumulation: int, ranks: int) -> None:
+    def __init__(self, accumulation: int, ranks: int, **given: Any) -> None:
         self.ranks = ranks
+        self.given = given
         self.model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
         self.wrapped = DistributedDataParallel(self.model) if ranks > 1 else self.model
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        for layer in given.get("frozen", ()):
+            self.model[layer].requires_grad_(False)
+        trained = [each for each in self.model.parameters() if each.requires_grad or not given.get("only_trained")]
+        kind = given.get("optimizer", torch.optim.SGD)
+        self.optimizer = kind(trained, lr=given.get("lr", 0.05), momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.accumulation = accumulation
         self.trackers = NoTrackers()
@@ -166,6 +172,10 @@ class PlainTorch(LoopFramework):
     def subjects(self) -> Subjects:
         return observed.subjects([self.model], [self.optimizer], [self.schedule, *self.model.buffers()])
 
+    def settings(self) -> LaunchSettings:
+        given = {"clip": self.given.get("clip", 1.0), "loader": self}
+        return read_settings(given, [self.optimizer], [self.schedule], [self.model])
+
     def describe(self) -> list[PartEntry]:
         return [PartEntry("model", "framework", "torch.save")]
 
@@ -245,10 +255,12 @@ class Launch:
     """
 
     def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
-        torch.manual_seed(7)
+        torch.manual_seed(options.get("seed", 7))
         self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
         self.ranks = current_ranks()
-        self.framework = PlainTorch(self.options["accumulation"], self.ranks.world_size)
+        self.framework = PlainTorch(
+            self.options["accumulation"], self.ranks.world_size, **self.options.get("given", {})
+        )
         self.framework.spread_state = self.options.get("spread")
         of_run = {name: self.options[name] for name in ("storage", "on_save_error", "keep") if name in self.options}
         self.run = ResumableRun(
@@ -274,7 +286,9 @@ class Launch:
             return DataLoader(range(24), batch, sampler=ElasticSampler(24, seed=1, **of_rank))
         if kind == "stream":
             return DataLoader(Counting(), batch)
-        shuffled = DataLoader(range(22), batch, shuffle=True)
+        dataset = self.options.get("dataset", range(22))
+        workers = self.options.get("workers", {})
+        shuffled = DataLoader(dataset, batch, shuffle=True, **workers)
         return Ahead(shuffled) if kind == "ahead" else shuffled
 
     def __call__(self) -> Launch:
