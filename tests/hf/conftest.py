@@ -16,7 +16,11 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
     # deepspeed: where it is installed, each trainer imports it.
-    models = ("transformers.models.gpt2.modeling_gpt2", "transformers_tables", "peft")
+    models = (
+        *(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "mixtral")),
+        "transformers_tables",
+        "peft",
+    )
     server = Server(
         "torch", "transformers.trainer", *models, *COMPILERS, "datasets", "deepspeed", "torchdata.stateful_dataloader"
     )

@@ -19,6 +19,8 @@ from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -153,8 +155,26 @@ def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 # ---- Model
 
 
+def experts() -> torch.nn.Module:
+    """Return a model whose experts transformers 5 saves under other names, one by one."""
+    width = CONFIG["width"]
+    config = MixtralConfig(
+        vocab_size=TOKENS,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=CONFIG["layers"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=3,
+        attention_dropout=CONFIG["dropout"],
+    )
+    return MixtralForCausalLM(config)
+
+
 def model() -> torch.nn.Module:
     torch.manual_seed(CONFIG["seed"])
+    if CONFIG["experts"]:
+        return experts()
     width = CONFIG["width"]
     config = GPT2Config(
         vocab_size=TOKENS,
@@ -322,6 +342,7 @@ DEFAULTS: dict[str, Any] = {
     "set_epoch": False,
     "counts_passes": False,
     "lora": False,
+    "experts": False,
     "user_compile": False,
     "ema": False,
     "scaler": False,
@@ -512,6 +533,7 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
     trace(
         final=True,
         weights=digest(*parameters.values()),
+        best_weights=best_weights(trainer) if CONFIG["experts"] else None,
         global_step=result.global_step,
         train_loss=result.training_loss,
         logs=logs,
@@ -522,6 +544,15 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
         scaler=scaler.state_dict() if scaler else None,
         draws=draws(),
     )
+
+
+def best_weights(trainer: Any) -> str | None:
+    """Return the digest of the best weights as transformers reads them, by a random state of its own."""
+    if trainer.state.best_model_checkpoint is None:
+        return None
+    with torch.random.fork_rng():
+        found = MixtralForCausalLM.from_pretrained(trainer.state.best_model_checkpoint)
+    return digest(*found.state_dict().values())
 
 
 if __name__ == "__main__":

@@ -309,6 +309,18 @@ def test_the_best_weights_load_whatever_wrapped_them(bench: contract.Bench, refe
     )
 
 
+def test_weights_that_are_saved_under_other_names_come_back(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """transformers 5 saves each expert for itself; the bare trainer loads none of them, at a resume and at the end."""
+    args = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "metric_for_best_model": "score"}
+    args |= {"load_best_model_at_end": True, "greater_is_better": False}
+    config = {"experts": True, "scores": {"10": 1.0}, "args": args}
+    expected = reference(config)
+    assert expected.final[0] is not None and expected.final[0]["weights"] == expected.final[0]["best_weights"]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [KILL])
+
+
 def test_a_damaged_best_is_not_loaded(bench: contract.Bench, tmp_path: Path) -> None:
     args = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 5, "metric_for_best_model": "score"}
     config = {"scores": {"10": 1.0}, "args": {**args, "load_best_model_at_end": True, "greater_is_better": False}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,17 @@ def verify(trainer: Any, files: CheckpointFiles) -> None:
         if thing is not None and file is not None:
             verify_equal(component, read_native(file), thing.state_dict())
     adapter = files.find("adapter_model.safetensors")
-    if adapter is not None:
+    if adapter is not None and is_peft_model(trainer.model):
         from peft import get_peft_model_state_dict
         from safetensors.torch import load_file
 
         verify_equal("model", load_file(adapter), dict(get_peft_model_state_dict(trainer.model)))
+
+
+def is_peft_model(model: Any) -> bool:
+    """Return whether peft has made a model, compiled or not."""
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(getattr(model, "_orig_mod", model), peft.PeftModel)
 
 
 def require_loadable(files: CheckpointFiles) -> None:

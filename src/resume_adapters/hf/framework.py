@@ -13,16 +13,15 @@ import transformers
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.core.state.weights import load_weights
 from resume_adapters.hf import engine, files, observed, settings
 from resume_adapters.hf.records import TrainerRankState
+from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
@@ -36,6 +35,10 @@ class TrainerFramework:
 
     Args:
         trainer: the trainer.
+
+    Attributes:
+        weight_digests: the digests of the weights that were saved last, by their names in memory; ``None`` where the
+            files say it all.
     """
 
     label = f"transformers {transformers.__version__}"
@@ -53,6 +56,8 @@ class TrainerFramework:
         self.invariants = engine.invariants(trainer)
         self.trackers = Trackers(self._writers)
         self.engine: EngineState | None = None
+        self.weights = ModelWeights(trainer)
+        self.weight_digests: dict[str, str] | None = None
         self.foreign = files.ForeignCheckpoints(args.world_size, engine.foreign(trainer, args.world_size))
         self._native: Callable[[], None] | None = None
         self._observed = contextlib.ExitStack()
@@ -110,6 +115,7 @@ class TrainerFramework:
             stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
             self._native()
         self._name_best(directory)
+        self.weight_digests = self.weights.digests(directory) if self.engine is None else None
 
     def _save_state(self, native: Callable[[str], None], path: str) -> None:
         self._name_best(Path(path).parent)
@@ -164,22 +170,11 @@ class TrainerFramework:
 
     # ---- Loading
 
-    def load_model(self, context: RestoreContext, model: Any, native: Callable[[], None]) -> None:
-        """Load the weights, whatever wraps the model, and verify them.
-
-        Args:
-            context: what is being restored.
-            model: the model.
-            native: the trainer's own way to load them.
-        """
-        context.require_architecture(model.state_dict())
-        weight_files = files.weights(context.files)
-        files.require_named(context.files, with_adapters=not weight_files)
+    def load_model(self, context: RestoreContext, native: Callable[[], None], *, has_own_loader: bool) -> None:
+        """Load the weights; see :meth:`ModelWeights.load`."""
+        context.require_architecture(self.trainer.model.state_dict())
         files.require_loadable(context.files)
-        if weight_files:
-            context.load_weights(model, read_weight_files(weight_files))
-        else:  # adapters: only peft knows under which names they are saved
-            native()
+        self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
 
     def attach_engine(
         self, deepspeed: Any, run_directory: Path, context: RestoreContext | None, before_load: Callable[[], None]
@@ -191,22 +186,18 @@ class TrainerFramework:
             context.require_architecture(self.engine.state_dict())
             self.engine.load(context, context.path, names.tag(context.step))
 
-    def load_best(self, run: ResumableRun, native: Callable[[], None]) -> None:
-        """Load the best weights at the end, whatever wrapped the model when they were saved."""
+    def load_best(self, run: ResumableRun, native: Callable[[], None], *, has_own_loader: bool, verify: bool) -> None:
+        """Load the best weights at the end; see :meth:`ModelWeights.load`."""
         best = Path(self.trainer.state.best_model_checkpoint)
         if not best.is_dir():  # the trainer warns, and goes on with the last weights
             native()
             return
-        of_best = run.reader(run.require_valid(best)).files
-        weight_files = files.weights(of_best)
+        reader = run.reader(run.require_valid(best))
         if self.engine is not None:
             with self.engine.data_only():
                 native()
-        elif weight_files:
-            load_weights(self.trainer.model, read_weight_files(weight_files), best)
         else:
-            files.require_named(of_best, with_adapters=True)
-            native()
+            self.weights.load(reader, native, has_own_loader=has_own_loader, verify=verify)
 
     def verify(self, context: RestoreContext) -> None:
         """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds.

@@ -40,9 +40,13 @@ class ResumingTrainer:
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
         return self._resume_session.evaluation.loader(name, lambda: native(eval_dataset))
 
-    def _load_from_checkpoint(self, checkpoint: str, model: Any = None) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._load_from_checkpoint  # type: ignore[misc]
-        self._resume_session.load_model(model or self.model, lambda: native(checkpoint, model))  # type: ignore[attr-defined]
+    def _load_from_checkpoint(
+        self, checkpoint: str, *args: Any, **kwargs: Any
+    ) -> None:  # seam: transformers 4.57 to 5.23
+        native = super()._load_from_checkpoint  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        self._resume_session.load_from_checkpoint(
+            checkpoint, lambda: native(checkpoint, *args), has_own_loader=_is_replaced(native)
+        )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
         self._resume_session.session.begin_settings()
@@ -63,8 +67,8 @@ class ResumingTrainer:
         return loss
 
     def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
-        session = self._resume_session
-        session.framework.load_best(session.run, super()._load_best_model)  # type: ignore[misc]
+        native = super()._load_best_model  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        self._resume_session.load_best(native, has_own_loader=_is_replaced(native))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
         native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
@@ -85,6 +89,11 @@ class ResumingTrainer:
         trainer: Any = self
         trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+
+
+def _is_replaced(method: Any) -> bool:
+    """Return whether a subclass has replaced a method of the Trainer."""
+    return method.__func__ is not getattr(Trainer, method.__name__)
 
 
 @functools.cache

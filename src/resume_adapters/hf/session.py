@@ -21,13 +21,14 @@ from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.hf import files
 from resume_adapters.hf.data import TrainingData
 from resume_adapters.hf.evaluation import InterruptibleEvaluation
 from resume_adapters.hf.framework import TrainerFramework
 from resume_adapters.hf.records import DueEvaluation, TrainerCounters, TrainerRankState
 from resume_adapters.hf.supported import require_supported
+from resume_adapters.hf.weights import LIVE_WEIGHTS
 
 
 class SessionPhase(enum.Enum):
@@ -122,10 +123,23 @@ class TrainerSession:
             self.evaluation.restore_workers(self._resumed.evaluation_workers)
         return str(context.path)
 
-    def load_model(self, model: Any, native: Callable[[], None]) -> None:
-        """Load the weights; see :meth:`TrainerFramework.load_model`."""
-        assert self.context is not None, "the trainer loads what was chosen"
-        self.framework.load_model(self.context, model, native)
+    def load_from_checkpoint(self, checkpoint: str, native: Callable[[], None], *, has_own_loader: bool) -> None:
+        """Load weights as the trainer was about to; those that are resumed from, verified.
+
+        Args:
+            checkpoint: which checkpoint the trainer loads.
+            native: the trainer's own way to load it.
+            has_own_loader: a subclass of the Trainer has replaced that way.
+        """
+        if self.context is None or checkpoint != str(self.context.path):
+            native()  # a subclass loads the best model so
+        else:
+            self.framework.load_model(self.context, native, has_own_loader=has_own_loader)
+
+    def load_best(self, native: Callable[[], None], *, has_own_loader: bool) -> None:
+        """Load the best weights at the end; see :meth:`TrainerFramework.load_best`."""
+        verify = self.session.options.verify
+        self.framework.load_best(self.run, native, has_own_loader=has_own_loader, verify=verify)
 
     def attach_engine(self, deepspeed: Any) -> None:
         """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
@@ -349,8 +363,9 @@ class TrainerSession:
         )
 
     def parts(self) -> dict[str, Stateful]:
-        """Return nothing: what is alike on all ranks, the framework has."""
-        return {}
+        """Return the digests of the weights, where the trainer saves them under other names."""
+        digests = self.framework.weight_digests
+        return {} if digests is None else {LIVE_WEIGHTS: StaticState(digests)}
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

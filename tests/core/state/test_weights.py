@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from resume_adapters.core.checkpoint.native_files import read_weight_files, require_intact
-from resume_adapters.core.state.weights import load_weights, verify_weights
+from resume_adapters.core.state.weights import (
+    are_saved_as_they_are,
+    have_names_of,
+    load_weights,
+    verify_digests,
+    verify_weights,
+    weight_digests,
+)
 from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch
 
 import faults
@@ -64,3 +71,26 @@ def test_one_bit_of_a_weight_is_noticed() -> None:
         model.weight[0, 0] += 1e-7
     with pytest.raises(NotRestored, match="model: weight differs from weight of checkpoint-10"):
         verify_weights(model, saved, CHECKPOINT)
+
+
+def test_weights_under_other_names_or_in_another_order_are_not_saved_as_they_are() -> None:
+    live = torch.nn.Linear(2, 2).state_dict()
+    saved = {f"_orig_mod.{name}": value.clone() for name, value in live.items()}
+    assert have_names_of(saved, live) and are_saved_as_they_are(saved, live)
+    turned = {**saved, "_orig_mod.weight": saved["_orig_mod.weight"].flip(0)}
+    assert have_names_of(turned, live) and not are_saved_as_they_are(turned, live)
+    for other in ({"bias": saved["_orig_mod.bias"]}, {**saved, "_orig_mod.scale": torch.zeros(1)}):
+        assert not have_names_of(other, live) and not are_saved_as_they_are(other, live)
+
+
+def test_digests_are_of_the_bits_under_the_name_without_wrappers() -> None:
+    model = torch.nn.Linear(2, 2)
+    digests = weight_digests({f"_orig_mod.{name}": value for name, value in model.state_dict().items()})
+    assert sorted(digests) == ["bias", "weight"]
+    verify_digests(digests, model.state_dict(), CHECKPOINT)
+    with torch.no_grad():
+        model.weight[0, 0] += 1e-7
+    with pytest.raises(NotRestored, match=r"1 of 2 tensors are not what they were when checkpoint-10 .*, weight first"):
+        verify_digests(digests, model.state_dict(), CHECKPOINT)
+    with pytest.raises(NotRestored, match=r"gone first"):
+        verify_digests({"gone": ""}, model.state_dict(), CHECKPOINT)

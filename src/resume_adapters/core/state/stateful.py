@@ -10,7 +10,7 @@ from resume_adapters.core.state import rng
 from resume_adapters.errors import UnsupportedSetting
 
 RESERVED = (
-    *("architecture", "buffers", "callbacks", "manifest", "metrics"),
+    *("architecture", "buffers", "callbacks", "live_weights", "manifest", "metrics"),
     *("observed_tensors", "registered", "scaler", "trackers"),
 )
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from resume_adapters.core.state import keys
-from resume_adapters.core.state.comparison import same_bits
+from resume_adapters.core.state.comparison import bits, same_bits
 from resume_adapters.errors import NotRestored, StateMismatch
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def match_weights(saved: dict[str, Any], live: dict[str, torch.Tensor], checkpoi
     Raises:
         StateMismatch: keys are missing (other than of tied weights) or unexpected.
     """
-    found = keys.match(saved, live)
-    held = {_storage(live[key]) for key in found.saved_by_live}
-    missing = [key for key in found.missing if _storage(live[key]) not in held]
+    found, missing = _pair(saved, live)
     if missing or found.unexpected:
         raise StateMismatch(
             f"the weights of {checkpoint.name} do not fit the model: {_listed('missing', missing)}"
@@ -81,6 +79,30 @@ def match_weights(saved: dict[str, Any], live: dict[str, torch.Tensor], checkpoi
             path=checkpoint,
         )
     return found.saved_by_live
+
+
+def have_names_of(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> bool:
+    """Return whether saved weights have the names of the live ones, apart from wrapper prefixes."""
+    found, missing = _pair(saved, live)
+    return not missing and not found.unexpected
+
+
+def are_saved_as_they_are(saved: dict[str, torch.Tensor], live: dict[str, torch.Tensor]) -> bool:
+    """Return whether saved weights have the names and the bits of the live ones.
+
+    A framework may save others: experts one by one that are one tensor in memory, or rows in another order.
+    """
+    found, missing = _pair(saved, live)
+    if missing or found.unexpected:
+        return False
+    return all(same_bits(saved[name], live[key]) for key, name in found.saved_by_live.items())
+
+
+def _pair(saved: dict[str, Any], live: dict[str, torch.Tensor]) -> tuple[keys.Match, list[str]]:
+    """Pair saved keys with live ones; also return those missing that no saved one is tied to."""
+    found = keys.match(saved, live)
+    held = {_storage(live[key]) for key in found.saved_by_live}
+    return found, [key for key in found.missing if _storage(live[key]) not in held]
 
 
 def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
@@ -97,6 +119,29 @@ def verify_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], chec
                 f"{tuple(saved[name].shape)}, live {live[key].dtype} {tuple(live[key].shape)})",
                 path=checkpoint,
             )
+
+
+def weight_digests(live: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the digest of each tensor's bytes, by its name without wrapper prefixes; the same on every device."""
+    return {name: xxhash.xxh3_128_hexdigest(bits(live[key]).numpy().data) for name, key in keys.canonical(live).items()}
+
+
+def verify_digests(saved: Mapping[str, str], live: Mapping[str, torch.Tensor], checkpoint: Path) -> None:
+    """Compare a model's weights with the digests that :func:`weight_digests` returned when they were saved.
+
+    Raises:
+        NotRestored: a tensor differs; the message names the first one.
+    """
+    found = weight_digests(live)
+    different = [name for name in saved if found.get(name) != saved[name]]
+    if different:
+        raise NotRestored(
+            f"model: {len(different)} of {len(saved)} tensors are not what they were when {checkpoint.name} was saved, "
+            f"{different[0]} first. Its weights have other names than the model's, and were loaded through the "
+            "framework's own conversion: build the model as it was, with the same versions, or pass verify=False to "
+            "continue with the difference",
+            path=checkpoint,
+        )
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
