@@ -12,14 +12,16 @@ from safetensors.torch import save_file
 
 from resume_adapters.core.checkpoint.native_files import read_weight_files, require_intact
 from resume_adapters.core.state.weights import (
+    architecture,
     are_saved_as_they_are,
     have_names_of,
     load_weights,
+    require_unchanged,
     verify_digests,
     verify_weights,
     weight_digests,
 )
-from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch
+from resume_adapters.errors import CheckpointDamaged, NotRestored, StateMismatch, UnsupportedSetting
 
 import faults
 
@@ -94,3 +96,21 @@ def test_digests_are_of_the_bits_under_the_name_without_wrappers() -> None:
         verify_digests(digests, model.state_dict(), CHECKPOINT)
     with pytest.raises(NotRestored, match=r"gone first"):
         verify_digests({"gone": ""}, model.state_dict(), CHECKPOINT)
+
+
+def test_tensors_that_training_has_changed_are_named() -> None:
+    model: Any = torch.nn.BatchNorm1d(2)
+    model.register_buffer("bank", torch.zeros(0, 2))
+    start = architecture(model.state_dict())
+    require_unchanged(start, architecture(model.state_dict()))
+    model.bank = torch.zeros(3, 2)
+    del model.running_var
+    with pytest.raises(UnsupportedSetting, match=r"2 of the model's tensors have changed") as error:
+        require_unchanged(start, architecture(model.state_dict()))
+    assert "running_var: float32[2] before the first step, nothing now" in str(error.value)
+    assert "bank: float32[0, 2] before the first step, float32[3, 2] now" in str(error.value)
+
+
+def test_a_tensor_whose_shape_is_not_known_yet_has_a_form() -> None:
+    found = architecture(torch.nn.LazyLinear(2).state_dict())
+    assert found == {"weight": "float32[not known yet]", "bias": "float32[not known yet]"}

@@ -32,7 +32,7 @@ from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
-from resume_adapters.core.state.weights import architecture, architecture_digest
+from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
 from resume_adapters.errors import ResumeError
 
 _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
@@ -131,6 +131,7 @@ class Session:
         self._load_observed()
         if not self.observed.has_begun:
             self.observed.begin()
+            self.architecture()
             self._log_settings()
 
     def begin_settings(self) -> None:
@@ -258,10 +259,18 @@ class Session:
         self.has_saved = self.has_saved or is_written
 
     def architecture(self) -> dict[str, str]:
-        """Return the dtype and shape of each of the model's tensors, by its name without wrappers."""
+        """Return the dtype and shape that each of the model's tensors had at first, by its name without wrappers."""
         if self._architecture is None:
             self._architecture = architecture(dict(self.framework.state_dict()))
         return self._architecture
+
+    def require_same_architecture(self) -> None:
+        """Refuse to save a model whose tensors have changed their names, dtypes or shapes: no resume could load it.
+
+        Raises:
+            UnsupportedSetting: naming the first tensors that differ.
+        """
+        require_unchanged(self.architecture(), architecture(dict(self.framework.state_dict())))
 
     def launch_state(self) -> LaunchState:
         """Return what the session adds to the state of each rank."""
@@ -411,6 +420,7 @@ class _SessionContent:
         self._facts: CheckpointFacts | None = None
 
     def save(self, directory: Path) -> None:
+        self._session.require_same_architecture()
         self._session.framework.save(directory)
 
     def rank_state(self) -> dict[str, Any]:

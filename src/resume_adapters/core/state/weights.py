@@ -11,7 +11,7 @@ import xxhash
 
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import bits, same_bits
-from resume_adapters.errors import NotRestored, StateMismatch
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +23,14 @@ _LISTED = 5
 
 def architecture(state: dict[str, torch.Tensor]) -> dict[str, str]:
     """Return the dtype and shape of each tensor of a model's state dict, by name without wrapper prefixes."""
-    names = keys.canonical(state)
-    return {
-        name: f"{str(state[key].dtype).removeprefix('torch.')}{list(state[key].shape)}" for name, key in names.items()
-    }
+    return {name: _form(state[key]) for name, key in keys.canonical(state).items()}
+
+
+def _form(tensor: torch.Tensor) -> str:
+    from torch.nn.parameter import is_lazy
+
+    shape = "[not known yet]" if is_lazy(tensor) else list(tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}"
 
 
 def architecture_digest(described: dict[str, str]) -> str:
@@ -40,7 +44,7 @@ def require_architecture(saved: dict[str, str], live: dict[str, str], checkpoint
     Raises:
         StateMismatch: tensors differ; the message names the first of them.
     """
-    differing = [name for name in {**saved, **live} if saved.get(name) != live.get(name)]
+    differing = _differing(saved, live)
     if differing:
         lines = "".join(
             f"\n  {name}: saved {saved.get(name, 'nothing')}, the model has {live.get(name, 'nothing')}"
@@ -51,6 +55,34 @@ def require_architecture(saved: dict[str, str], live: dict[str, str], checkpoint
             "Build the model as it was, or start another run directory.",
             path=checkpoint,
         )
+
+
+def require_unchanged(start: dict[str, str], now: dict[str, str]) -> None:
+    """Check that training has left the architecture of a model as it was: the script will build it as it was.
+
+    Args:
+        start: the architecture before the first step.
+        now: the architecture that is to be saved.
+
+    Raises:
+        UnsupportedSetting: tensors differ; the message names the first of them.
+    """
+    differing = _differing(start, now)
+    if differing:
+        lines = "".join(
+            f"\n  {name}: {start.get(name, 'nothing')} before the first step, {now.get(name, 'nothing')} now"
+            for name in differing[:_LISTED]
+        )
+        raise UnsupportedSetting(
+            f"{len(differing)} of the model's tensors have changed their shape or dtype in training:{lines}\n"
+            "The relaunched script builds them as they were before the first step, and nothing that is saved now could "
+            "be loaded into them. Give a buffer its final size from the start, or hold what grows outside the model, "
+            "in an object with state_dict() and load_state_dict() that is registered as a part"
+        )
+
+
+def _differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
 
 def load_weights(module: torch.nn.Module, saved: dict[str, torch.Tensor], checkpoint: Path) -> None:
