@@ -47,7 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out what is not asked for, and a folder whose framework is missing: it could not even be imported."""
-    if collection_path == HERE / "slurm" and not os.environ.get("RESUME_ADAPTERS_SLURM"):
+    asked_for = {HERE / "slurm": "RESUME_ADAPTERS_SLURM", HERE / "strangers": "RESUME_ADAPTERS_STRANGERS"}
+    if collection_path in asked_for and not os.environ.get(asked_for[collection_path]):
         return True
     relative = collection_path.relative_to(HERE) if collection_path.is_relative_to(HERE) else Path()
     return True if relative.parts and missing(relative.parts[0]) else None

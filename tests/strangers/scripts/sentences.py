@@ -1,0 +1,51 @@
+"""Sentence embeddings with one loss; the shape of sentence-transformers' training examples."""
+
+import datasets
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+from sentence_transformers.models import Pooling, Transformer
+from transformers import BertConfig, BertModel, set_seed
+
+from words import VOCABULARY, sentences, tokenizer
+
+set_seed(0)
+config = BertConfig(
+    vocab_size=len(VOCABULARY),
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    max_position_embeddings=32,
+    pad_token_id=0,
+)
+BertModel(config).save_pretrained("base")
+tokenizer().save_pretrained("base")
+words = Transformer("base", max_seq_length=16)
+model = SentenceTransformer(modules=[words, Pooling(16)], device="cpu")
+rows = {"anchor": sentences(100, 6, 1), "positive": sentences(100, 6, 2)}
+data = datasets.Dataset.from_dict(rows).train_test_split(20, seed=0)
+trainer = SentenceTransformerTrainer(
+    model=model,
+    args=SentenceTransformerTrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        learning_rate=5e-2,
+        eval_strategy="steps",
+        eval_steps=5,
+        save_steps=5,
+        logging_steps=3,
+        load_best_model_at_end=True,
+        report_to=[],
+        use_cpu=True,
+    ),
+    train_dataset=data["train"],
+    eval_dataset=data["test"],
+    loss=MultipleNegativesRankingLoss(model),
+)
+trainer.train()
+model.save_pretrained("final")

@@ -1,0 +1,24 @@
+"""Scripts of the libraries that build on the Trainer: killed three times, they end as they do undisturbed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from strangers import HERE, ends_as_undisturbed
+
+SCRIPTS = {
+    "mixtral": "transformers",
+    "vit": "transformers",
+    "sentences": "sentence_transformers",
+}
+"""The library that each script needs."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_killed_three_times_it_ends_as_undisturbed(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(SCRIPTS[name]) is None:
+        pytest.skip(f"{SCRIPTS[name]} is not installed")
+    ends_as_undisturbed(HERE / "scripts" / f"{name}.py", tmp_path, seed=17)

@@ -1,0 +1,106 @@
+"""Run a script that knows nothing of this: ``watch.py SCRIPT``, in the working directory.
+
+What its trainer ended with is written to ``end.json``. ``STRANGERS_CALLBACK`` adds the one line before each
+``train()``; ``STRANGERS_KILL=N`` kills the process when its trainer begins the first micro-step after step N.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Trainer
+
+TRAIN = re.compile(r"^(\s*)(.*?)(\w+)\.train\(", re.MULTILINE)
+ONE_LINE = r"\1from resume_adapters.hf import ResumeCallback; \3.add_callback(ResumeCallback())" + "\n"
+TIMED = ("runtime", "per_second", "time")
+
+trained: list[Trainer] = []
+
+
+def watch() -> None:
+    """Keep each trainer that trains, and kill the process where that is asked for."""
+    train, step, kill = Trainer.train, Trainer.training_step, int(os.environ.get("STRANGERS_KILL", "-1"))
+
+    def kept(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        trained.append(self)
+        return train(self, *args, **kwargs)
+
+    def killed(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *args, **kwargs)
+
+    Trainer.train, Trainer.training_step = kept, killed  # type: ignore[method-assign]
+
+
+def digest(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(value if isinstance(value, bytes) else repr(value).encode(), digest_size=8).hexdigest()
+
+
+def end() -> dict[str, Any]:
+    """Return what the last trainer ended with."""
+    trainer = trained[-1]
+    of_numpy: Any = np.random.get_state()
+    logs = [
+        {name: value for name, value in entry.items() if not any(word in name for word in TIMED)}
+        for entry in trainer.state.log_history
+    ]
+    weights = {name: digest(value) for name, value in trainer.model.state_dict().items()}
+    optimizer = trainer.optimizer.state_dict()["state"] if trainer.optimizer is not None else {}
+    return {
+        "steps": trainer.state.global_step,
+        "weights": best_weights(trainer) or weights,
+        "optimizer": [digest(value) for _, each in sorted(optimizer.items()) for _, value in sorted(each.items())],
+        "logs": logs,
+        "best": [trainer.state.best_metric, trainer.state.best_global_step],
+        "random": [
+            digest(random.getstate()),
+            digest(of_numpy[1].tobytes()),
+            digest(torch.get_rng_state()),
+        ],
+    }
+
+
+def best_weights(trainer: Trainer) -> dict[str, str] | None:
+    """Return the best weights as transformers reads them, where the bare Trainer loads none of them, and only warns.
+
+    It has saved them under other names than the model's.
+    """
+    best = trainer.state.best_model_checkpoint
+    if os.environ.get("STRANGERS_CALLBACK") or best is None or not trainer.args.load_best_model_at_end:
+        return None
+    if not isinstance(trainer.model, PreTrainedModel):
+        return None
+    with torch.random.fork_rng():
+        found = type(trainer.model).from_pretrained(best)
+    return {name: digest(value) for name, value in found.state_dict().items()}
+
+
+def main() -> None:
+    script = Path(sys.argv[1]).resolve()
+    sys.path.insert(0, str(script.parent))
+    watch()
+    if os.environ.get("STRANGERS_CALLBACK"):
+        changed, count = TRAIN.subn(lambda found: found.expand(ONE_LINE) + found[0], script.read_text())
+        assert count, f"{script.name} trains nothing"
+        script = Path("with_callback.py")
+        script.write_text(changed)
+    runpy.run_path(str(script), run_name="__main__")
+    Path("end.json").write_text(json.dumps(end(), indent=1, sort_keys=True, default=str))
+
+
+if __name__ == "__main__":
+    main()
