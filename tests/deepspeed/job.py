@@ -7,6 +7,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -170,7 +171,7 @@ def ds_config() -> dict[str, Any]:
     if CONFIG["precision"] == "fp16":  # a scale that overflows and then grows again
         config["fp16"] = {"enabled": True, "initial_scale_power": 18, "loss_scale_window": 4, "hysteresis": 1}
     if CONFIG["optimizer"] == "fused":
-        config["optimizer"] = {"type": "AdamW", "params": {"lr": 5e-3, "weight_decay": 0.1}}
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 5e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}}
     if CONFIG["cycle"]:  # moves the momentum too
         config["scheduler"] = {
             "type": "OneCycle",
@@ -179,6 +180,13 @@ def ds_config() -> dict[str, Any]:
     if CONFIG["nodes"]:
         config["checkpoint"] = {"use_node_local_storage": True}
     return {**config, **CONFIG["config"]}
+
+
+def json_file(config: dict[str, Any]) -> str:
+    """Return a file with a configuration: what most scripts have, and what makes lists of tuples."""
+    file = Path(f"ds_config.{RANK}.json")
+    file.write_text(json.dumps(config))
+    return str(file)
 
 
 class Job:
@@ -191,7 +199,8 @@ class Job:
         model = Net(CONFIG["width"])
         optimizer = self.optimizer(model)
         warmup = Warmup() if CONFIG["scheduler"] == "object" else lambda step: 1 / (1 + 0.1 * step)
-        scheduler = None if CONFIG["cycle"] else lambda given: torch.optim.lr_scheduler.LambdaLR(given, warmup)
+        config = ds_config()
+        scheduler = None if "scheduler" in config else lambda given: torch.optim.lr_scheduler.LambdaLR(given, warmup)
         data = Mapped(CONFIG["samples"])
         self.engine, _, own_loader, self.scheduler = deepspeed.initialize(
             model=model,
@@ -199,7 +208,7 @@ class Job:
             optimizer=optimizer,
             lr_scheduler=scheduler,
             training_data=data if CONFIG["loader"] == "own" else None,
-            config=ds_config(),
+            config=json_file(config),
         )
         if CONFIG["recompute"]:
             deepspeed.checkpointing.configure(None, partition_activations=False, checkpoint_in_cpu=False)

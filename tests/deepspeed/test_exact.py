@@ -12,6 +12,11 @@ WINDOW = {"event": "backward", "step": 8}
 """In an accumulation window: its first gradients are there, and the last checkpoint is of step 5."""
 LATE = {"event": "step_end", "step": 18}
 
+WARMUP = {
+    "type": "WarmupDecayLR",
+    "params": {"warmup_min_lr": 0, "warmup_max_lr": 5e-3, "warmup_num_steps": 6, "total_num_steps": 40},
+}
+
 ONE: dict[str, dict[str, Any]] = {
     "stage 0": {"augment": True, "ema": True},
     "stage 1": {"stage": 1, "cycle": True},
@@ -26,7 +31,7 @@ ONE: dict[str, dict[str, Any]] = {
     "DeepSpeedCPUAdam, stage 2, offload": {"optimizer": "cpu", "stage": 2, "offload": True, "precision": "bf16"},
     "DeepSpeedCPUAdam with moving betas": {"optimizer": "cpu", "stage": 1, "cycle": True},
     "activation checkpointing": {"stage": 1, "recompute": True},
-    "FusedAdam": {"optimizer": "fused", "stage": 1},
+    "FusedAdam": {"optimizer": "fused", "stage": 1, "config": {"scheduler": WARMUP}},
 }
 
 SEVERAL: dict[str, tuple[int, dict[str, Any]]] = {

@@ -33,7 +33,10 @@ class BetaPowers:
         self._since = 0
 
     def _betas(self) -> Betas:
-        return tuple(group["betas"] for group in self._optimizer.param_groups) if self._step_dummy else ()
+        if self._step_dummy is None:
+            return ()
+        pairs = [group["betas"] for group in self._optimizer.param_groups]  # lists, where they come from a JSON file
+        return tuple((first, second) for first, second in pairs)
 
     def count(self) -> int:
         """Return the steps that the optimizer has taken."""
