@@ -117,7 +117,8 @@ class PlainTorch(LoopFramework):
 
     def track(self, loader: Any, session: Session) -> LoopLoader:
         beneath = loader.beneath if isinstance(loader, Ahead) else loader
-        return LoopLoader(loader, session.loaders.track(beneath), (batch_size(beneath) or 0) * self.ranks)
+        samples = (batch_size(beneath) or 0) * self.ranks
+        return LoopLoader(loader, session.loaders.track(beneath), samples, looks_ahead=loader is not beneath)
 
     def is_accumulating(self) -> bool:
         return self._held > 0

@@ -59,9 +59,9 @@ class PreparedLoaders:
         accelerator, tracked = self._accelerator, session.loaders.track(_base(prepared))
         global_batch = _samples(prepared, accelerator.num_processes)
         if not isinstance(prepared, DataLoaderDispatcher):
-            return LoopLoader(prepared, tracked, global_batch)
+            return LoopLoader(prepared, tracked, global_batch, looks_ahead=prepared is not tracked.loader)
         fetches = fetches_per_batch(session.run.ranks, splits=prepared.split_batches)
-        loader = LoopLoader(prepared, tracked, global_batch, fetches)
+        loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True)
         if not prepared._drop_last:  # seam: accelerate 1.15
             index = _index(self._prepared, prepared)
             first = FirstSlice(prepared.slice_fn, tracked)

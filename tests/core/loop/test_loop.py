@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.state.rng import GeneratorState
-from resume_adapters.errors import Halted, Stopped, UnsupportedSetting
+from resume_adapters.errors import Halted, NotRestored, Stopped, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, reasons
 
@@ -87,6 +87,23 @@ def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: P
     last = require_same(tmp_path, deaths, script="two", epochs=None, max_steps=11)
     assert last.loop.global_step == 11
     assert [len(line[2]) for line in last.trace[-3:]] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_data_that_were_changed_since_the_save_are_noticed_without_workers(tmp_path: Path, epoch: int) -> None:
+    """A plain loader fetches nothing ahead by itself, so that there was nothing to compare."""
+
+    class Shifted(Launch):
+        shift = 0
+
+        def loader(self) -> Any:
+            return DataLoader([index + self.shift for index in range(22)], 4, shuffle=True)
+
+    with pytest.raises(Killed):
+        Shifted(tmp_path, killed_after(5 + 6 * epoch), save_every=2)()
+    Shifted.shift = 1
+    with pytest.raises(NotRestored, match="is not the batch that followed"):
+        Shifted(tmp_path)()
 
 
 # ---- Stopping and ending

@@ -13,6 +13,9 @@ from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import LoaderRestorer, LoaderShape
 from resume_adapters.core.session.records import LoaderState
 
+_OVER = object()
+"""In the place of a batch: the pass has none left."""
+
 
 @dataclass
 class PassState(LoaderState):
@@ -34,13 +37,22 @@ class LoopLoader:
         global_batch: samples in a batch of the loop, on all ranks together.
         fetches_per_batch: batches that the torch loader fetches on this rank for each batch of the loop: one, unless
             rank zero fetches for all.
+        looks_ahead: what the loop iterates over fetches a batch ahead by itself.
 
     Attributes:
         consumed: batches of the loop that are done in this pass.
         number: the number of the open pass within the epoch; ``None`` between two passes.
     """
 
-    def __init__(self, prepared: Any, tracked: TrackedLoader, global_batch: int, fetches_per_batch: int = 1) -> None:
+    def __init__(
+        self,
+        prepared: Any,
+        tracked: TrackedLoader,
+        global_batch: int,
+        fetches_per_batch: int = 1,
+        *,
+        looks_ahead: bool = False,
+    ) -> None:
         self.prepared = prepared
         self.tracked = tracked
         self.global_batch = global_batch
@@ -49,6 +61,9 @@ class LoopLoader:
         self.number: int | None = None
         self._restored: PassState | None = None
         self._passes = tracked.passes
+        self._looks_ahead = looks_ahead
+        self._batches: Iterator[Any] = iter(())
+        self._ahead: list[Any] = []
 
     def begin(self, number: int) -> None:
         """Begin pass ``number`` of the epoch, or continue it where a checkpoint left it."""
@@ -69,9 +84,18 @@ class LoopLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left of the pass, and count them."""
         self._restored = None
-        for batch in self.prepared:
+        self._batches, self._ahead = iter(self.prepared), []
+        while (batch := self._ahead.pop() if self._ahead else next(self._batches, _OVER)) is not _OVER:
             self.consumed += 1
             yield batch
+
+    def fetch_ahead(self) -> None:
+        """Fetch the batch after this one, so that a resume from a save that follows has a batch to verify.
+
+        Call it where the loop asks for that batch next: all random numbers are then drawn in the same order.
+        """
+        if not self._looks_ahead and not self._ahead:
+            self._ahead.append(next(self._batches, _OVER))
 
     @functools.cached_property
     def length(self) -> int | None:

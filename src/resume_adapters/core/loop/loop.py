@@ -193,7 +193,7 @@ class ResumableLoop:
             yield batch
             self._has_moved = True
             if self._passes.begins_round(open_pass):
-                self._end_of_body()
+                self._end_of_body(open_pass)
             if self._is_through():
                 return
 
@@ -268,11 +268,17 @@ class ResumableLoop:
             self.save("best")
         return is_best
 
-    def _end_of_body(self) -> None:
-        """Save if that is due and no gradients are held, and leave if that was agreed on."""
+    def _end_of_body(self, asked: LoopLoader | None = None) -> None:
+        """Save if that is due and no gradients are held, and leave if that was agreed on.
+
+        Args:
+            asked: the loader that is asked for its next batch now; ``None`` where none is.
+        """
         if self._is_through() and self._run.last_commit != self.global_step:
             self._due = True
         if self._due and not (self._is_accumulating or self._framework.is_accumulating()):
+            if asked is not None and not self._is_through():
+                asked.fetch_ahead()
             self._save()
             if self._session.stopping:
                 self._run.leave(self.global_step, self._fraction())
