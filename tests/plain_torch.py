@@ -23,6 +23,7 @@ from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.ranks import current_ranks
@@ -111,6 +112,9 @@ class PlainTorch(LoopFramework):
             self.optimizer.zero_grad()
             self._held = 0
         return loss
+
+    def trained(self) -> Trained:
+        return Trained([self.optimizer], [self.model])
 
     def state_dict(self) -> dict[str, Any]:
         return self.model.state_dict()
@@ -293,7 +297,15 @@ class Launch:
         return Ahead(shuffled) if kind == "ahead" else shuffled
 
     def __call__(self) -> Launch:
-        script = {"zip": self._zip, "two": self._two, "followed": self._followed}.get(self.options.get("script", ""))
+        scripts = {
+            "zip": self._zip,
+            "two": self._two,
+            "followed": self._followed,
+            "anew": self._anew,
+            "in turn": self._in_turn,
+            "twice": self._twice,
+        }
+        script = scripts.get(self.options.get("script", ""))
         data = self.loader()
         with self.loop:
             (script or self._plain)(data)
@@ -321,6 +333,31 @@ class Launch:
         for _ in self._epochs():
             for batch in itertools.chain(self.loop.batches(data), self.loop.batches(other)):
                 self._step(batch)
+
+    def _anew(self, data: Any) -> None:
+        """Make a loader in each epoch, of more data each time, as a curriculum does."""
+        for epoch in self._epochs():
+            generator = torch.Generator().manual_seed(epoch)
+            for batch in self.loop.batches(DataLoader(range(20 + 4 * epoch), 4, shuffle=True, generator=generator)):
+                self._step(batch)
+
+    def _in_turn(self, data: Any) -> None:
+        """Use loaders in turn, each with a generator of its own that goes on from pass to pass."""
+        seeded = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
+        loaders = [
+            DataLoader(range(n), 4, shuffle=True, generator=each) for n, each in zip((22, 14), seeded, strict=True)
+        ]
+        for epoch in self._epochs():
+            for batch in self.loop.batches(loaders[epoch % 2]):
+                self._step(batch)
+
+    def _twice(self, data: Any) -> None:
+        """Use a loader twice in an epoch, with another between."""
+        other = DataLoader(range(10), 5, shuffle=True, generator=torch.Generator().manual_seed(1))
+        for _ in self._epochs():
+            for each in (data, other, data):
+                for batch in self.loop.batches(each):
+                    self._step(batch)
 
     def _followed(self, data: Any) -> None:
         """Iterate over the loader itself, as a loop does that cannot be wrapped."""

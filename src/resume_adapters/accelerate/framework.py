@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from resume_adapters.accelerate.strategy import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
@@ -26,6 +27,7 @@ from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
+from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.integrations.trackers.runs import Trackers
 
 
@@ -72,8 +74,39 @@ class AccelerateFramework(LoopFramework):
         self._named: tuple[int, str] | None = None
         self._source: Source | None = None
         self.invariants = self._strategy.invariants
+        self._prepared = self._count_prepared()
 
     # ---- Steps
+
+    def trained(self) -> Trained:
+        """Return what was prepared or registered."""
+        strategy = self._strategy
+        optimizers = [each for outer in strategy.optimizers for each in _with_inner(outer)]
+        modules = [each for each in [*strategy.models, *self.registered] if hasattr(each, "parameters")]
+        partitioned = self.accelerator.distributed_type == DistributedType.DEEPSPEED
+        return Trained([*optimizers, *self.registered], modules, are_partitioned=partitioned)
+
+    def require_complete(self) -> None:
+        """Refuse models, optimizers and schedulers that were prepared after ``register_for_resume``. Loaders may be.
+
+        Raises:
+            UnsupportedSetting: there are some.
+        """
+        self._loaders.begin_loop()
+        late = {kind: count - self._prepared[kind] for kind, count in self._count_prepared().items()}
+        found = ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in late.items() if count)
+        if found:
+            raise UnsupportedSetting(
+                f"register_for_resume was called before accelerator.prepare(): since then {found} came, which the run "
+                "would not count or restore. Call it after:\n\n"
+                "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+                "    run = register_for_resume(accelerator)\n"
+            )
+
+    def _count_prepared(self) -> dict[str, int]:
+        # seam: accelerate 1.15
+        held = {"model": "_models", "optimizer": "_optimizers", "scheduler": "_schedulers"}
+        return {kind: len(getattr(self.accelerator, name)) for kind, name in held.items()}
 
     def is_accumulating(self) -> bool:
         """Return whether Accelerate is accumulating gradients."""
@@ -224,11 +257,14 @@ class AccelerateFramework(LoopFramework):
         """Return an entry for each part that Accelerate saves."""
         strategy = self._strategy
         found = [
-            PartEntry("model", "framework", f"{len(strategy.models)} prepared, by save_state"),
-            PartEntry("optimizer", "framework", f"{len(strategy.optimizers)} prepared, by save_state"),
+            PartEntry(kind, "framework", f"{len(prepared)} prepared, by save_state")
+            for kind, prepared in (
+                ("model", strategy.models),
+                ("optimizer", strategy.optimizers),
+                ("scheduler", strategy.schedulers),
+            )
+            if prepared
         ]
-        if strategy.schedulers:
-            found.append(PartEntry("scheduler", "framework", f"{len(strategy.schedulers)} prepared, by save_state"))
         if strategy.has_lost_buckets():
             found.append(
                 PartEntry(
@@ -243,6 +279,13 @@ class AccelerateFramework(LoopFramework):
 
 _ARGUMENTS = ("mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler")
 """What is given to an ``Accelerator`` and shapes the steps of a training."""
+
+
+def _with_inner(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those that its wrappers hold, one within the other."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "optimizer", None)
 
 
 def _by_class(objects: Iterable[Any]) -> dict[str, Any]:

@@ -50,9 +50,14 @@ class PreparedLoaders:
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
         self._prepared: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
+        self._lasting = 0
         self._first_slices: dict[int, Any] = {}
         self._dispatched: dict[int, tuple[FirstSlice, LoopLoader]] = {}
         self._replaced = contextlib.ExitStack()
+
+    def begin_loop(self) -> None:
+        """Remember which loaders there are: Accelerate keeps every one that is prepared later, in each epoch too."""
+        self._lasting = len(self._prepared)
 
     def track(self, prepared: Any, session: Session) -> LoopLoader:
         """Track the torch loader beneath what ``prepare`` put around it."""
@@ -63,7 +68,7 @@ class PreparedLoaders:
         fetches = fetches_per_batch(session.run.ranks, splits=prepared.split_batches)
         loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True)
         if not prepared._drop_last:  # seam: accelerate 1.15
-            index = _index(self._prepared, prepared)
+            index = min(_index(self._prepared, prepared), self._lasting)
             first = FirstSlice(prepared.slice_fn, tracked)
             first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
             self._replaced.enter_context(replaced(prepared, "slice_fn", first))
@@ -86,7 +91,11 @@ class PreparedLoaders:
             return None
 
     def states(self) -> list[PreparedLoaderState]:
-        """Return the counts of each loader, and the random state that it draws from."""
+        """Return the counts of each loader, and the random state that it draws from.
+
+        Of those that were prepared within the loop, only the last.
+        """
+        lasting, late = self._prepared[: self._lasting], self._prepared[self._lasting :]
         return [
             PreparedLoaderState(
                 iteration=getattr(each, "iteration", None),
@@ -94,13 +103,13 @@ class PreparedLoaders:
                 running=_has_running_workers(_base(each)),
                 first=self._first_slice(index),
             )
-            for index, each in enumerate(self._prepared)
+            for index, each in enumerate([*lasting, *late[-1:]])
         ]
 
     def restore(self, saved: Sequence[PreparedLoaderState]) -> None:
         """Restore what :meth:`states` returned."""
         self._first_slices = {index: state.first for index, state in enumerate(saved)}
-        for loader, state in zip(self._prepared, saved, strict=False):
+        for loader, state in zip(self._prepared[: self._lasting], saved, strict=False):
             if state.iteration is not None:
                 loader.iteration = state.iteration
             if state.running:

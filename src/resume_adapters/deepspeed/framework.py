@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
@@ -58,6 +59,10 @@ class DeepSpeedFramework(LoopFramework):
         self._batches = None if loader is None else len(loader)
 
     # ---- Steps
+
+    def trained(self) -> Trained:
+        """Return the engine's optimizer, and its model."""
+        return Trained([self.engine.basic_optimizer, self.engine.optimizer], [self.engine.module], are_partitioned=True)
 
     def is_accumulating(self) -> bool:
         """Return whether the engine is accumulating gradients."""

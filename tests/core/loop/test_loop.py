@@ -40,6 +40,9 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "an elastic sampler": {"data": "elastic"},
     "loaders together": {"script": "zip"},
     "loaders one after the other": {"script": "two"},
+    "a loader made in each epoch": {"script": "anew", "save_every": 2},
+    "loaders in turn": {"script": "in turn", "save_every": 2, "epochs": 5},
+    "a loader used twice": {"script": "twice", "save_every": 3},
     "spread state": {"spread": lambda framework: {"weights": framework.state_dict()}},
 }
 
@@ -87,6 +90,24 @@ def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: P
     last = require_same(tmp_path, deaths, script="two", epochs=None, max_steps=11)
     assert last.loop.global_step == 11
     assert [len(line[2]) for line in last.trace[-3:]] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"script": "anew"}, {"script": "in turn"}, {"script": "in turn", "sizes": (22, 22)}, {"script": "twice"}],
+    ids=str,
+)
+@pytest.mark.parametrize("deaths", [[8], [14, 6]], ids=str)
+def test_saved_between_two_passes_each_loader_goes_on_as_it_was(
+    tmp_path: Path, options: dict[str, Any], deaths: list[int]
+) -> None:
+    require_same(tmp_path, deaths, save_every=100, epochs=5, each_epoch=True, **options)
+
+
+def test_loaders_that_are_made_in_each_epoch_are_not_kept(tmp_path: Path) -> None:
+    Launch(tmp_path, script="anew", epochs=6)()
+    state = json.loads((tmp_path / "latest" / "resume" / "rank-00000.json").read_text())
+    assert json.dumps(state).count("made_in_loop") == 1
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

@@ -10,6 +10,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
@@ -66,6 +67,18 @@ class LoopFramework(abc.ABC):
         return {"gradient_accumulation_steps": self.accumulation}
 
     # ---- Steps and data
+
+    @abc.abstractmethod
+    def trained(self) -> Trained:
+        """Return what is trained, as far as the framework saves it."""
+
+    def require_complete(self) -> None:
+        """Refuse to begin where what is trained was given to the framework too late to be saved.
+
+        Raises:
+            UnsupportedSetting: it was.
+        """
+        return
 
     @abc.abstractmethod
     def track(self, loader: Any, session: Session) -> LoopLoader:

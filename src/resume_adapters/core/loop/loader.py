@@ -23,9 +23,15 @@ class PassState(LoaderState):
 
     Attributes:
         number: the number of its pass within the epoch; ``None`` between two passes.
+        numbers: the numbers of its passes in the last epoch that used it; ``None`` in a checkpoint of an older version.
+        is_reused: it had more than one pass.
+        made_in_loop: it did not exist yet when the loop began.
     """
 
     number: int | None
+    numbers: list[int] | None = None
+    is_reused: bool = True
+    made_in_loop: bool = False
 
 
 class LoopLoader:
@@ -42,6 +48,9 @@ class LoopLoader:
     Attributes:
         consumed: batches of the loop that are done in this pass.
         number: the number of the open pass within the epoch; ``None`` between two passes.
+        numbers: the numbers of its passes in the last epoch that used it.
+        is_reused: it had more than one pass.
+        is_paired: it is in the place of a loader of the launch before, or has begun a pass that none of them had.
     """
 
     def __init__(
@@ -59,16 +68,23 @@ class LoopLoader:
         self.fetches_per_batch = fetches_per_batch
         self.consumed = 0
         self.number: int | None = None
+        self.numbers: list[int] = []
+        self.is_reused = self.is_paired = False
+        self._epoch: int | None = None
         self._restored: PassState | None = None
         self._passes = tracked.passes
         self._looks_ahead = looks_ahead
         self._batches: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
 
-    def begin(self, number: int) -> None:
-        """Begin pass ``number`` of the epoch, or continue it where a checkpoint left it."""
+    def begin(self, number: int, epoch: int) -> None:
+        """Begin pass ``number`` of an epoch of this launch, or continue it where a checkpoint left it."""
+        self.is_paired = True
         if not self.continues(number):
             self._restored = None
+            self.is_reused = bool(self.numbers)
+            self.numbers = [*(self.numbers if epoch == self._epoch else []), number]
+        self._epoch = epoch
         self.consumed = self._restored.consumed if self._restored else 0
         self.number = number
 
@@ -123,8 +139,13 @@ class LoopLoader:
         """Open a pass again that the script has left early."""
         self.number = number
 
-    def state(self, loaders: LoaderRestorer) -> PassState:
-        """Return where the loader is; the count of what the framework wraps around it is the framework's."""
+    def state(self, loaders: LoaderRestorer, *, made_in_loop: bool = False) -> PassState:
+        """Return where the loader is; the count of what the framework wraps around it is the framework's.
+
+        Args:
+            loaders: restores the torch loader beneath.
+            made_in_loop: it did not exist yet when the loop began.
+        """
         if self._restored is not None:  # restored, and not yet begun
             return self._restored
         if self.number is None:
@@ -132,7 +153,16 @@ class LoopLoader:
         else:
             position = self.tracked.position(min(self.consumed * self.fetches_per_batch, self.tracked.fetched))
         known = loaders.state(position, self.consumed, self.global_batch)
-        return PassState(known.position, known.consumed, known.global_batch, known.samples, self.number)
+        return PassState(
+            known.position,
+            known.consumed,
+            known.global_batch,
+            known.samples,
+            number=self.number,
+            numbers=self.numbers,
+            is_reused=self.is_reused,
+            made_in_loop=made_in_loop,
+        )
 
     def restore(
         self,
@@ -154,6 +184,8 @@ class LoopLoader:
         Raises:
             StateMismatch: it has a different dataset, batch size or number of workers.
         """
+        self.is_paired, self._epoch = True, 0
+        self.numbers, self.is_reused = state.numbers or [], state.is_reused
         if state.position is None:
             self.tracked.skip(state.consumed * self.fetches_per_batch)
             self._restored = state

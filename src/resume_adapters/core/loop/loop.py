@@ -16,6 +16,7 @@ from typing import Any
 
 from resume_adapters.core.loop.checkpointing import LoopCheckpointing, LoopRankState
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.guard import LoopGuard
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
@@ -56,6 +57,8 @@ class ResumableLoop:
         self._checkpointing = LoopCheckpointing(framework, self._session)
         self._passes = self._checkpointing.passes
         self._metrics = self._checkpointing.metrics
+        self._guard = LoopGuard(framework.trained, framework.registers, options.parts, self._passes.has)
+        run.undo_at_close(self._guard.close)
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
@@ -83,6 +86,7 @@ class ResumableLoop:
         """
         if self._resumed is None:
             try:
+                self._framework.require_complete()
                 self._resumed = self._checkpointing.restore()
             except BaseException as error:
                 self._session.log_refusal(error)
@@ -90,6 +94,8 @@ class ResumableLoop:
                 raise
             self.epoch, self.global_step = self._resumed.epoch, self._resumed.step
             self._session.begin_observing()
+            self._guard.begin()
+            self._passes.begin_loop()
         if loader is not None:
             self._passes.track_external(loader)
         return self._resumed
@@ -118,6 +124,7 @@ class ResumableLoop:
         if self._over:
             log_finished(self.global_step)
         else:
+            self._passes.begin_loop()
             try:
                 yield from self._epochs(count)
             except GeneratorExit:
@@ -128,6 +135,7 @@ class ResumableLoop:
     def _epochs(self, count: int | None) -> Iterator[int]:
         while count is None or self.epoch < count:
             yield self.epoch
+            self._guard.require_counted()
             self._has_moved = True
             if self._is_through():
                 break
@@ -193,6 +201,7 @@ class ResumableLoop:
             yield batch
             self._has_moved = True
             if self._passes.begins_round(open_pass):
+                self._guard.end_body()
                 self._end_of_body(open_pass)
             if self._is_through():
                 return
@@ -207,6 +216,7 @@ class ResumableLoop:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
             metrics: the metrics of a checkpoint of this step in its manifest; retention can choose by them.
         """
+        self._guard.count()
         if self._passes.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
@@ -299,6 +309,7 @@ class ResumableLoop:
         """
         if self._closed or self._resumed is None:
             return
+        self._guard.require_counted()
         self._closed = True
         self._session.begin_ending()
         if self._has_moved or self._run.last_commit != self.global_step:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.state.census import Subjects
 
 
@@ -41,8 +41,7 @@ def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str,
     """
     from torch.optim.lr_scheduler import LRScheduler
 
-    # An object refers to its class: asked this way, the collector looks through all objects in C.
-    found = [each for each in gc.get_referrers(*_subclasses(LRScheduler)) if issubclass(type(each), LRScheduler)]
+    found = instances(LRScheduler)
     inner = {id(child) for each in found for child in getattr(each, "_schedulers", ())}
     known = {id(each) for each in captured}
     numbers = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
@@ -52,7 +51,3 @@ def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str,
         if number is not None and id(each) not in inner | known:
             named.setdefault(f"{type(each).__name__} of optimizer {number}", []).append(each)
     return {name: alike[0] for name, alike in named.items() if len(alike) == 1}
-
-
-def _subclasses(kind: Any) -> set[Any]:
-    return {kind}.union(*map(_subclasses, kind.__subclasses__()))

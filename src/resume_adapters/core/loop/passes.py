@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
+from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.loader import LoopLoader, PassState
+from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting
+
+_SEED = 8
+"""Bytes of the state of a generator that are the seed with which it began."""
 
 
 class EpochPasses:
@@ -28,13 +35,31 @@ class EpochPasses:
         self.begun = 0
         self._framework = framework
         self._session = session
+        self._epoch = 0
         self._loaders: list[LoopLoader] = []
         self._open: list[LoopLoader] = []
         self._left: list[tuple[LoopLoader, int | None]] = []
         self._external: LoopLoader | None = None
         self._saved: Sequence[PassState] = ()
+        self._paired: set[int] = set()
         self._saved_begun = 0
         self._saved_epoch = 0
+        self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin_loop(self) -> None:
+        """Remember which loaders there are: one that is made within the loop may be made again for each pass."""
+        from torch.utils.data import DataLoader
+
+        self._existing = weakref.WeakSet(instances(DataLoader))
+
+    def _made_in_loop(self, loader: LoopLoader) -> bool:
+        from torch.utils.data import DataLoader
+
+        return issubclass(type(loader.prepared), DataLoader) and loader.prepared not in self._existing
+
+    def has(self, loader: Any) -> bool:
+        """Return whether a loader was given to the loop: as the script has it, or the torch loader beneath."""
+        return any(loader is each.prepared or loader is each.tracked.loader for each in self._loaders)
 
     # ---- One pass
 
@@ -44,12 +69,16 @@ class EpochPasses:
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        loader = self._loader(prepared)
         number, self.begun = self.begun, self.begun + 1
+        loader = self._loader(prepared, number)
         if number < self._saved_begun and not loader.continues(number):
             return None
         self._left = []
-        loader.begin(number)
+        if not loader.is_paired and self._made_in_loop(loader):
+            self._forget_former(number)
+        loader.begin(number, self._epoch)
+        self._loaders.remove(loader)
+        self._loaders.append(loader)  # the one that was used last is the last
         self._open.append(loader)
         return loader
 
@@ -90,7 +119,9 @@ class EpochPasses:
     def end_epoch(self) -> None:
         """Begin to number the passes of the next epoch."""
         self.begun = self._saved_begun = 0
+        self._epoch += 1
         self._open, self._left = [], []
+        self._paired |= {index for index, state in enumerate(self._saved) if state.number is not None}
 
     @property
     def are_open(self) -> bool:
@@ -111,7 +142,7 @@ class EpochPasses:
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        self._external = self._loader(prepared)
+        self._external = self._loader(prepared, 0)
         if self._session.trace is not None:
             self._external.tracked.keep_digests()
         if self._external.at_end:
@@ -131,8 +162,9 @@ class EpochPasses:
 
     def states(self) -> list[PassState]:
         """Return where each loader is, with those that this launch has not come to yet."""
-        unseen = self._saved[len(self._loaders) :]
-        return [*(loader.state(self._session.loaders) for loader in self._loaders), *unseen]
+        unseen = [state for index, state in enumerate(self._saved) if index not in self._paired]
+        loaders = self._session.loaders
+        return [*unseen, *(each.state(loaders, made_in_loop=self._made_in_loop(each)) for each in self._loaders)]
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.
@@ -163,15 +195,60 @@ class EpochPasses:
             found += self._session.missing_generators(places)
         return found
 
-    def _loader(self, prepared: Any) -> LoopLoader:
-        for known in self._loaders:
-            if known.prepared is prepared:
-                return known
-        loader = self._framework.track(prepared, self._session)
-        if len(self._loaders) < len(self._saved):
-            self._restore(loader, len(self._loaders))
-        self._loaders.append(loader)
+    # ---- Which saved loader is which
+
+    def _loader(self, prepared: Any, number: int) -> LoopLoader:
+        loader = next((known for known in self._loaders if known.prepared is prepared), None)
+        if loader is None:
+            loader = self._framework.track(prepared, self._session)
+            self._loaders.append(loader)
+        index = None if loader.is_paired else self._match(loader, number)
+        if index is not None:
+            self._paired.add(index)
+            self._restore(loader, index)
         return loader
+
+    def _match(self, loader: LoopLoader, number: int) -> int | None:
+        """Return which saved state a loader continues that begins pass ``number``; ``None`` where it is a new one.
+
+        Within the epoch that was interrupted, the pass says it. Elsewhere it is the loader that was used for such a
+        pass and has waited longest, unless the script makes its loaders anew.
+        """
+        made_in_loop = self._made_in_loop(loader)
+        left = [(index, each) for index, each in enumerate(self._saved) if index not in self._paired]
+        for index, each in left:
+            if each.number == number:
+                return index
+        for index, each in left:
+            if each.numbers is None:  # of a version that paired by the order of first use
+                return index
+            is_same_kind = each.made_in_loop == made_in_loop and (each.is_reused or not made_in_loop)
+            if each.number is not None and number in each.numbers:
+                return index
+            if number in each.numbers and is_same_kind and not self._is_of_another(each, loader):
+                return index
+        return None
+
+    def _is_of_another(self, saved: PassState, loader: LoopLoader) -> bool:
+        """Return whether another loader, which this launch has not come to yet, fits a saved state better."""
+        if saved.position is None:
+            return False
+        own = (loader.prepared, loader.tracked.loader)
+        others = [each for each in self._existing if not self.has(each) and all(each is not mine for mine in own)]
+        return any(_fit(each, saved.position) > _fit(loader.tracked.loader, saved.position) for each in others)
+
+    def _forget_former(self, number: int) -> None:
+        """Forget loaders that were made within the loop for one such pass: another one is made for each."""
+        self._loaders = [
+            each
+            for each in self._loaders
+            if each.number is not None or each.is_reused or number not in each.numbers or not self._made_in_loop(each)
+        ]
+        self._paired |= {
+            index
+            for index, each in enumerate(self._saved)
+            if each.made_in_loop and not each.is_reused and each.number is None and number in (each.numbers or [])
+        }
 
     def _restore(self, loader: LoopLoader, index: int) -> None:
         session = self._session
@@ -187,3 +264,11 @@ class EpochPasses:
         begun = session.rescale.take_begun()
         if begun:
             self._framework.skip_micro_batches(begun)
+
+
+def _fit(loader: Any, position: LoaderPosition) -> tuple[bool, bool]:
+    """Return whether a loader has the shape of one that was saved, and generators with the same seeds."""
+    shape = (loader.num_workers, batch_size(loader), length_of(loader.dataset))
+    seeds = {path: state[:_SEED].tolist() for path, state in LoaderRandomState(loader).generators().items()}
+    saved = {path: state[:_SEED].tolist() for path, state in position.generators.items()}
+    return shape == (position.workers, position.batch_size, position.length), seeds == saved
