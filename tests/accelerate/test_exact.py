@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
         "set_epoch": True,
     },
     "stateful-workers": {**STATEFUL, **WORKERS, "augment": True},
+    "stateful-seedable-workers": {
+        "loader": {"use_stateful_dataloader": True, "use_seedable_sampler": True},
+        **WORKERS,
+        "augment": True,
+    },
     "stream": {"stream": True, "augment": True},
     "stream-workers": {"stream": True, "augment": True, **WORKERS},
     "odd-epochs": {"samples": 90, "accumulate": 3, "save_every": 3},

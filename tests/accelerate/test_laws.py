@@ -28,7 +28,7 @@ RUN = "project/checkpoints"
         ({"augment": True, "workers": 2, "evaluate": True, "ema": True}, 1),
         ({"naming": True, "save_every": None, "registered": [0, 1], "second": True}, 1),
         ({"loader": {"use_stateful_dataloader": True}, "augment": True}, 1),
-        ({"loader": {"use_stateful_dataloader": True}, "workers": 2}, 1),
+        ({"loader": {"use_stateful_dataloader": True, "use_seedable_sampler": True}, "workers": 2}, 1),
         ({"augment": True, "samples": 100, "loader": {"dispatch_batches": True}}, 2),
     ],
     ids=["workers", "naming", "stateful", "stateful-workers", "two-ranks"],

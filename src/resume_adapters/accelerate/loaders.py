@@ -15,6 +15,7 @@ from accelerate.utils import send_to_device
 from resume_adapters.accelerate import compat
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
 from resume_adapters.core.dataloader.instrument import are_kept
+from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
@@ -149,13 +150,19 @@ def _has_running_workers(loader: Any) -> bool:
     return are_kept(loader)
 
 
+def _samplers(loader: Any) -> list[tuple[Any, Any]]:
+    """Return the samplers of a loader that ``prepare`` may replace, each after the one that holds it."""
+    holders: list[Any] = [loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "batch_sampler", None)]
+    return [(holder, holder.sampler) for holder in holders if hasattr(holder, "sampler")]
+
+
 def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(native)
     def init(self: Any, dataset: Any, use_stateful_dataloader: bool = False, *args: Any, **kwargs: Any) -> None:
         moment = LoaderRandomState(SimpleNamespace(**kwargs)).capture() if use_stateful_dataloader else None
         native(self, dataset, use_stateful_dataloader, *args, **kwargs)
         if moment is not None:
-            self.base_dataloader.resume_made = moment
+            self.base_dataloader.resume_made = AlreadyMade(moment, _samplers(self.base_dataloader))
 
     return init
 

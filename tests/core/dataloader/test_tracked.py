@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
 from resume_adapters.core.dataloader.instrument import WorkerInit, are_kept
+from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
@@ -531,13 +532,42 @@ def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> 
     for kept in (True, False):
         made, random_state = make()
         if kept:
-            made.resume_made = random_state
+            made.resume_made = AlreadyMade(random_state, [])
         track(made)
         torch.manual_seed(5)
         before = torch.get_rng_state()
         passing = iter(made)
         assert torch.equal(torch.get_rng_state(), before) == kept
         assert ([batch.tolist() for batch in passing] == expected) == kept
+
+
+def test_a_first_pass_that_was_begun_keeps_the_sampler_that_was_replaced_since() -> None:
+    """With workers, which fetch at once; Accelerate then gives the loader its seedable sampler. So does its resume."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        torch.manual_seed(4)
+        made = stateful.StatefulDataLoader(range(SAMPLES), BATCH, shuffle=True, num_workers=1)
+        random_state = LoaderRandomState(made).capture()
+        made.state_dict()
+        samplers = [(made.batch_sampler, made.batch_sampler.sampler)]
+        made.batch_sampler.sampler = torch.utils.data.SequentialSampler(range(SAMPLES))
+        return made, AlreadyMade(random_state, samplers)
+
+    bare, _ = make()
+    expected = [[batch.tolist() for batch in bare] for _ in range(2)]
+    assert expected[0] != expected[1] == [list(range(SAMPLES))[at : at + BATCH] for at in range(0, SAMPLES, BATCH)]
+    made, made.resume_made = make()
+    tracked = track(made)
+    batches = iter(made)
+    first = [next(batches).tolist() for _ in range(3)]
+    position = tracked.position(2)
+    again, again.resume_made = make()
+    track(again).restore(position)
+    for rest, seen in ((batches, expected[0][:3]), (iter(again), expected[0][:2])):
+        assert seen + [batch.tolist() for batch in rest] == expected[0]
+    assert first == expected[0][:3]
+    assert [batch.tolist() for batch in made] == [batch.tolist() for batch in again] == expected[1]
 
 
 def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:

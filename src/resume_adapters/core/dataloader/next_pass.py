@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,9 +20,11 @@ class AlreadyMade:
 
     Attributes:
         random_state: what :meth:`LoaderRandomState.capture` returned at that moment.
+        samplers: the samplers of that moment, each after the one that held it: another may be there since.
     """
 
     random_state: dict[str, Any]
+    samplers: Sequence[tuple[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,7 @@ class LoaderPosition(Record):
         length: length of the dataset; ``None`` where it has none.
         batch_size: samples in a batch; ``None`` where the loader does not say.
         plain: the batches follow from their indices alone, so that any number of workers yields the same ones.
+        as_made: the pass is one that the loader had begun when it was made, with the samplers that it had then.
     """
 
     ended: bool
@@ -61,6 +62,7 @@ class LoaderPosition(Record):
     length: int | None
     batch_size: int | None
     plain: bool = False
+    as_made: bool = False
 
 
 class Fetch(NamedTuple):

@@ -14,6 +14,7 @@ that the resumed data is the data of the uninterrupted run.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from resume_adapters.core.dataloader.next_pass import (
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState
@@ -107,6 +109,8 @@ class TrackedLoader:
         self.passes = 0
         self._random_state = LoaderRandomState(loader)
         self._log = FetchLog(loader, self._random_state)
+        self._made: AlreadyMade | None = getattr(loader, "resume_made", None)
+        self._is_as_made = False
         self._next_pass: NextPass = self._first_pass()
         self._replay: PrefetchReplay | None = None
         self._changed_seeds: Callable[[], str] = str
@@ -124,14 +128,13 @@ class TrackedLoader:
     def _first_pass(self) -> Fresh | AlreadyMade:
         """Drop the iterator of the first pass if the loader has made it already, so that a tracked one is made.
 
-        A ``StatefulDataLoader`` makes it when its state is first asked for. Made with the random state of that moment,
-        which an adapter may have kept as ``resume_made``, the new iterator yields the batches of the old one.
+        A ``StatefulDataLoader`` makes it when its state is first asked for. An adapter may have kept that moment as
+        ``resume_made``, an :class:`AlreadyMade`: the new iterator then yields the batches of the old one.
         """
         if not getattr(self.loader, "_initial_iter_for_state_dict", False):  # seam: torchdata 0.11
             return Fresh()
         self.loader._iterator, self.loader._initial_iter_for_state_dict = None, False  # seam: torchdata 0.11
-        random_state = getattr(self.loader, "resume_made", None)
-        return Fresh() if random_state is None else AlreadyMade(random_state)
+        return self._made or Fresh()
 
     def attach(
         self,
@@ -189,7 +192,8 @@ class TrackedLoader:
         Args:
             consumed: batches that completed steps have used; at most those fetched.
         """
-        return self._log.position(consumed, self._sampler.began_with() if self._sampler else None)
+        position = self._log.position(consumed, self._sampler.began_with() if self._sampler else None)
+        return replace(position, as_made=self._is_as_made)
 
     def position_between(self) -> LoaderPosition:
         """Return the position between two passes, with the current random state."""
@@ -388,7 +392,7 @@ class TrackedLoader:
         if isinstance(following, Held):
             self._next_pass = following.then
             return iter(())
-        self._next_pass = Fresh()
+        self._next_pass, self._is_as_made = Fresh(), False
         self.passes += 1
         if self._sampler is not None:
             self._sampler.forget()
@@ -405,16 +409,17 @@ class TrackedLoader:
         if isinstance(beginning, AfterEnd):
             return self._begin_with_restored_workers(make)
         if isinstance(beginning, AlreadyMade):
-            return self._begin_as_made(make, beginning.random_state)
+            return self._begin_as_made(make, beginning)
         workers = self._log.workers
         if not workers.are_running:
             workers.restore(self._random_state.capture(), {})
         workers.begin_pass()
         return make()
 
-    def _begin_as_made(self, make: Callable[[], Iterator[Any]], random_state: dict[str, Any]) -> Iterator[Any]:
+    def _begin_as_made(self, make: Callable[[], Iterator[Any]], made: AlreadyMade) -> Iterator[Any]:
         now = self._random_state.capture()
-        self._log.workers.restore(random_state, {})
+        self._log.workers.restore(made.random_state, {})
+        self._is_as_made = True
         inner = self._start_workers(make)
         self._random_state.restore(now)
         return inner
@@ -431,6 +436,7 @@ class TrackedLoader:
 
     def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
         self._replay = PrefetchReplay(position, self._log.generators, self._changed_seeds)
+        self._is_as_made = position.as_made
         self._log.workers.restore(position.spawn or self._random_state.capture(), position.pool)
         self._log.begin(position.start)
         was_sought = self._seek(position)
@@ -459,9 +465,11 @@ class TrackedLoader:
         workers.begin_pass()
         assert workers.spawn is not None
         self._random_state.restore(workers.spawn)
-        if self._worker_init is None:
-            return make()
-        with self._worker_init.restoring(workers.at_start):
+        with contextlib.ExitStack() as stack:
+            for holder, sampler in self._made.samplers if self._made and self._is_as_made else ():
+                stack.enter_context(replaced(holder, "sampler", sampler))
+            if self._worker_init is not None:
+                stack.enter_context(self._worker_init.restoring(workers.at_start))
             return make()
 
     def _next(self, inner: Iterator[Any]) -> Any:
