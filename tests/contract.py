@@ -794,7 +794,8 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
     assert not {kind.__name__: live.get(kind.__name__) for kind in OF_A_RUN if live.get(kind.__name__, 0) > 1}
     journals = list((directory / bench.run_directory).glob("*/.resume/journal.jsonl"))
     events = [json.loads(line)["event"] for file in journals for line in file.read_text().splitlines()]
-    starts = len(trained) + WARM_UP * len(ROUND)
+    started = [line for line in trained if line["cycle"]["ends"] != "refused"]
+    starts = len(started) + WARM_UP * len([cycle for cycle in ROUND if cycle.ends != "refused"])
     assert (events.count("start"), events.count("resume")) == (starts, starts - len(journals))
 
 

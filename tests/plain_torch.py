@@ -29,6 +29,7 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.session import finished
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.options import ResumeOptions
@@ -261,6 +262,7 @@ class Launch:
 
     def __init__(self, directory: Path, die: Callable[[Launch], None] = lambda launch: None, **options: Any) -> None:
         torch.manual_seed(options.get("seed", 7))
+        finished._FINISHED.clear()  # a process of its own would have finished nothing
         self.options = {"epochs": 3, "max_steps": None, "save_every": 4, "accumulation": 1, "batch": 4, **options}
         self.ranks = current_ranks()
         self.framework = PlainTorch(

@@ -59,6 +59,7 @@ class AccelerateFramework(LoopFramework):
     label = f"accelerate {accelerate.__version__}"
     channel = "accelerate"
     registers = "register_for_resume"
+    directory_option = "register_for_resume(accelerator, run_dir=...)"
     rank_state_type = AccelerateRankState
 
     def __init__(self, accelerator: Any, run_directory: Path) -> None:

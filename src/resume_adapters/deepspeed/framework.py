@@ -40,6 +40,7 @@ class DeepSpeedFramework(LoopFramework):
     label = f"deepspeed {deepspeed.__version__}"
     channel = "DeepSpeed"
     registers = "ResumeHooks"
+    directory_option = "ResumeHooks(engine, run_dir)"
     accumulates_across_epochs = True
     rank_state_type = EngineRankState
 

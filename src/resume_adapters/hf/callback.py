@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.options import OptionsCallback, run_directory_override
+from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.hf.session import TrainerSession
 
 
@@ -19,6 +25,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     """Makes ``trainer.train()`` resume, by itself, from the latest valid checkpoint of ``args.output_dir``.
 
     Args:
+        run_dir: where the checkpoints go, and whatever else the trainer writes while it trains; by default
+            ``args.output_dir``. Each training of a process needs a directory of its own.
         resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
         keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
@@ -38,6 +46,33 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
 
     session: TrainerSession | None = None
 
+    def __init__(
+        self,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        resume: str | os.PathLike[str] = "auto",
+        keep: Policy | None = None,
+        stop: StopOn | None = None,
+        save_every: SaveEvery | None = None,
+        mtbf: timedelta | None = None,
+        verify: bool = True,
+        on_batch_change: str = "refuse",
+        on_save_error: OnSaveError = "stop",
+        **parts: Any,
+    ) -> None:
+        self._run_dir = run_dir
+        super().__init__(
+            resume=resume,
+            keep=keep,
+            stop=stop,
+            save_every=save_every,
+            mtbf=mtbf,
+            verify=verify,
+            on_batch_change=on_batch_change,
+            on_save_error=on_save_error,
+            **parts,
+        )
+
     @contextlib.contextmanager
     def training(self, trainer: Any, resume: Any, ignore_keys: list[str] | None) -> Iterator[TrainerSession]:
         """Have a session while a training call lasts; what it patched, started and registered is undone at the end.
@@ -49,12 +84,19 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """
         _move_output(trainer.args)
         named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
-        session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
-        try:
-            yield session
-        finally:
-            self.session = None
-            session.close()
+        with self._output_moved(trainer.args):
+            session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
+            try:
+                yield session
+            finally:
+                self.session = None
+                session.close()
+
+    def _output_moved(self, args: Any) -> contextlib.AbstractContextManager[None]:
+        """Let the trainer write into the run directory that the user named, unless the environment names one."""
+        if self._run_dir is None or run_directory_override() is not None:
+            return contextlib.nullcontext()
+        return replaced(args, "output_dir", os.fspath(self._run_dir))
 
     @property
     def active_run(self) -> ResumableRun | None:

@@ -44,6 +44,7 @@ class TrainerFramework:
     label = f"transformers {transformers.__version__}"
     channel = "transformers"
     registers = "ResumeCallback"
+    directory_option = "TrainingArguments(output_dir=...), or ResumeCallback(run_dir=...)"
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args

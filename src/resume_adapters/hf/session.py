@@ -13,9 +13,10 @@ from transformers.trainer_utils import TrainOutput
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
+from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
@@ -88,6 +89,7 @@ class TrainerSession:
         self.session = Session(run, self.framework, options, TrainerRankState, rescale)
         self.data = TrainingData(trainer, self.session)
         self.evaluation = InterruptibleEvaluation(trainer, self.session, ignore_keys)
+        self._extent = _extent(trainer)
         self.phase = SessionPhase.OPENED
         self.is_over = False
         self.epoch = -1
@@ -112,6 +114,7 @@ class TrainerSession:
 
     def open(self) -> str | None:
         """Choose what to resume from; return the path that the trainer is to load."""
+        self.session.require_continuation(self._extent)
         context = self.session.open()
         if self.session.trace is not None:
             self.framework.observe_grad_norm(self.session.trace.set_grad_norm)
@@ -395,8 +398,8 @@ class TrainerSession:
         """Finish as the trainer does, and set the run's state to finished."""
         output = native()
         live = self.trainer.state
-        self.run.set_state(
-            RunState.FINISHED,
+        self.session.finish(
+            self._extent,
             step=live.global_step,
             epoch=live.epoch,
             horizon=live.max_steps,
@@ -419,14 +422,22 @@ class TrainerSession:
             trainer._load_best_model()  # seam: transformers 4.57 to 5.23, as _finalize_training does
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
         trainer.is_in_train = False
-        self.run.set_state(
-            RunState.FINISHED, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result
+        self.session.finish(
+            self._extent, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result
         )
         return TrainOutput(former.step, former.result["train_loss"], dict(former.result))
 
     def close(self) -> None:
         """Undo what the call patched, started and registered."""
         self.session.close(self.data.close)
+
+
+def _extent(trainer: Any) -> Extent:
+    """Return how far a trainer is asked to train, and on what."""
+    args, trained = trainer.args, [each for each in trainer.model.parameters() if each.requires_grad]
+    epochs, steps = (None, args.max_steps) if args.max_steps > 0 else (args.num_train_epochs, None)
+    content = {"samples in the dataset": length_of(trainer.train_dataset), "trained tensors": len(trained)}
+    return Extent(epochs, steps, content)
 
 
 def _random_state(state: TrainerRankState) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class LightningFramework:
         label: name and version, for the manifests.
         channel: name of the logger whose handlers show what Lightning logs.
         registers: what registers a further part of the state, as a user writes it.
+        directory_option: what sets the run directory, likewise.
         accumulation: batches of the training loop in an optimizer step.
         topology: settings that the order of the data may depend on beside the number of ranks.
         invariants: settings that a resume must find unchanged.
@@ -52,6 +53,7 @@ class LightningFramework:
         self.label = VERSION
         self.channel = pl.__name__
         self.registers = "ResumeCallback"
+        self.directory_option = "ModelCheckpoint(dirpath=...)"
         self.accumulation = int(trainer.accumulate_grad_batches)
         self.topology: Mapping[str, int] = {"accumulate_grad_batches": self.accumulation}
         self.engine = engine.engine_state(trainer.strategy, directory)

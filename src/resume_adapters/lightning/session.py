@@ -15,8 +15,8 @@ from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepUnless
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
@@ -88,6 +88,7 @@ class FitSession:
         Raises:
             ResumeError: as the documentation's table of errors says.
         """
+        self._session.require_continuation(self._extent())
         self._session.open()
         self._prefer_newer_hpc()
         context = self._session.context
@@ -421,9 +422,13 @@ class FitSession:
         self._save_if_needed()
         native()
         self.run.flush()
-        self.run.set_state(
-            RunState.FINISHED, step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
+        self._session.finish(
+            self._extent(), step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
         )
+
+    def _extent(self) -> Extent:
+        epochs, steps = self._trainer.max_epochs, self._trainer.max_steps
+        return Extent(epochs if epochs and epochs > 0 else None, steps if steps > 0 else None)
 
     def _horizon(self) -> int | None:
         """Return the steps after which the run is finished; ``None`` where that is not known before its end."""

@@ -43,6 +43,7 @@ class LoopFramework(abc.ABC):
         label: name and version, for the manifests.
         channel: name of the logger whose handlers show what the framework logs.
         registers: what registers a further part of the state, as a user writes it.
+        directory_option: what sets the run directory, likewise.
         accumulation: batches of the loop in an optimizer step.
         accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
         invariants: settings that a resume must find unchanged, in a user's words.
@@ -54,6 +55,7 @@ class LoopFramework(abc.ABC):
     label: str = ""
     channel: str = ""
     registers: str = ""
+    directory_option: str = ""
     accumulation: int = 1
     accumulates_across_epochs: bool = False
     invariants: Mapping[str, int] = {}

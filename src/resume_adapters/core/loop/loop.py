@@ -20,6 +20,7 @@ from resume_adapters.core.loop.guard import LoopGuard
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
@@ -112,13 +113,19 @@ class ResumableLoop:
             max_steps: optimizer steps of the whole run. After them :meth:`batches` yields no more.
 
         Raises:
-            UnsupportedSetting: neither is given.
+            UnsupportedSetting: neither is given; or this process has finished a training in the same run directory, and
+                no more is asked for.
         """
         if count is None and max_steps is None:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
         self._horizon = (count, max_steps)
         if max_steps is not None:
             self._session.rescale.forbid(GIVEN_IN_STEPS)
+        try:
+            self._session.require_continuation(self._extent)
+        except BaseException:
+            self._session.close()
+            raise
         self.resume()
         self._over = self._was_finished()
         if self._over:
@@ -160,6 +167,10 @@ class ResumableLoop:
             and former.state is RunState.FINISHED
             and (former.step, former.result) == (self.global_step, self._result())
         )
+
+    @property
+    def _extent(self) -> Extent:
+        return Extent(*self._horizon)
 
     def _result(self) -> dict[str, Any]:
         return {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
@@ -316,7 +327,7 @@ class ResumableLoop:
             # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
             self._save()
         self._run.flush()
-        self._run.set_state(RunState.FINISHED, step=self.global_step, epoch=self._fraction(), result=self._result())
+        self._session.finish(self._extent, step=self.global_step, epoch=self._fraction(), result=self._result())
         self._session.close()
 
     def __enter__(self) -> ResumableLoop:

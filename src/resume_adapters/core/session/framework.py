@@ -39,6 +39,7 @@ class Framework(Protocol):
         label: name and version, for the manifests: ``"transformers 5.23.0"``.
         channel: name of the logger whose handlers show what the framework logs.
         registers: what registers a further part of the state, as a user writes it.
+        directory_option: what sets the run directory, likewise.
         accumulation: batches of the training loop in an optimizer step.
         topology: settings that the order of the data may depend on beside the number of ranks, by the name under which
             a user sets them.
@@ -53,6 +54,8 @@ class Framework(Protocol):
     def channel(self) -> str: ...
     @property
     def registers(self) -> str: ...
+    @property
+    def directory_option(self) -> str: ...
     @property
     def accumulation(self) -> int: ...
     @property

@@ -19,6 +19,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext, shard_digests
+from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_parts
@@ -102,6 +103,14 @@ class Session:
         run.undo_at_close(self._undo)
 
     # ---- Resuming
+
+    def require_continuation(self, extent: Extent) -> None:
+        """Refuse another training where this process has finished one; see :mod:`.finished`.
+
+        Args:
+            extent: what is asked for; the same is given to :meth:`finish`.
+        """
+        require_continuation(self.run, extent, self.framework.directory_option)
 
     def open(self) -> RestoreContext | None:
         """Choose what to resume from, and begin; see :meth:`Restorer.choose`."""
@@ -362,6 +371,18 @@ class Session:
             step,
             horizon,
         )
+
+    def finish(self, extent: Extent, *, step: int, epoch: float, **facts: Any) -> None:
+        """Set the run's state to finished. Every rank calls it.
+
+        Args:
+            extent: what was asked for.
+            step: optimizer steps completed.
+            epoch: epochs completed.
+            facts: further fields of the run's status.
+        """
+        self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)
+        mark_finished(self.run, extent, epoch, step)
 
     def fail(self, error: Exception, step: int) -> None:
         """Write why the run failed into its status, if it got as far as owning its directory.
