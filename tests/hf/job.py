@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import os
 import random
 import time
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
 import cycles
 
@@ -355,6 +357,7 @@ DEFAULTS: dict[str, Any] = {
     "scores": None,
     "late": False,
     "resume_from": None,
+    "refuses_full_output": False,
     "callback": {},
     "zero": None,
     "args": {},
@@ -389,12 +392,22 @@ def main() -> None:
     ema = Ema(trained) if CONFIG["ema"] else None
     data = dataset(CONFIG["samples"])
     trainer = new_trainer(trained, arguments, data, ema)
-    result = trainer.train(resume_from_checkpoint=CONFIG["resume_from"])
+    result = trainer.train(resume_from_checkpoint=last_checkpoint() or CONFIG["resume_from"])
     finish(trainer, result, ema)
     if "wandb" in arguments.report_to:
         import wandb
 
         wandb.finish()  # a forked job ends without what W&B registers for the end
+
+
+def last_checkpoint() -> str | None:
+    """Return what the examples of transformers 4 pass to ``train()``, with their check of the output directory."""
+    if not CONFIG["refuses_full_output"]:
+        return None
+    found: str | None = get_last_checkpoint("out")
+    if found is None and len(os.listdir("out")) > 0:
+        raise ValueError("Output directory (out) already exists and is not empty.")
+    return found
 
 
 def training_arguments(**more: Any) -> TrainingArguments:

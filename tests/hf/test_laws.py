@@ -99,6 +99,17 @@ def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any
     contract.resumed_equals_uninterrupted(bench, tmp_path, config, expected)
 
 
+@pytest.mark.parametrize("step", [2, 12])
+def test_a_script_that_refuses_a_full_directory_without_a_checkpoint(
+    step: int, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Killed twice before the first commit, or after it; the script gives ``train()`` the checkpoint that it finds."""
+    config = {**PLAIN, "refuses_full_output": True}
+    kills = [{"event": "on_step_end", "step": step}, {"event": "on_step_end", "step": step + 1}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(PLAIN), kills)
+    assert "checkpoint-0" not in os.listdir(tmp_path / "out")
+
+
 def test_add_callback_resumes_as_well(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**PLAIN, "late": True}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(PLAIN), [KILL])

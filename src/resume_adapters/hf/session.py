@@ -80,6 +80,7 @@ class TrainerSession:
             cadence=cadence,
             on_save_error=options.on_save_error,
             foreign=self.framework.foreign,
+            placeholder="checkpoint-0",
         )
         rescale = Rescale(
             options.on_batch_change,

@@ -39,6 +39,7 @@ from resume_adapters.core.run.step_control import Decision, StepControl
 from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
 from resume_adapters.core.run_directory.room import warn_if_short
@@ -76,6 +77,8 @@ class ResumableRun:
             tries again.
         foreign: recognises checkpoints that the bare framework wrote; none by default.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
+        placeholder: name of an empty checkpoint that stands in the run directory until one is committed; ``None`` where
+            the framework's scripts need none.
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
             ``None`` if all ranks share one.
         clock: returns seconds since 1970.
@@ -98,6 +101,7 @@ class ResumableRun:
         on_save_error: OnSaveError = "stop",
         foreign: ForeignDetector | None = None,
         latest: Pointer = "link",
+        placeholder: str | None = None,
         local_rank: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -132,6 +136,7 @@ class ResumableRun:
         )
         self._save_failures = SaveFailures(self.ranks, on_save_error)
         self._catalog = Catalog(self.storage, self.directory)
+        self._placeholder = Placeholder(self.storage, self.directory, placeholder)
         self.pruner = Pruner(
             self.storage,
             self._catalog,
@@ -140,6 +145,7 @@ class ResumableRun:
             keep=KeepAll() if keep is None else keep,
             fence=self._fence,
             clock=clock,
+            placeholder=self._placeholder,
             observed=None if self.trace is None else self.trace.pruning,
         )
         self.engine: SaveEngine = ThreadSaveEngine(
@@ -187,6 +193,7 @@ class ResumableRun:
             self.foreign,
             self.latest,
             self._catalog,
+            self._placeholder,
             self.local_rank,
         )
         try:

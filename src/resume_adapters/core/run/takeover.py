@@ -21,6 +21,7 @@ from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.base import Pointer, Storage, point_to
@@ -54,6 +55,7 @@ class Takeover:
         foreign: recognises complete checkpoints that this package did not write.
         latest: how ``latest`` names the newest checkpoint.
         catalog: remembers the checkpoints of the run directory.
+        placeholder: stands there until a checkpoint is committed.
         local_rank: this rank on its node, if each node has its own run directory.
 
     Attributes:
@@ -73,6 +75,7 @@ class Takeover:
         foreign: ForeignDetector,
         latest: Pointer,
         catalog: Catalog,
+        placeholder: Placeholder,
         local_rank: int | None = None,
     ) -> None:
         self.storage = storage
@@ -83,6 +86,7 @@ class Takeover:
         self.foreign = foreign
         self.latest = latest
         self.catalog = catalog
+        self.placeholder = placeholder
         self.local_rank = local_rank
         self.storage_group = shared_by_all(ranks)
         self.generation = 0
@@ -137,6 +141,7 @@ class Takeover:
         return self._on_leaders(self.catalog.committed, "list the run directory")
 
     def _prepare(self) -> None:
+        self.placeholder.place(self.foreign, is_scratch=self.resume == "scratch!")
         prepare(self.storage, self.directory)
         self._require_startable()
         fence = self.control.fencing.no_start_from_now()
@@ -145,7 +150,7 @@ class Takeover:
             logger.warning(copy)
         if self.resume == "scratch!":
             for path in candidates(self.storage, self.directory):
-                if is_checkpoint(self.storage, path, self.foreign):
+                if is_checkpoint(self.storage, path, self.foreign) and not self.placeholder.is_at(path):
                     self._set_aside(path, fence)
 
     def _set_aside(self, path: Path, fence: Fence) -> None:
@@ -186,10 +191,23 @@ class Takeover:
             self._require_usable,
             self.catalog,
         )
-        if choice.checkpoint is None and self.resume != "auto":
+        if choice.checkpoint is None and self.resume != "auto" and not self._is_own_pending():
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
+
+    def _is_own_pending(self) -> bool:
+        """Return whether the given path is a checkpoint that this run has begun and not committed.
+
+        A script has found it by its name. Nothing is committed, so the run starts from zero.
+        """
+        path = Path(self.resume)
+
+        def is_pending() -> bool:
+            is_here = self.storage.real_path(path).parent == self.storage.real_path(self.directory)
+            return is_here and state_of(self.storage, path) is CheckpointState.PENDING
+
+        return any(self._on_leaders(is_pending, f"look at {path}").values())
 
     def _is_there(self, subject: str | int) -> bool:
         """Return whether a checkpoint of this name still exists, or one that is committed of this step."""
@@ -259,7 +277,14 @@ class Takeover:
                 self._set_aside(each.path, self._fence)
         self._fence()
         self.control.stop_file.withdraw()  # it was meant for an earlier start
-        restored = sweep(self.storage, self.catalog, self.control.leftovers, self.control.journal, self._fence)
+        restored = sweep(
+            self.storage,
+            self.catalog,
+            self.control.leftovers,
+            self.control.journal,
+            self._fence,
+            self.placeholder.is_at,
+        )
         self._fence()
         wasted = wasted_launches(self.control.journal.history(), resumes_from=step)
         self.control.journal.trim(self._is_there)

@@ -19,6 +19,7 @@ from resume_adapters.core.checkpoint.validity import check_digests, read_manifes
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.leftovers import Leftovers
+from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
@@ -240,6 +241,7 @@ class Pruner:
         keep: the policy.
         fence: raises where a later start owns the run directory.
         clock: returns seconds since 1970.
+        placeholder: is removed after the first commit.
         observed: returns the context in which the checkpoints of a plan are removed, by name and reason.
     """
 
@@ -253,6 +255,7 @@ class Pruner:
         keep: Policy,
         fence: Fence,
         clock: Callable[[], float],
+        placeholder: Placeholder,
         observed: Observed | None = None,
     ) -> None:
         self.directory = catalog.directory
@@ -263,6 +266,8 @@ class Pruner:
         self._leftovers = leftovers
         self.fence = fence
         self._clock = clock
+        self._placeholder = placeholder
+        self._has_committed = False
         self._is_first = True
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
@@ -278,6 +283,9 @@ class Pruner:
             What is kept and what was removed, with reasons; nothing after a commit where all is kept.
         """
         run_on_all_ranks(group.leaders, self.fence, "prune")
+        if just_committed is not None and not self._has_committed:
+            self._placeholder.remove(self._leftovers, self.fence)
+            self._has_committed = True
         if just_committed is not None and not group.is_partial and self._keeps_all(just_committed):
             return Plan({}, {})
         plan = plan_prune(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
@@ -154,7 +154,14 @@ def _moves(storage: Storage, path: Path, target: Path) -> dict[Path, Path]:
     return {name: target if name == path else layout.sidecar_dir(target) for name in layout.root_paths(storage, path)}
 
 
-def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, journal: Journal, fence: Fence) -> dict[Path, Path]:
+def sweep(
+    storage: Storage,
+    catalog: Catalog,
+    leftovers: Leftovers,
+    journal: Journal,
+    fence: Fence,
+    is_placeholder: Callable[[Path], bool] = lambda path: False,
+) -> dict[Path, Path]:
     """Remove the leftovers of crashed saves and prunes, and restore what a crashed second save superseded.
 
     Args:
@@ -163,6 +170,7 @@ def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, journal: Jou
         leftovers: counts what cannot be removed.
         journal: gets the entry of a commit that a crash left out.
         fence: raises where a later start owns the run directory.
+        is_placeholder: returns whether a pending checkpoint stays until one is committed.
 
     Returns:
         The new path of each checkpoint that was restored.
@@ -183,7 +191,7 @@ def sweep(storage: Storage, catalog: Catalog, leftovers: Leftovers, journal: Jou
         if path.name in committed:
             if not catalog.is_published(path):
                 _complete(storage, path, catalog, journal, fence)
-        elif state_of(storage, path) is CheckpointState.PENDING:
+        elif state_of(storage, path) is CheckpointState.PENDING and (committed or not is_placeholder(path)):
             leftovers.add(path, delete(storage, path, fence))
     _remove_temporary_files(storage, directory, fence)
     restored: dict[Path, Path] = {}
