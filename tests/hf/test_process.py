@@ -8,11 +8,31 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import ResumeCallback
+
+
+class Dying(TrainerCallback):
+    """Ends a training after a step as a kill does: nothing is saved."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
 
 
 class Line(torch.nn.Module):
@@ -32,8 +52,8 @@ def samples(count: int = 16) -> list[dict[str, torch.Tensor]]:
     return [{"x": torch.tensor([i / 16]), "y": torch.tensor([i / 8])} for i in range(count)]
 
 
-def arguments(directory: Path, **options: Any) -> TrainingArguments:
-    return TrainingArguments(
+def arguments(directory: Path, kind: type[TrainingArguments] = TrainingArguments, **options: Any) -> TrainingArguments:
+    return kind(
         **{
             "output_dir": str(directory),
             "max_steps": 4,
@@ -43,6 +63,7 @@ def arguments(directory: Path, **options: Any) -> TrainingArguments:
             "use_cpu": True,
             "disable_tqdm": True,
             "dataloader_pin_memory": False,
+            "label_names": ["y"],
             **options,
         }
     )
@@ -104,3 +125,75 @@ def test_each_training_may_have_a_directory_of_its_own(tmp_path: Path) -> None:
         assert shared.output_dir == str(tmp_path / "out")
         assert (tmp_path / f"fold-{fold}" / "checkpoint-4" / "resume" / "manifest.json").is_file()
     assert not list((tmp_path / "out").iterdir())
+
+
+# ---- Evaluations
+
+
+def untimed(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = ("runtime", "per_second")
+    return [{name: value for name, value in each.items() if not any(word in name for word in timed)} for each in log]
+
+
+def interrupted(make: Any, directory: Path, *steps: int) -> Trainer:
+    """Train in several launches, each but the last of which dies after a step; return the last one's trainer."""
+    for step in steps:
+        launch = make(directory)
+        launch.add_callback(Dying(step))
+        with pytest.raises(KeyboardInterrupt):
+            launch.train()
+    last: Trainer = make(directory)
+    last.train()
+    return last
+
+
+def test_an_evaluation_on_start_is_not_done_again(tmp_path: Path) -> None:
+    """Neither the log nor the patience of early stopping has a second one."""
+
+    def make(directory: Path) -> Trainer:
+        options = {"eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.0, "metric_for_best_model": "loss"}
+        made = trainer(directory, max_steps=8, eval_on_start=True, greater_is_better=False, **options)
+        made.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+        return made
+
+    undisturbed = make(tmp_path / "a")
+    undisturbed.train()
+    resumed = interrupted(make, tmp_path / "b", 3, 5)
+    assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)
+    assert [each["step"] for each in resumed.state.log_history if "eval_loss" in each] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(("on_start", "died"), [(False, 7), (True, 5)])
+def test_generation_is_configured_as_it_was(on_start: bool, died: int, tmp_path: Path) -> None:
+    """The first generation changes the model's ``generation_config``; it comes after two saves, or before the first."""
+    words = [torch.randint(2, 32, (6,), generator=torch.Generator().manual_seed(i)) for i in range(16)]
+    data = [{"input_ids": each, "labels": each[:5]} for each in words]
+
+    def make(directory: Path) -> Trainer:
+        torch.manual_seed(0)
+        size = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        model = T5ForConditionalGeneration(T5Config(**size, decoder_start_token_id=0))
+        args = arguments(
+            directory,
+            Seq2SeqTrainingArguments,
+            max_steps=12,
+            learning_rate=1e-2,
+            eval_on_start=on_start,
+            eval_strategy="steps",
+            eval_steps=6,
+            predict_with_generate=True,
+            label_names=None,
+        )
+        return Seq2SeqTrainer(
+            model=model,
+            args=args,
+            train_dataset=data,
+            eval_dataset=data[:8],
+            compute_metrics=lambda found: {"sum": int(abs(found.predictions).sum()), "to": found.predictions.shape[1]},
+            callbacks=[ResumeCallback()],
+        )
+
+    undisturbed = make(tmp_path / "a")
+    undisturbed.train()
+    resumed = interrupted(make, tmp_path / "b", died)
+    assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)

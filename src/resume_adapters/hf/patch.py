@@ -83,7 +83,8 @@ class ResumingTrainer:
         self._resume_session.log_evaluate_save(native, self._save_now)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 4.57 to 5.23
-        return self._resume_session.evaluation.evaluate(functools.partial(super()._evaluate, *args, **kwargs))  # type: ignore[misc]
+        native = functools.partial(super()._evaluate, *args, **kwargs)  # type: ignore[misc]
+        return self._resume_session.evaluate(native, at_start=kwargs.get("skip_scheduler", False))
 
     def _save_now(self) -> None:
         trainer: Any = self

@@ -287,6 +287,19 @@ class TrainerSession:
         if self.session.stopping:
             self.run.leave(live.global_step, live.epoch)
 
+    def evaluate(self, native: Callable[[], dict[str, float]], *, at_start: bool) -> dict[str, float]:
+        """Evaluate; before the first step (``eval_on_start``), only where nothing is resumed: it was done then.
+
+        Args:
+            native: the trainer's own way.
+            at_start: no step was done in this call.
+        """
+        if at_start and self.context is not None:
+            return {}
+        if at_start:
+            self.session.begin_observing()  # generation changes the model's generation_config, for one
+        return self.evaluation.evaluate(native)
+
     def evaluate_again(self) -> bool:
         """Do the evaluation that the checkpoint says is due, before the first step.
 

@@ -300,6 +300,20 @@ def test_what_stops_being_data_or_is_gone_is_named_and_no_longer_captured() -> N
     assert [entry.note.partition(",")[0] for entry in state.entries()] == ["trainer.window", "trainer.count"]
 
 
+def test_what_the_first_evaluation_changes_is_captured_however_late_it_is() -> None:
+    trainer = Trainer()
+    state = observing(trainer)
+    for _ in range(2):
+        state.before_save(is_last=False)
+    state.release()
+    for count in (1, 2):
+        state.hold()
+        trainer.count = count
+        state.release()
+        state.before_save(is_last=False)
+        assert [(str(each.path), each.value) for each in state.capture()] == [("trainer.count", count)]
+
+
 def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
     trainer, data = Trainer(), Trainer()
     state = ObservedState(

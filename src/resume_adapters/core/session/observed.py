@@ -1,8 +1,8 @@
 """State that nobody has declared: found by comparing what hangs on the objects of a training, before and after.
 
-A census is taken before the first step and before the first two saves of a launch, and before the save of a stop. What
-differs, is data and belongs to nobody is captured from then on at each save, and restored before the first step. What
-differs and is not data is named. Between saves, nothing is done.
+A census is taken before the first step, before the first two saves of a launch, after its first evaluation, and before
+the save of a stop. What differs, is data and belongs to nobody is captured from then on at each save, and restored
+before the first step. What differs and is not data is named. Between saves, nothing is done.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class ObservedState:
         self._roots: Mapping[str, Any] = {}
         self._start = Census()
         self._censuses = 0
+        self._has_evaluated = False
         self._observed: dict[Path, _Observed] = {}
         self._missing: dict[Path, PartEntry] = {}
         self._said: set[PartEntry] = set()
@@ -184,8 +185,14 @@ class ObservedState:
             self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
     def release(self) -> None:
-        """Let :meth:`capture` return the state of the moment again."""
-        self._held = None
+        """Let :meth:`capture` return the state of the moment again: the evaluation is over.
+
+        What the first one of a launch has changed is found: it may come after the saves that are looked at.
+        """
+        held, self._held = self._held, None
+        if held is not None and not self._has_evaluated:
+            self._has_evaluated = True
+            self._compare()
 
     def _compare(self) -> None:
         subjects = self._subjects()
