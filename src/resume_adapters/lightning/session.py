@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepUnless
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
