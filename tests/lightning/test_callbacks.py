@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, Stochasti
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.nn.utils import prune
 
+from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 
@@ -61,6 +62,7 @@ class Parser:
 def test_the_config_of_a_command_line_is_written_again_by_a_launch_that_resumes(tmp_path: Path) -> None:
     """LightningCLI refuses a directory that has one, and without a logger it is the same in each launch."""
     for config in ("first", "second"):
+        finished._FINISHED.clear()  # each is a process of its own
         writer = cli.SaveConfigCallback(Parser(), config)
         trainer_of(tmp_path, ResumeCallback(), writer).fit(BoringModel())
         assert (tmp_path / "config.yaml").read_text() == config and writer.overwrite is False
