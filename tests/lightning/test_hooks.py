@@ -15,6 +15,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MeanMetric
+from torchmetrics.wrappers import MinMaxMetric, Running
 
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
@@ -162,7 +164,7 @@ class Rows(Logger):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows: list[tuple[str, int | None]] = []
+        self.rows: list[tuple[str, int | None, float]] = []
 
     @property
     def name(self) -> str:
@@ -173,7 +175,7 @@ class Rows(Logger):
         return 0
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        self.rows += [(name, step) for name in metrics]
+        self.rows += [(name, step, float(value)) for name, value in metrics.items()]
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -195,7 +197,60 @@ def test_the_steps_of_validations_go_on(tmp_path: Path) -> None:
         trainer.logger = rows
         with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
             trainer.fit(Validated(interrupted_at), data, data)
-        found.append([row for row in rows.rows if row[0] == "loss"])
+        found.append([row[:2] for row in rows.rows if row[0] == "loss"])
     whole, first, second = found
     # The checkpoint of step 8 is that of a batch: the validation that follows it is repeated.
     assert len(whole) == 12 and first == whole[:8] and second == whole[4:]
+
+
+class Measured(Line):
+    """Logs torchmetrics objects, which Lightning resets, and values of its own, of which one keeps what it has seen."""
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__(interrupted_at)
+        torch.nn.init.ones_(self.layer.weight)
+        torch.nn.init.zeros_(self.layer.bias)
+        self.trained, self.validated, self.largest = MeanMetric(), MeanMetric(), MinMaxMetric(MeanMetric())
+        self.recent = Running(MeanMetric(), window=3)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        for metric in (self.trained, self.largest, self.recent):
+            metric(loss)
+        self.log("trained", self.trained, on_step=False, on_epoch=True)
+        self.log("recent", self.recent.compute())
+        return loss
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.validated(self.layer(batch).square().mean())
+        self.log("validated", self.validated)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("largest", self.largest.compute()["max"])
+
+
+@pytest.mark.parametrize("saving", ["validated", "trained", "recent"])
+def test_torchmetrics_objects_go_on(saving: str, tmp_path: Path) -> None:
+    """Saved after a validation, an epoch and a batch: Lightning resets what was logged when all callbacks are done."""
+    options = {"every_n_train_steps": 1} if saving == "recent" else {"save_on_train_epoch_end": saving == "trained"}
+    data = [DataLoader(torch.arange(8.0).view(8, 1) / 4, batch_size=2) for _ in range(2)]
+    rows = []
+    for interrupted_at, directory in ((None, "whole"), (7, "halves"), (None, "halves")):
+        rows.append(Rows())
+        trainer = pl.Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            logger=rows[-1],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            val_check_interval=2,
+            log_every_n_steps=1,
+            callbacks=[
+                ModelCheckpoint(tmp_path / directory, monitor=saving, save_top_k=-1, **options),
+                ResumeCallback(),
+            ],
+        )
+        with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
+            trainer.fit(Measured(interrupted_at), *data)
+    whole, first, second = (each.rows for each in rows)
+    assert set(first) | set(second) == set(whole) and set(second) != set(whole)

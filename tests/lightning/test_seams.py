@@ -9,7 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.fabric.strategies import model_parallel
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
@@ -60,7 +61,10 @@ def test_the_method_is_as_it_is_replaced(owner: Any, name: str) -> None:
 ATTRIBUTES = {
     _FitLoop: ["_combined_loader", "_data_fetcher", "epoch_progress", "epoch_loop"],
     _TrainingEpochLoop: ["_batches_that_stepped", "_results", "val_loop", "batch_progress"],
-    _EvaluationLoop: ["_combined_loader", "_has_run"],
+    _EvaluationLoop: ["_combined_loader", "_has_run", "_seen_batches_per_dataloader"],
+    LearningRateFinder: ["_early_exit", "_attr_name"],
+    BatchSizeFinder: ["_early_exit", "_batch_arg_name"],
+    SaveConfigCallback: ["overwrite"],
     _LoggerConnector: [
         "_callback_metrics",
         "_logged_metrics",

@@ -71,14 +71,14 @@ def test_a_metric_is_divided_or_refused() -> None:
         module = torch.nn.ModuleDict({"sum": SumMetric(), "most": MaxMetric()})
         for metric in module.values():
             metric.update(value)
-        saved.append(epoch_sums.metrics(module))
+        saved.append(epoch_sums.metrics(module, {}))
     for rank, (total, most) in enumerate([(6.0, 5.0), (0.0, 5.0), (0.0, 5.0)]):
         share = epoch_sums.share_of_metrics(module, saved, rank)
         assert share["sum"]["state"]["sum_value"] == total and share["most"]["state"]["max_value"] == most
     kept = torch.nn.ModuleDict({"all": CatMetric()})
     kept["all"].update(1.0)
     with pytest.raises(StateMismatch, match="the metric all keeps 'value', which cannot be divided"):
-        epoch_sums.share_of_metrics(kept, [epoch_sums.metrics(kept)] * 2, 0)
+        epoch_sums.share_of_metrics(kept, [epoch_sums.metrics(kept, {})] * 2, 0)
 
 
 def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
@@ -91,8 +91,8 @@ def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:
     module = torch.nn.ModuleDict({"sum": SumMetric(), "cat": CatMetric()})
     for metric in module.values():
         metric.update(torch.tensor(2.0))
-    taken = epoch_sums.metrics(module)
+    taken = epoch_sums.metrics(module, epoch_sums.attributes(module))
     for metric in module.values():
         metric.update(torch.tensor(3.0))
-    assert taken["sum"] == {"state": {"sum_value": torch.tensor(2.0)}, "updates": 1}
-    assert taken["cat"] == {"state": {"value": [torch.tensor(2.0)]}, "updates": 1}
+    assert taken["sum"] == {"state": {"sum_value": torch.tensor(2.0)}, "updates": 1, "attributes": {}}
+    assert taken["cat"] == {"state": {"value": [torch.tensor(2.0)]}, "updates": 1, "attributes": {}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -103,28 +103,89 @@ def _share(reduction: str, parts: Sequence[dict[str, Any]], rank: int, ranks: in
     return {"value": values.sum() * count / max(1, total), "cumulated_batch_size": counts[0].new_tensor(count)}
 
 
-def metrics(module: Any) -> dict[str, Any]:
-    """Capture the state of each torchmetrics object of a module, by name; it is no part of the weights."""
+Attributes = dict[str, dict[str, Any]]
+"""Numbers and tensors that torchmetrics objects hold beside their states, by the names of both."""
+
+
+def attributes(module: Any) -> Attributes:
+    """Return the numbers and tensors that torchmetrics objects hold beside their states: most are settings."""
     return {
-        name: {  # seam: torchmetrics 1.9
-            "state": {attribute: _copied(value) for attribute, value in metric.metric_state.items()},
-            "updates": metric._update_count,
+        name: {
+            attribute: _copied(value)
+            for attribute, value in vars(metric).items()
+            if attribute not in metric.metric_state.keys() | _of_every_metric()
+            and (type(value) in (bool, int, float) or isinstance(value, torch.Tensor))
         }
         for name, metric in torchmetrics(module)
     }
 
 
+@functools.cache
+def _of_every_metric() -> frozenset[str]:
+    from torchmetrics import Metric
+
+    class Empty(Metric):
+        def update(self) -> None: ...
+        def compute(self) -> None: ...
+
+    return frozenset(vars(Empty()))
+
+
+def metrics(module: Any, start: Attributes, reset: Iterable[Any] = ()) -> dict[str, Any]:
+    """Capture the state of each torchmetrics object of a module, by name; it is no part of the weights.
+
+    Args:
+        module: the module.
+        start: what :func:`attributes` returned before the training; what differs is state too.
+        reset: objects that Lightning resets when every callback has been called.
+    """
+    is_reset = {id(each) for each in reset}
+    held = attributes(module)
+    return {
+        name: {  # seam: torchmetrics 1.9
+            "state": {
+                attribute: _copied(metric._defaults[attribute] if id(metric) in is_reset else value)
+                for attribute, value in metric.metric_state.items()
+            },
+            "updates": 0 if id(metric) in is_reset else metric._update_count,
+            "attributes": {
+                attribute: value
+                for attribute, value in held[name].items()
+                if not _is_equal(value, start.get(name, {}).get(attribute))
+            },
+        }
+        for name, metric in torchmetrics(module)
+    }
+
+
+def logged_objects(results: Any) -> list[Any]:
+    """Return the torchmetrics objects among what was logged."""
+    return [each.value for each in results.values() if not each.is_tensor]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
 def _copied(value: Any) -> Any:
     # A sum is updated in place, and a list of values grows.
-    return list(value) if isinstance(value, list) else value.detach().clone()
+    if isinstance(value, list):
+        return list(value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def restore_metrics(module: Any, saved: dict[str, Any]) -> None:
     """Restore what :func:`metrics` returned."""
+    live = attributes(module)
     for name, metric in torchmetrics(module):
         if name in saved:
             for attribute in metric.metric_state.keys() & saved[name]["state"].keys():
                 setattr(metric, attribute, saved[name]["state"][attribute])
+            others = saved[name].get("attributes", {})
+            for attribute in live.get(name, {}).keys() & others.keys():
+                setattr(metric, attribute, others[attribute])
             metric._update_count = saved[name]["updates"]
             metric._computed = None
 

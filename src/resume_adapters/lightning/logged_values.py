@@ -38,8 +38,15 @@ class LoggedValues(Record):
     torchmetrics: dict[str, Any]
 
 
-def capture(loops: Loops) -> LoggedValues:
-    """Capture the logged values that callbacks and schedulers read, and what this epoch has summed up so far."""
+def capture(loops: Loops, point: SavePoint, start: epoch_sums.Attributes) -> LoggedValues:
+    """Capture the logged values that callbacks and schedulers read, and what this epoch has summed up so far.
+
+    Args:
+        loops: the trainer's loops.
+        point: where the checkpoint is saved.
+        start: what :func:`epoch_sums.attributes` returned before the training.
+    """
+    results = {SavePoint.VALIDATION: loops.validation._results, SavePoint.EPOCH: loops.epoch._results}.get(point, {})
     trainer, connector = loops.trainer, loops.trainer._logger_connector
     return LoggedValues(
         callback=dict(trainer.callback_metrics),
@@ -48,7 +55,7 @@ def capture(loops: Loops) -> LoggedValues:
         epoch=epoch_sums.logged(loops.epoch._results),
         first_iteration=connector._first_loop_iter,
         hook=connector._current_fx,
-        torchmetrics=epoch_sums.metrics(trainer.lightning_module),
+        torchmetrics=epoch_sums.metrics(trainer.lightning_module, start, epoch_sums.logged_objects(results)),
     )
 
 

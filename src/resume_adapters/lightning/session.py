@@ -25,7 +25,16 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.lightning import engine, files, gradients, logged_values, model_checkpoints, module_state, tuning
+from resume_adapters.lightning import (
+    engine,
+    epoch_sums,
+    files,
+    gradients,
+    logged_values,
+    model_checkpoints,
+    module_state,
+    tuning,
+)
 from resume_adapters.lightning.data import FitData
 from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops, SavePoint
@@ -77,6 +86,7 @@ class FitSession:
         self._votes_left: float = 0
         self._expected_steps: int | None = None
         self._is_training = False
+        self._metric_attributes = epoch_sums.attributes(trainer.lightning_module)
 
     # ---- Resuming
 
@@ -363,7 +373,7 @@ class FitSession:
             epoch=loops.epochs_done,
             loaders=self.data.states(point),
             progress=loops.progress(),
-            metrics=logged_values.capture(loops),
+            metrics=logged_values.capture(loops, point, self._metric_attributes),
             row=logged_values.pending_row(loops, point),
             gradients=gradients.capture(loops),
             evaluation_workers=loops.evaluation_workers(),
