@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
@@ -254,3 +256,23 @@ def test_torchmetrics_objects_go_on(saving: str, tmp_path: Path) -> None:
             trainer.fit(Measured(interrupted_at), *data)
     whole, first, second = (each.rows for each in rows)
     assert set(first) | set(second) == set(whole) and set(second) != set(whole)
+
+
+@pytest.mark.parametrize("version", [0, None])
+def test_rows_of_a_csv_file_stay_and_are_there_once(version: int | None, tmp_path: Path) -> None:
+    """CSVLogger deletes the file of its version at a launch; without a version, each launch has a directory."""
+    data = [DataLoader(torch.arange(8.0).view(8, 1) / 4, batch_size=2) for _ in range(2)]
+    for interrupted_at, directory in ((None, "whole"), (5, "halves"), (9, "halves"), (None, "halves")):
+        rows = CSVLogger(tmp_path / directory, "logs", version)
+        trainer = trainer_of(tmp_path / directory / "run", ResumeCallback())
+        trainer.logger, trainer.log_every_n_steps = rows, 1
+        with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
+            trainer.fit(Measured(interrupted_at), *data)
+    whole, *halves = (
+        [line for file in sorted((tmp_path / each).rglob("metrics.csv")) for line in csv.DictReader(file.open())]
+        for each in ("whole", "halves")
+    )
+    if version == 0:
+        assert halves == [whole] and len(whole) > 12
+    else:
+        assert len(halves[0]) > len(whole)

@@ -30,6 +30,7 @@ class FitRankState(RankState):
         should_stop: the trainer was asked to end the training.
         checkpoints: what each ModelCheckpoint remembers and does not save, by its ``state_key``.
         validated: for each validation loader, the batches that were validated; ``None`` as with ``tuned``.
+        csv: the rows of each CSVLogger, by its directory; ``None`` as with ``tuned``.
         tuned: the attributes that finders of a learning rate or a batch size have set, by name; ``None`` where the
             version that saved it did not look for them.
     """
@@ -46,6 +47,7 @@ class FitRankState(RankState):
     should_stop: bool
     checkpoints: dict[str, Any]
     validated: list[int] | None = None
+    csv: dict[str, str] | None = None
     tuned: dict[str, Any] | None = None
 
     @property

@@ -26,6 +26,7 @@ from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.lightning import (
+    csv_logs,
     engine,
     epoch_sums,
     files,
@@ -179,6 +180,7 @@ class FitSession:
         if context.has_other_ranks:
             values, held = self._redistribute(context)
         logged_values.restore(self.loops, values, state.save_point)
+        csv_logs.restore(self._trainer, state.csv or {}, self.run.storage)
         self.loops.restore_progress(self.data.progress_here(context), state.save_point, state.row)
         if state.save_point.in_epoch:
             self.loops.set_accumulation()
@@ -381,6 +383,7 @@ class FitSession:
             should_stop=self._trainer.should_stop,
             checkpoints={},
             validated=loops.validated(),
+            csv=csv_logs.capture(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
         )
 
