@@ -96,3 +96,10 @@ def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:
         metric.update(torch.tensor(3.0))
     assert taken["sum"] == {"state": {"sum_value": torch.tensor(2.0)}, "updates": 1, "attributes": {}}
     assert taken["cat"] == {"state": {"value": [torch.tensor(2.0)]}, "updates": 1, "attributes": {}}
+
+
+def test_a_metric_that_is_gone_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A ``MetricTracker`` has more objects each time that it is incremented, and none in a new process."""
+    saved = epoch_sums.metrics(torch.nn.ModuleDict({"a": SumMetric(), "b": SumMetric()}), {})
+    epoch_sums.restore_metrics(torch.nn.ModuleDict({"b": SumMetric()}), saved)
+    assert caplog.messages == ["The metrics a were saved, and are not restored: this launch has none there."]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from resume_adapters.core.log import logger
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 from resume_adapters.lightning.compat import pl
 
@@ -177,8 +178,10 @@ def _copied(value: Any) -> Any:
 
 
 def restore_metrics(module: Any, saved: dict[str, Any]) -> None:
-    """Restore what :func:`metrics` returned."""
+    """Restore what :func:`metrics` returned; name the objects that are not there, as those of a ``MetricTracker``."""
     live = attributes(module)
+    if gone := sorted(saved.keys() - live.keys()):
+        logger.warning("The metrics %s were saved, and are not restored: this launch has none there.", ", ".join(gone))
     for name, metric in torchmetrics(module):
         if name in saved:
             for attribute in metric.metric_state.keys() & saved[name]["state"].keys():
