@@ -173,6 +173,9 @@ class Bare:
             yield batch
             self._save()
 
+    def enumerate(self, loader: Any) -> Iterator[tuple[int, Any]]:
+        return enumerate(self.batches(loader))
+
     def step(self, **_: Any) -> None:
         if self.accelerator.sync_gradients:
             self.global_step += 1
@@ -348,7 +351,7 @@ class Job:
             event("epoch_begin", run.global_step)
             if CONFIG["set_epoch"]:
                 self.loader.set_epoch(epoch)
-            for micro, batch in enumerate(run.batches(self.loader)):
+            for micro, batch in run.enumerate(self.loader):
                 self.step(batch, micro)
                 if run.global_step == CONFIG["left_at"]:
                     return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,18 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
+from resume_adapters.core.loop.windows import StepWindows, counted_from_zero
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.stateful import Stateful, StaticState
+
+_NO_LOADER = (
+    "no loader was given to run.batches(): data that follow from the random state or from run.global_step alone go on "
+    "after a resume, any others start over"
+)
 
 
 @dataclass
@@ -30,6 +37,7 @@ class LoopRankState(RankState):
         losses: the running sum of the losses.
         framework: the record of :meth:`LoopFramework.rank_state`, as a tree.
         rng: the random state of the process.
+        windows: the batches that optimizer steps took.
     """
 
     epoch: int
@@ -38,6 +46,7 @@ class LoopRankState(RankState):
     losses: LossSum
     framework: dict[str, Any]
     rng: dict[str, Any]
+    windows: list[int] | None = None
 
     @property
     def loader_states(self) -> Sequence[PassState]:
@@ -55,14 +64,18 @@ class LoopCheckpointing:
     Attributes:
         passes: the passes over the training loaders.
         metrics: the losses and metrics of the loop.
+        windows: the batches that optimizer steps take.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
         self.passes = EpochPasses(framework, session)
         self.metrics = LoopMetrics()
+        self.windows = StepWindows()
+        self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._counted: str | None = None
         self._framework = framework
         self._session = session
-        self._epoch = 0
+        self._epoch = self._step = 0
 
     # ---- Resuming
 
@@ -95,6 +108,8 @@ class LoopCheckpointing:
 
     def _restore_loop(self, context: RestoreContext, state: LoopRankState) -> Resumed:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
+        if consumed:
+            self.windows.resume(state.windows or [])
         self.metrics.restore(state.losses, context.reader.record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
 
@@ -104,6 +119,11 @@ class LoopCheckpointing:
 
     # ---- Saving
 
+    def watch_counting(self, batches: Iterator[Any]) -> None:
+        """Find out at the first save whether the script counts these batches by itself."""
+        if self._counted is None:
+            self._handed.add(batches)
+
     def save(self, epoch: int, step: int) -> None:
         """Save a checkpoint. Every rank calls it, with no gradients held.
 
@@ -111,7 +131,7 @@ class LoopCheckpointing:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
         """
-        self._epoch = epoch
+        self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
         self.metrics.assign_best(name)
         self._session.save(name, step, self)
@@ -126,6 +146,7 @@ class LoopCheckpointing:
             losses=self.metrics.losses(),
             framework=self._framework.rank_state().to_tree(),
             rng=rng.capture(),
+            windows=self.windows.lengths(),
         )
 
     def parts(self) -> dict[str, Stateful]:
@@ -135,7 +156,15 @@ class LoopCheckpointing:
     def describe(self) -> list[PartEntry]:
         """Return an entry for each part of the loop, and for generators that nobody captures."""
         counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
-        return [*self._session.part_entries(self._framework.parts(), **counted), *self.passes.missing()]
+        entries = self._session.part_entries(self._framework.parts(), **counted)
+        if self._counted is None and self._handed:
+            self._counted = next(filter(None, map(counted_from_zero, list(self._handed))), "")
+        if self._counted:
+            entries.append(PartEntry("counters", "missing", self._counted))
+        if self._step and not self.passes.are_known:
+            entries = [each for each in entries if each.name != "data"]
+            entries.append(PartEntry("data", "missing", _NO_LOADER))
+        return [*entries, *self.passes.missing()]
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

@@ -9,12 +9,17 @@ from typing import Any
 
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
+from resume_adapters.core.loop.windows import other_length
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import LoaderRestorer, LoaderShape
 from resume_adapters.core.session.records import LoaderState
 
 _OVER = object()
 """In the place of a batch: the pass has none left."""
+
+
+_ENDS = 3
+"""Passes of which is known where the script left them."""
 
 
 @dataclass
@@ -26,12 +31,14 @@ class PassState(LoaderState):
         numbers: the numbers of its passes in the last epoch that used it; ``None`` in a checkpoint of an older version.
         is_reused: it had more than one pass.
         made_in_loop: it did not exist yet when the loop began.
+        left_at: the batches after which the script has left the last passes over it; 0 for one that it did not leave.
     """
 
     number: int | None
     numbers: list[int] | None = None
     is_reused: bool = True
     made_in_loop: bool = False
+    left_at: list[int] | None = None
 
 
 class LoopLoader:
@@ -71,21 +78,31 @@ class LoopLoader:
         self.numbers: list[int] = []
         self.is_reused = self.is_paired = False
         self._epoch: int | None = None
+        self._limit: int | None = None
+        self._left_at: list[int] = []
+        self._is_resumed = False
         self._restored: PassState | None = None
         self._passes = tracked.passes
         self._looks_ahead = looks_ahead
         self._batches: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
 
-    def begin(self, number: int, epoch: int) -> None:
-        """Begin pass ``number`` of an epoch of this launch, or continue it where a checkpoint left it."""
-        self.is_paired = True
+    def begin(self, number: int, epoch: int, limit: int | None = None) -> None:
+        """Begin pass ``number`` of an epoch of this launch, or continue it where a checkpoint left it.
+
+        Args:
+            number: the number of the pass within the epoch.
+            epoch: the epoch.
+            limit: batches after which the pass is over.
+        """
+        self.is_paired, self._limit = True, limit
         if not self.continues(number):
             self._restored = None
             self.is_reused = bool(self.numbers)
             self.numbers = [*(self.numbers if epoch == self._epoch else []), number]
         self._epoch = epoch
         self.consumed = self._restored.consumed if self._restored else 0
+        self._is_resumed = self.consumed > 0
         self.number = number
 
     def continues(self, number: int) -> bool:
@@ -101,22 +118,55 @@ class LoopLoader:
         """Yield the batches that are left of the pass, and count them."""
         self._restored = None
         self._batches, self._ahead = iter(self.prepared), []
-        while (batch := self._ahead.pop() if self._ahead else next(self._batches, _OVER)) is not _OVER:
+        while not self.is_at_limit:
+            batch = self._ahead.pop() if self._ahead else next(self._batches, _OVER)
+            if batch is _OVER:
+                break
             self.consumed += 1
+            self._require_length()
             yield batch
+        self._add_end(0)
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the pass has had as many batches as it may have."""
+        return self._limit is not None and self.consumed >= self._limit
+
+    def _require_length(self) -> None:
+        """Refuse a resumed pass that goes on where the script has left every pass before.
+
+        Raises:
+            UnsupportedSetting: it does.
+        """
+        ends = set(self._left_at)
+        if self._is_resumed and len(self._left_at) > 1 and len(ends) == 1 and 0 < min(ends) < self.consumed:
+            raise other_length(min(ends))
+
+    def leave(self) -> None:
+        """Remember that the script leaves the pass here."""
+        self._add_end(self.consumed)
+
+    def _add_end(self, batches: int) -> None:
+        self._left_at = [*self._left_at, batches][-_ENDS:]
 
     def fetch_ahead(self) -> None:
         """Fetch the batch after this one, so that a resume from a save that follows has a batch to verify.
 
         Call it where the loop asks for that batch next: all random numbers are then drawn in the same order.
         """
-        if not self._looks_ahead and not self._ahead:
+        if not (self._looks_ahead or self._ahead or self.is_at_limit):
             self._ahead.append(next(self._batches, _OVER))
 
     @functools.cached_property
     def length(self) -> int | None:
-        """Batches in a pass; ``None`` for a stream without a length."""
+        """Batches in a whole pass; ``None`` for a stream without a length."""
         return length_of(self.prepared)
+
+    @property
+    def end_of_pass(self) -> int | None:
+        """Batches after which this pass is over; ``None`` where that is not known."""
+        known = [each for each in (self.length, self._limit) if each is not None]
+        return min(known, default=None)
 
     def count_external(self) -> bool:
         """Count a batch of a loader that the script iterates over itself; return whether the next pass has begun."""
@@ -134,6 +184,7 @@ class LoopLoader:
     def end(self) -> None:
         """End the pass."""
         self.number = self._restored = None
+        self._batches = iter(())
 
     def reopen(self, number: int | None) -> None:
         """Open a pass again that the script has left early."""
@@ -148,7 +199,7 @@ class LoopLoader:
         """
         if self._restored is not None:  # restored, and not yet begun
             return self._restored
-        if self.number is None:
+        if self.number is None or self.is_at_limit:
             position = self.tracked.position_between()
         else:
             position = self.tracked.position(min(self.consumed * self.fetches_per_batch, self.tracked.fetched))
@@ -162,6 +213,7 @@ class LoopLoader:
             numbers=self.numbers,
             is_reused=self.is_reused,
             made_in_loop=made_in_loop,
+            left_at=self._left_at,
         )
 
     def restore(
@@ -185,7 +237,7 @@ class LoopLoader:
             StateMismatch: it has a different dataset, batch size or number of workers.
         """
         self.is_paired, self._epoch = True, 0
-        self.numbers, self.is_reused = state.numbers or [], state.is_reused
+        self.numbers, self.is_reused, self._left_at = state.numbers or [], state.is_reused, state.left_at or []
         if state.position is None:
             self.tracked.skip(state.consumed * self.fetches_per_batch)
             self._restored = state

@@ -18,6 +18,7 @@ from resume_adapters.core.loop.checkpointing import LoopCheckpointing, LoopRankS
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import LoopGuard
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.windows import other_window
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.finished import Extent
@@ -58,6 +59,7 @@ class ResumableLoop:
         self._checkpointing = LoopCheckpointing(framework, self._session)
         self._passes = self._checkpointing.passes
         self._metrics = self._checkpointing.metrics
+        self._windows = self._checkpointing.windows
         self._guard = LoopGuard(framework.trained, framework.registers, options.parts, self._passes.has)
         run.undo_at_close(self._guard.close)
         self._each_epoch = each_epoch
@@ -154,6 +156,7 @@ class ResumableLoop:
     def _begin_epoch(self) -> None:
         self.epoch += 1
         self._metrics.begin_epoch()
+        self._windows.begin_epoch()
 
     def _is_through(self) -> bool:
         """Return whether ``max_steps`` ended the epoch before its batches did."""
@@ -175,25 +178,48 @@ class ResumableLoop:
     def _result(self) -> dict[str, Any]:
         return {"epochs": self._horizon[0], "max_steps": self._horizon[1]}
 
-    def batches(self, loader: Any) -> Iterator[Any]:
-        """Yield the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
+    def batches(self, loader: Any, *, limit: int | None = None) -> Iterator[Any]:
+        """Return the batches of a loader that are left of its pass in the running epoch, and whole passes after that.
 
-        A pass that a checkpoint was taken after yields nothing. The same loaders must be asked for in the same order
-        in every launch; they may be iterated one after the other, or together with ``zip``.
+        A pass that a checkpoint was taken after yields nothing. Each launch must begin the passes of an epoch in the
+        same order, one after the other or together with ``zip``. Loaders may be made in each epoch.
+
+        Args:
+            loader: the loader.
+            limit: batches of the whole pass at most, over all launches.
 
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
             NotRestored: the data that come now are not those that would have come.
-            UnsupportedSetting: a pass goes on in the next epoch.
+            UnsupportedSetting: a pass goes on in the next epoch, or beyond where every pass before was left.
         """
+        handed = (batch for _, batch in self._pass(loader, limit))
+        self._checkpointing.watch_counting(handed)
+        return handed
+
+    def enumerate(self, loader: Any, start: int = 0, *, limit: int | None = None) -> Iterator[tuple[int, Any]]:
+        """Return the batches of :meth:`batches`, each with its number in the pass, which goes on after a resume.
+
+        Args:
+            loader: the loader.
+            start: number of the first batch of a pass.
+            limit: batches of the whole pass at most, over all launches.
+
+        Raises:
+            ResumeError: as :meth:`batches`.
+        """
+        return ((start + index, batch) for index, batch in self._pass(loader, limit))
+
+    def _pass(self, loader: Any, limit: int | None) -> Iterator[tuple[int, Any]]:
         self.resume()
-        open_pass = None if self._over else self._passes.begin(loader)
+        open_pass = None if self._over else self._passes.begin(loader, limit)
         if open_pass is None:
             return
         try:
-            yield from self._batches(open_pass)
+            for batch in self._batches(open_pass):
+                yield open_pass.consumed - 1, batch
         except GeneratorExit:
-            self._passes.leave()
+            self._passes.leave(open_pass)
             raise
         finally:
             if not self._is_through():
@@ -236,6 +262,8 @@ class ResumableLoop:
             trace.add_digests(self._passes.take_external_digests())
             trace.add_loss(loss)
         self._is_accumulating = not self._framework.has_stepped()
+        if self._windows.add(has_stepped=not self._is_accumulating, is_last=self._passes.may_be_last):
+            self._require_same_window()
         if self._is_accumulating:
             return
         if trace is not None:
@@ -245,6 +273,10 @@ class ResumableLoop:
         self._due = self._due or decision.save or decision.stop
         if not self._passes.are_open:
             self._end_of_body()
+
+    def _require_same_window(self) -> None:
+        if not self._session.loaders.topology_changes:  # which may change the accumulation, too
+            raise other_window()
 
     @property
     def mean_loss(self) -> float:

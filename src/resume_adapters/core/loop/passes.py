@@ -63,8 +63,12 @@ class EpochPasses:
 
     # ---- One pass
 
-    def begin(self, prepared: Any) -> LoopLoader | None:
+    def begin(self, prepared: Any, limit: int | None = None) -> LoopLoader | None:
         """Begin the next pass of the epoch over a loader; return ``None`` if a checkpoint was taken after that pass.
+
+        Args:
+            prepared: the loader, as the script has it.
+            limit: batches after which the pass is over.
 
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
@@ -76,7 +80,7 @@ class EpochPasses:
         self._left = []
         if not loader.is_paired and self._made_in_loop(loader):
             self._forget_former(number)
-        loader.begin(number, self._epoch)
+        loader.begin(number, self._epoch, limit)
         self._loaders.remove(loader)
         self._loaders.append(loader)  # the one that was used last is the last
         self._open.append(loader)
@@ -85,7 +89,8 @@ class EpochPasses:
     def skip(self, loader: LoopLoader) -> None:
         """Leave out a pass of which every batch was used before the checkpoint."""
         loader.tracked.restore_now()
-        self._framework.skip_pass(loader.prepared)
+        if not loader.is_at_limit:  # a framework does not count a pass that is left
+            self._framework.skip_pass(loader.prepared)
 
     def begins_round(self, loader: LoopLoader) -> bool:
         """Return whether this loader, of those that are iterated together, is the first.
@@ -100,8 +105,9 @@ class EpochPasses:
             )
         return self._open[0] is loader
 
-    def leave(self) -> None:
-        """Remember which passes are open when the script leaves one early."""
+    def leave(self, loader: LoopLoader) -> None:
+        """Remember which passes are open when the script leaves one early, and where."""
+        loader.leave()
         self._left = self._left or [(each, each.number) for each in self._open]
 
     def reopen(self) -> None:
@@ -124,6 +130,11 @@ class EpochPasses:
         self._paired |= {index for index, state in enumerate(self._saved) if state.number is not None}
 
     @property
+    def are_known(self) -> bool:
+        """Whether any loader was given to the loop, in this launch or before."""
+        return bool(self._loaders or self._saved)
+
+    @property
     def are_open(self) -> bool:
         """Whether the script is within a pass."""
         return bool(self._open)
@@ -132,7 +143,13 @@ class EpochPasses:
     def fraction(self) -> float:
         """The fraction of the epoch that is done, by the first open loader; 0.0 where its length is not known."""
         loader = self._external or next(iter(self._open), None)
-        return loader.consumed / loader.length if loader is not None and loader.length else 0.0
+        return loader.consumed / loader.end_of_pass if loader is not None and loader.end_of_pass else 0.0
+
+    @property
+    def may_be_last(self) -> bool:
+        """Whether the running batch is, or may be, the last of its pass."""
+        loader = self._external or next(iter(self._open), None)
+        return loader is not None and (loader.end_of_pass is None or loader.consumed >= loader.end_of_pass)
 
     # ---- Where the loop cannot be wrapped
 

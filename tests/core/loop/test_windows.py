@@ -1,0 +1,184 @@
+"""Batches that a script counts by itself: the run's count goes on, and a count that begins again is noticed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.loop.windows import StepWindows
+from resume_adapters.errors import UnsupportedSetting
+
+from plain_torch import Killed, Launch, killed_after
+
+Numbered = Callable[[ResumableLoop, Any], Iterable[tuple[int, Any]]]
+
+
+def by_run(loop: ResumableLoop, loader: Any) -> Iterable[tuple[int, Any]]:
+    return loop.enumerate(loader)
+
+
+def by_builtin(loop: ResumableLoop, loader: Any) -> Iterable[tuple[int, Any]]:
+    return enumerate(loop.batches(loader))
+
+
+class Counting(Launch):
+    """Accumulates over windows that the script counts, as many do: of 3 batches, but for the first of an epoch."""
+
+    numbered: Numbered
+
+    def _plain(self, data: Any) -> None:
+        framework = self.framework
+        for _ in self._epochs():
+            for index, batch in self.numbered(self.loop, data):
+                # Step with this batch, or only accumulate.
+                framework.accumulation = framework._held + 1 if index % 3 == 0 else 1000
+                self._step(batch)
+            framework.optimizer.zero_grad()
+            framework._held = 0
+
+
+def counting(directory: Path, numbered: Numbered, *rest: Any, **options: Any) -> Counting:
+    launch = Counting(directory, *rest, **{"save_every": 2, "accumulation": 3, **options})
+    launch.numbered = numbered
+    launch.loader = lambda: DataLoader(range(40), 4, shuffle=True)  # type: ignore[method-assign]
+    return launch
+
+
+@pytest.mark.parametrize("after", [9, 16, 22])
+def test_a_window_that_the_run_counts_goes_on(tmp_path: Path, after: int) -> None:
+    whole = counting(tmp_path / "whole", by_run)()
+    with pytest.raises(Killed):
+        counting(tmp_path / "killed", by_run, killed_after(after))()
+    rest = counting(tmp_path / "killed", by_run)()
+    assert rest.end == whole.end and rest.trace == whole.trace[-len(rest.trace) :]
+
+
+def test_a_window_that_begins_again_is_refused_at_its_step(tmp_path: Path) -> None:
+    """Saved after 11 batches of 10 an epoch: in the second, between two windows."""
+    with pytest.raises(Killed):
+        counting(tmp_path, by_builtin, killed_after(15))()
+    launch = counting(tmp_path, by_builtin)
+    with pytest.raises(UnsupportedSetting, match=r"for index, batch in run\.enumerate\(loader\):"):
+        launch()
+    assert len(launch.trace) == 0
+
+
+def add(windows: StepWindows, *lengths: int) -> list[bool]:
+    return [windows.add(has_stepped=at == length, is_last=False) for length in lengths for at in range(1, length + 1)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refused"),
+    [([1, 4, 4], 4, False), ([1, 4, 4], 2, True), ([4, 4], 5, True), ([2, 4, 3], 1, False), ([1, 1, 1], 2, False)],
+)
+def test_windows_that_were_alike_stay_so(before: list[int], after: int, refused: bool) -> None:
+    """The first of an epoch does not count, and of windows of one batch nothing follows."""
+    former, resumed = StepWindows(), StepWindows()
+    assert not any(add(former, *before))
+    resumed.resume(former.lengths())
+    assert any(add(resumed, after)) == refused
+    assert not any(add(resumed, 7)), "only the first tells"
+
+
+def test_a_window_that_ends_with_its_pass_is_short_and_one_that_is_open_says_nothing() -> None:
+    windows = StepWindows()
+    windows.resume([4])
+    assert not windows.add(has_stepped=True, is_last=True) and windows.lengths() == [4]
+    windows.add(has_stepped=False, is_last=False)
+    assert windows.lengths() == []
+    windows.begin_epoch()
+    assert not windows.add(has_stepped=True, is_last=False)
+
+
+# ---- Passes that are cut short
+
+
+class Cutting(Launch):
+    """Trains on the first batches of each pass."""
+
+    cut: Callable[[ResumableLoop, Any], Iterator[Any]]
+
+    def _plain(self, data: Any) -> None:
+        for _ in self._epochs():
+            for batch in self.cut(self.loop, data):
+                self._step(batch)
+
+
+def limited(loop: ResumableLoop, data: Any) -> Iterator[Any]:
+    return loop.batches(data, limit=5)
+
+
+def sliced(loop: ResumableLoop, data: Any) -> Iterator[Any]:
+    return itertools.islice(loop.batches(data), 5)
+
+
+def cutting(directory: Path, cut: Callable[[ResumableLoop, Any], Iterator[Any]], *rest: Any, **options: Any) -> Cutting:
+    launch = Cutting(directory, *rest, **{"save_every": 2, "epochs": 4, **options})
+    launch.cut = cut
+    generator = torch.Generator().manual_seed(1)
+    data = DataLoader(range(40), 4, shuffle=True, generator=generator)
+    launch.loader = lambda: data  # type: ignore[method-assign]
+    return launch
+
+
+@pytest.mark.parametrize("save_every", [1, 2, 5])
+@pytest.mark.parametrize("after", [6, 11, 16])
+def test_a_limit_counts_the_batches_of_earlier_launches(tmp_path: Path, after: int, save_every: int) -> None:
+    """Some of these saves are within the last batch that the limit lets through."""
+    whole = cutting(tmp_path / "whole", limited)()
+    expected = cutting(tmp_path / "sliced", sliced)()
+    assert (whole.trace, whole.end) == (expected.trace, expected.end) and len(whole.trace) == 20
+    with pytest.raises(Killed):
+        cutting(tmp_path / "killed", limited, killed_after(after), save_every=save_every)()
+    rest = cutting(tmp_path / "killed", limited)()
+    assert rest.end == whole.end and rest.trace == whole.trace[-len(rest.trace) :]
+    assert rest.framework.skipped_passes == 0
+
+
+def test_a_resumed_pass_that_goes_on_beyond_the_others_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        cutting(tmp_path, sliced, killed_after(14))()
+    launch = cutting(tmp_path, sliced)
+    with pytest.raises(UnsupportedSetting, match=r"after 5 batches, where (.|\n)*batches\(loader, limit"):
+        launch()
+    assert len(launch.trace) == 3, "the rest of the pass"
+
+
+# ---- What is said at the first save
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (lambda loop, data: (batch for _, batch in enumerate(loop.batches(data))), "run.enumerate(loader)"),
+        (lambda loop, data: (each for _, (each,) in enumerate(zip(loop.batches(data)))), "run.enumerate("),
+        (sliced, "run.batches(loader, limit=...)"),
+        (limited, ""),
+        (lambda loop, data: (batch for _, batch in loop.enumerate(data)), ""),
+    ],
+    ids=["enumerate", "enumerate of zip", "islice", "limit", "run.enumerate"],
+)
+def test_a_count_that_begins_again_is_said(
+    tmp_path: Path, count: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "resume_adapters"):
+        cutting(tmp_path, count, epochs=1)()
+    found = [message for message in caplog.messages if "MISSING" in message]
+    assert [said in message for message in found] == ([True] if said else [])
+
+
+def test_data_that_come_from_no_loader_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    launch = Launch(tmp_path)
+    with caplog.at_level("INFO", "resume_adapters"), launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in torch.arange(12.0).reshape(3, 4):
+                launch._step(batch)
+    found = [message for message in caplog.messages if message.startswith("data")]
+    assert len(found) == 1 and "MISSING: no loader was given to run.batches()" in found[0]
