@@ -24,6 +24,7 @@ from accelerate import (
     PartialState,
 )
 from accelerate.data_loader import DataLoaderAdapter
+from accelerate.local_sgd import LocalSGD
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
@@ -211,6 +212,7 @@ DEFAULTS: dict[str, Any] = {
     "set_epoch": False,
     "loader": {},
     "rank_seeds": False,
+    "local_sgd": False,
     "precision": "no",
     "scaler": False,
     "lora": False,
@@ -312,6 +314,7 @@ class Job:
             self.second, self.second_optimizer = accelerator.prepare(
                 self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
             )
+        self.local: Any = None
         self.counters = [Counter(), OtherCounter()]
         for index in CONFIG["registered"] or []:
             accelerator.register_for_checkpointing(self.counters[index])
@@ -361,6 +364,8 @@ class Job:
     def step(self, batch: dict[str, torch.Tensor], micro: int) -> None:
         time.sleep(CONFIG["slow"])
         accelerator, run = self.accelerator, self.run
+        if CONFIG["local_sgd"] and self.local is None:
+            self.local = LocalSGD(accelerator, self.model, local_sgd_steps=3).__enter__()
         step, rate = run.global_step, self.scheduler.get_last_lr()[0]
         if CONFIG["by_hand"]:
             loss, synced = self.by_hand(batch, micro)

@@ -90,3 +90,10 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     config = {"samples": 100, **config}
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
+
+
+def test_processes_that_train_apart_are_refused_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"local_sgd": True, "samples": 100, "save_every": 2}, ranks=2)
+    assert outcome.statuses == (1, 1), outcome.output
+    assert "the processes hold different weights and states of the optimizer, as they do under Local" in outcome.output
+    assert contract.committed(tmp_path / "project" / "checkpoints") == {}

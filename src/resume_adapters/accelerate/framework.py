@@ -147,6 +147,10 @@ class AccelerateFramework(LoopFramework):
             self._number = config.iteration
         return self._named[1]
 
+    def require_savable(self) -> None:
+        """Refuse weights that differ between processes, of which only the first one's are saved."""
+        self._strategy.require_alike()
+
     def save(self, directory: Path) -> None:
         """Let ``save_state`` write; what every rank writes to the same path, rank zero writes alone."""
         accelerator, config = self.accelerator, self.accelerator.project_configuration

@@ -6,12 +6,19 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import gather_object
+
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.prepared import Prepared, StepCounter, ddp_around
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.errors import UnsupportedSetting
+
+_SAMPLE = 1 << 16
+"""Bytes that are compared of a larger tensor: where processes train apart, every element differs."""
 
 
 class ReplicatedStrategy:
@@ -28,6 +35,7 @@ class ReplicatedStrategy:
         self._accelerator = accelerator
         self._steps = StepCounter(self._prepared)
         self._modules: list[Any] | None = None
+        self._is_compared = False
         self.models = self._prepared.models
         self.optimizers = self._prepared.optimizers
         self.schedulers = self._prepared.schedulers
@@ -67,6 +75,28 @@ class ReplicatedStrategy:
         if self._modules is None:
             self._modules = ddp_around(self.models) if self._accelerator.num_processes > 1 else []
         return self._modules
+
+    def require_alike(self) -> None:
+        """Compare the weights and the optimizers of all processes before the first save; of large tensors a sample.
+
+        Raises:
+            UnsupportedSetting: they differ.
+        """
+        if self._is_compared or self._accelerator.num_processes == 1:
+            return
+        self._is_compared = True
+        weights = [dict(model.named_parameters()) for model in self.models]
+        moments = [optimizer.state_dict()["state"] for optimizer in self.optimizers]
+        states = {"weights": weights, "states of the optimizer": moments}
+        digests = {what: value_digest(state, sampled_above=_SAMPLE) for what, state in states.items()}
+        of_all = gather_object([digests])
+        different = [what for what in states if len({each[what] for each in of_all}) > 1]
+        if different:
+            raise UnsupportedSetting(
+                f"the processes hold different {' and '.join(different)}, as they do under LocalSGD or without DDP, "
+                "and only those of the first process would be saved: let DDP keep them alike (prepare the model, and "
+                "train without LocalSGD)"
+            )
 
     def has_lost_buckets(self) -> bool:
         """Return whether DDP must be around a model, and was not found."""

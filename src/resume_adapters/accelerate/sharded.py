@@ -67,6 +67,9 @@ class ShardedStrategy:
         """Return nothing: FSDP2 has no buckets."""
         return []
 
+    def require_alike(self) -> None:
+        """No-op: no process has the whole state."""
+
     def has_lost_buckets(self) -> bool:
         """Return False: FSDP2 has no buckets."""
         return False

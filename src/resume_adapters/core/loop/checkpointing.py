@@ -131,6 +131,7 @@ class LoopCheckpointing:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
         """
+        self._framework.require_savable()
         self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
         self.metrics.assign_best(name)

@@ -116,6 +116,14 @@ class LoopFramework(abc.ABC):
     def checkpoint_name(self, step: int) -> str:
         """Return the name of the directory for a checkpoint of this step."""
 
+    def require_savable(self) -> None:
+        """Refuse to save what differs between ranks and is saved of one alone. Every rank calls it before each save.
+
+        Raises:
+            UnsupportedSetting: something does.
+        """
+        return
+
     @abc.abstractmethod
     def save(self, directory: Path) -> None:
         """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
