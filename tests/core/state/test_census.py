@@ -212,13 +212,14 @@ def test_machinery_code_and_what_others_capture_is_passed_over() -> None:
     captured = Thing(n=0)
     trainer = Thing(
         lock=threading.Lock(), log=logging.getLogger("x"), function=len, kind=Thing, module=random, captured=captured,
-        listed=[held], given=1, anywhere=Thing(noise=1), foreign=None,
+        listed=[held], given=1, anywhere=Thing(noise=1), foreign=None, _warned_columns=set(),
     )  # fmt: skip
 
     def change(it: Any) -> None:
         it.lock, it.log, it.function, it.kind, it.module = threading.Lock(), logging.getLogger("y"), max, Slotted, enum
         it.captured.n = it.given = it.anywhere.noise = 5
         it.foreign = np.random.RandomState(0)
+        it._warned_columns.add("text")
         held.add_(1)
 
     ignored = {"trainer.given": "the framework counts it", "*.noise": "nobody reads it"}

@@ -247,8 +247,8 @@ class _Walk:
                 self._enter(path, value, depth - 1)
 
     def _is_ignored(self, path: Path) -> bool:
-        ignored = self._subjects.ignored
-        if f"*.{path.steps[-1].key}" in ignored:
+        ignored, name = self._subjects.ignored, str(path.steps[-1].key)
+        if f"*.{name}" in ignored or "warn" in name:  # such a set or flag only keeps a warning from being repeated
             return True
         return len(path.steps) <= DEPTH and str(path) in ignored
 
