@@ -332,7 +332,6 @@ def test_all_damaged_is_an_error_that_lists_them(
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "accumulation": ({"accumulate": 1}, 1, "gradient_accumulation_steps 2, this launch has 1"),
     "batch": ({"batch": 8}, 1, "batch size 4, this launch has 8"),
-    "workers": ({"workers": 2}, 1, "num_workers 0, this launch has 2"),
     "samples": ({"samples": 60}, 1, "a dataset of length 50, this launch has 60"),
     "ranks": ({}, 2, "was saved with number of ranks 1, this launch has 2"),
     "another optimizer": ({"second": True}, 1, "number of models 1, this launch has 2"),

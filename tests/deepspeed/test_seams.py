@@ -13,6 +13,7 @@ import torch
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.utils.data import DataLoader
@@ -95,6 +96,8 @@ def test_the_engine_counts_as_the_adapter_reads() -> None:
     source = inspect.getsource(DeepSpeedEngine)
     for name in ("_unmanaged_backward_count", "_is_gradient_accumulation_boundary", "torch_autocast_z0_gradscaler"):
         assert f"self.{name} =" in source, f"{name} is gone {VERSION}"
+    assert "self._config = config_class" in source, f"_config is gone {VERSION}"
+    assert "self._param_dict = config" in inspect.getsource(DeepSpeedConfig.__init__), f"_param_dict is gone {VERSION}"
     step = inspect.getsource(DeepSpeedEngine._take_model_step)
     assert step.index("self.optimizer.step()") < step.index("lr_scheduler.step(") < step.index("self.global_steps += 1")
 

@@ -605,7 +605,6 @@ def test_settings_without_an_exact_resume_are_refused(setting: str, bench: contr
     [
         ({"per_device_train_batch_size": 8}, "per_device_train_batch_size"),
         ({"gradient_accumulation_steps": 1}, "gradient_accumulation_steps"),
-        ({"dataloader_num_workers": 2}, "num_workers"),
     ],
 )
 def test_another_batch_is_refused(args: Any, named: str, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:

@@ -112,6 +112,14 @@ def test_plain_data_follow_with_any_number_of_workers(
     assert (resumed.trace, resumed.end) == (undisturbed.trace[4:], undisturbed.end)
 
 
+class Holding(list[int]):
+    """Data with a generator of their own."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        self.generator = random.Random(1)
+
+
 class Drawing(list[int]):
     """Data that are augmented."""
 
@@ -124,10 +132,11 @@ class Drawing(list[int]):
     [
         ({"num_workers": 1}, {}, Drawing(range(22))),
         ({}, {"num_workers": 1}, Drawing(range(22))),
+        ({}, {"num_workers": 1}, Holding(range(22))),
         ({}, {"num_workers": 1, "persistent_workers": True}, range(22)),
         ({"num_workers": 1, "persistent_workers": True}, {}, range(22)),
     ],
-    ids=["drawn by a worker", "drawn by the process", "workers that stay", "workers that stayed"],
+    ids=["drawn by a worker", "drawn by the process", "a generator", "workers that stay", "workers that stayed"],
 )
 def test_the_number_of_workers_that_shapes_the_data_is_refused(
     tmp_path: Path, workers: dict[str, Any], then: dict[str, Any], dataset: Any

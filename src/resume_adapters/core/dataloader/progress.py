@@ -152,6 +152,8 @@ class FetchLog:
         self._recent: deque[Fetch] = deque(maxlen=kept)
         self._last_batch: Any = None
         self._begun = 0
+        held = [getattr(each, "__dict__", {}) for each in (loader.dataset, loader.collate_fn)]
+        self._has_generators = any(rng.is_generator(value) for each in held for value in each.values())
         self._watched = 0
         self._has_drawn = False
 
@@ -212,7 +214,7 @@ class FetchLog:
     @property
     def may_have_other_workers(self) -> bool:
         """Whether the loader would yield the same batches with any number of workers, if no fetch draws."""
-        return not (self.is_stream or self.elastic or self.workers.are_kept or self.generators)
+        return not (self.is_stream or self.elastic or self.workers.are_kept or self.generators or self._has_generators)
 
     def position(self, consumed: int, sampler: dict[str, Any] | None) -> LoaderPosition:
         """Return the position after ``consumed`` batches of this pass, with the current random state.
