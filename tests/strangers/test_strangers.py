@@ -13,6 +13,9 @@ SCRIPTS = {
     "mixtral": "transformers",
     "vit": "transformers",
     "sentences": "sentence_transformers",
+    "sft": "trl",
+    "dpo": "trl",
+    "grpo": "trl",
 }
 """The library that each script needs."""
 
