@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers.trainer
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -186,6 +188,7 @@ def model() -> torch.nn.Module:
         n_head=2,
         bos_token_id=0,
         eos_token_id=0,
+        tie_word_embeddings=CONFIG["fsdp"] is None,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), CONFIG["dropout"]),
     )
     made: Any = GPT2LMHeadModel(config)
@@ -345,6 +348,8 @@ DEFAULTS: dict[str, Any] = {
     "counts_passes": False,
     "lora": False,
     "experts": False,
+    "fsdp": None,
+    "fsdp_version": 2,
     "user_compile": False,
     "ema": False,
     "scaler": False,
@@ -376,6 +381,22 @@ def engine_config() -> dict[str, Any]:
     }
 
 
+def shard_on_cpu() -> None:
+    """Lead Accelerate, which shards on accelerators alone, to do it here, and set what trains so."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    states: Any = PartialState
+    states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    CONFIG["args"] |= {
+        "use_cpu": False,
+        "fsdp": "full_shard",
+        "fsdp_config": {
+            "fsdp_version": CONFIG["fsdp_version"],
+            "state_dict_type": CONFIG["fsdp"],
+            "transformer_layer_cls_to_wrap": ["GPT2Block"],
+        },
+    }
+
+
 def main() -> None:
     configure("out", DEFAULTS)
     if CONFIG["cycles"]:
@@ -383,6 +404,8 @@ def main() -> None:
         return
     if CONFIG["zero"] is not None:
         CONFIG["args"]["deepspeed"] = engine_config()
+    if CONFIG["fsdp"]:
+        shard_on_cpu()
     if CONFIG["looks_at"]:
         from resume_adapters.hf import observed
 
@@ -545,7 +568,7 @@ def finish(trainer: Any, result: Any, ema: Ema | None) -> None:
     scaler = trainer.accelerator.scaler
     trace(
         final=True,
-        weights=digest(*parameters.values()),
+        weights=digest(*(each.full_tensor() if CONFIG["fsdp"] else each for each in parameters.values())),
         best_weights=best_weights(trainer) if CONFIG["experts"] else None,
         global_step=result.global_step,
         train_loss=result.training_loss,

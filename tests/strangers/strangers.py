@@ -36,18 +36,21 @@ def ends_as_undisturbed(
         ranks: processes, started by torchrun where there are several.
     """
     reference = run(script, directory / "reference", ranks=ranks)
-    steps = sorted(random.Random(seed).sample(range(1, reference["steps"]), KILLS))
+    steps = sorted(random.Random(seed).sample(range(1, reference[0]["steps"]), KILLS))
     said = f"{script.name}, killed in the steps after {steps} (seed {seed})"
     for step in steps:
         run(script, directory / "killed", kill=step, ranks=ranks)
     end = run(script, directory / "killed", with_callback=True, ranks=ranks)
-    for name, expected in reference.items():
-        if name not in apart_from:
-            assert end[name] == expected, f"{said}: {name} differs:\n{_difference(end[name], expected)}"
+    for rank, (found, expected) in enumerate(zip(end, reference, strict=True)):
+        for name in [name for name in expected if name not in apart_from]:
+            differs = f"{said}: {name} differs on rank {rank}:\n{_difference(found[name], expected[name])}"
+            assert found[name] == expected[name], differs
 
 
-def run(script: Path, directory: Path, *, with_callback: bool = False, kill: int | None = None, ranks: int = 1) -> Any:
-    """Launch a script once; return what its trainer ended with, or nothing if it was to be killed.
+def run(
+    script: Path, directory: Path, *, with_callback: bool = False, kill: int | None = None, ranks: int = 1
+) -> list[Any]:
+    """Launch a script once; return what the trainer of each rank ended with, or nothing if it was to be killed.
 
     Args:
         script: the script.
@@ -62,15 +65,15 @@ def run(script: Path, directory: Path, *, with_callback: bool = False, kill: int
         environment["STRANGERS_CALLBACK"] = "1"
     if kill is not None:
         environment["STRANGERS_KILL"] = str(kill)
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0"] if ranks > 1 else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     words = [sys.executable, *launcher, str(HERE / "watch.py"), str(script)]
     done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
     said = f"{' '.join(words)} in {directory}:\n{(done.stdout + done.stderr)[-6000:]}"
     if kill is not None:
         assert done.returncode == (-signal.SIGKILL if ranks == 1 else 1), said
-        return None
+        return []
     assert done.returncode == 0, said
-    return json.loads((directory / "end.json").read_text())
+    return [json.loads((directory / f"end.{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def _difference(found: Any, expected: Any) -> str:

@@ -25,3 +25,9 @@ def test_killed_three_times_it_ends_as_undisturbed(name: str, tmp_path: Path) ->
     if importlib.util.find_spec(SCRIPTS[name]) is None:
         pytest.skip(f"{SCRIPTS[name]} is not installed")
     ends_as_undisturbed(HERE / "scripts" / f"{name}.py", tmp_path, seed=17)
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_sharded_over_two_processes(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATE_DICT_TYPE", kind)
+    ends_as_undisturbed(HERE / "scripts" / "fsdp.py", tmp_path, seed=17, ranks=2)

@@ -1,6 +1,6 @@
 """Run a script that knows nothing of this: ``watch.py SCRIPT``, in the working directory.
 
-What its trainer ended with is written to ``end.json``. ``STRANGERS_CALLBACK`` adds the one line before each
+What its trainer ended with is written to ``end.RANK.json``. ``STRANGERS_CALLBACK`` adds the one line before each
 ``train()``; ``STRANGERS_KILL=N`` kills the process when its trainer begins the first micro-step after step N.
 """
 
@@ -45,6 +45,8 @@ def watch() -> None:
 
 
 def digest(value: Any) -> str:
+    if hasattr(value, "full_tensor"):  # sharded by FSDP
+        value = value.full_tensor()
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return hashlib.blake2b(value if isinstance(value, bytes) else repr(value).encode(), digest_size=8).hexdigest()
@@ -99,7 +101,7 @@ def main() -> None:
         script = Path("with_callback.py")
         script.write_text(changed)
     runpy.run_path(str(script), run_name="__main__")
-    Path("end.json").write_text(json.dumps(end(), indent=1, sort_keys=True, default=str))
+    Path(f"end.{os.environ.get('RANK', '0')}.json").write_text(json.dumps(end(), indent=1, sort_keys=True, default=str))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.hf import sharded
 from resume_adapters.integrations.deepspeed_engine import names
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -31,7 +32,9 @@ _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 def owner(file: Path) -> int:
     """Return the rank that wrote a file of the trainer, by its path in the checkpoint."""
-    found = _RNG.fullmatch(file.name)
+    found, of_shard = _RNG.fullmatch(file.name), sharded.owner(file)
+    if of_shard is not None:
+        return of_shard
     return int(found[1]) if found and found[1] else names.owner(file)
 
 

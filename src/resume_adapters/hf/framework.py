@@ -21,6 +21,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.hf import engine, files, observed, settings
 from resume_adapters.hf.records import TrainerRankState
+from resume_adapters.hf.sharded import ShardedModel
 from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
@@ -58,6 +59,7 @@ class TrainerFramework:
         self.trackers = Trackers(self._writers)
         self.engine: EngineState | None = None
         self.weights = ModelWeights(trainer)
+        self.sharded = ShardedModel(trainer) if trainer.is_fsdp_enabled else None
         self.weight_digests: dict[str, str] | None = None
         self.foreign = files.ForeignCheckpoints(args.world_size, engine.foreign(trainer, args.world_size))
         self._native: Callable[[], None] | None = None
@@ -116,7 +118,8 @@ class TrainerFramework:
             stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
             self._native()
         self._name_best(directory)
-        self.weight_digests = self.weights.digests(directory) if self.engine is None else None
+        is_whole = self.engine is None and self.sharded is None
+        self.weight_digests = self.weights.digests(directory) if is_whole else None
 
     def _save_state(self, native: Callable[[str], None], path: str) -> None:
         self._name_best(Path(path).parent)
@@ -141,13 +144,13 @@ class TrainerFramework:
         return files.owner(file)
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the callbacks that save their state, and what DeepSpeed does not save."""
-        of_engine = {} if self.engine is None else self.engine.parts()
-        return {**files.stateful_callbacks(self.trainer), **of_engine}
+        """Return the callbacks that save their state, and what DeepSpeed and FSDP do not save."""
+        behind = self.engine or self.sharded
+        return {**files.stateful_callbacks(self.trainer), **(behind.parts() if behind is not None else {})}
 
     def sharded_state(self) -> dict[str, Any]:
-        """Return nothing: what DeepSpeed shards, it loads and this package verifies file by file."""
-        return {}
+        """Return what FSDP shards; what DeepSpeed shards, it loads and this package verifies file by file."""
+        return {} if self.sharded is None else self.sharded.sharded_state()
 
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
@@ -175,7 +178,17 @@ class TrainerFramework:
         """Load the weights; see :meth:`ModelWeights.load`."""
         context.require_architecture(self.trainer.model.state_dict())
         files.require_loadable(context.files)
+        if self.sharded is not None:
+            self.sharded.load(context.files, native)
+            return
         self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
+
+    def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
+        """Let the trainer load optimizer and schedule, where FSDP has sharded them too."""
+        if self.sharded is None or context is None:
+            native()
+        else:
+            self.sharded.load(context.files, native)
 
     def attach_engine(
         self, deepspeed: Any, run_directory: Path, context: RestoreContext | None, before_load: Callable[[], None]
@@ -197,6 +210,8 @@ class TrainerFramework:
         if self.engine is not None:
             with self.engine.data_only():
                 native()
+        elif self.sharded is not None:
+            self.sharded.load(reader.files, native)
         else:
             self.weights.load(reader, native, has_own_loader=has_own_loader, verify=verify)
 
@@ -208,6 +223,7 @@ class TrainerFramework:
         """
         if context.verify:
             files.verify(self.trainer, context.files)
+        context.verify_shards(self.sharded_state)
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
         """Restore what the trainer resets at the start of its loop.

@@ -49,9 +49,11 @@ class ResumingTrainer:
         )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
-        self._resume_session.session.begin_settings()
-        self._resume_session.session.rescale.schedules.remember(self.lr_scheduler)  # type: ignore[attr-defined]
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        native = super()._load_optimizer_and_scheduler  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
+        session = self._resume_session
+        session.session.begin_settings()
+        session.session.rescale.schedules.remember(self.lr_scheduler)  # type: ignore[attr-defined]
+        session.framework.load_optimizer(session.context, lambda: native(checkpoint))
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         batches = self._resume_session.window(num_batches)

@@ -30,7 +30,12 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
             getattr(args, "enable_jit_checkpoint", False)
         ),
-        "FSDP shards the state behind the trainer": trainer.is_fsdp_enabled,
+        'FSDP1 flattens the parameters: use FSDP2, fsdp_config={"fsdp_version": 2}': (
+            trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
+        ),
+        f"accelerate {accelerate.__version__}, older than 1.13, does not load the optimizer of FSDP2": (
+            trainer.is_fsdp_enabled and is_older(accelerate.__version__, "1.13")
+        ),
         f"accelerate {accelerate.__version__}, older than 1.9, drives DeepSpeed otherwise than the trainer expects": (
             trainer.is_deepspeed_enabled and is_older(accelerate.__version__, "1.9")
         ),

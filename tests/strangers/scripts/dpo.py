@@ -3,6 +3,7 @@
 import datasets
 from trl import DPOConfig, DPOTrainer
 from trl_models import language_model
+
 from words import sentences, tokenizer
 
 columns = {name: sentences(40, 6, seed) for seed, name in enumerate(("prompt", "chosen", "rejected"))}

@@ -3,6 +3,7 @@
 import datasets
 from trl import GRPOConfig, GRPOTrainer
 from trl_models import language_model
+
 from words import sentences, tokenizer
 
 

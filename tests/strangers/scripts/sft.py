@@ -4,6 +4,7 @@ import datasets
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
 from trl_models import language_model
+
 from words import sentences, tokenizer
 
 trainer = SFTTrainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from transformers import GPT2Config, GPT2LMHeadModel, set_seed
+
 from words import VOCABULARY
 
 

@@ -1,0 +1,60 @@
+"""FSDP2 under the Trainer, on two ranks: with sharded state and with full state, a kill changes nothing."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import pytest
+from packaging.version import Version
+from transformers import TrainingArguments
+
+from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.hf import files
+from resume_adapters.hf.supported import require_supported
+
+import contract
+
+EARLY = {"event": "on_step_end", "step": 8, "rank": 1}
+MIDDLE = {"event": "on_step_end", "step": 12, "rank": 0}
+
+IS_OLD = Version(accelerate.__version__) < Version("1.13")
+
+
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+@pytest.mark.parametrize(("kind", "kills"), [("SHARDED_STATE_DICT", [EARLY, MIDDLE]), ("FULL_STATE_DICT", [EARLY])])
+def test_killed_equals_never(
+    kind: str, kills: list[Any], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {"fsdp": kind, "samples": 100, "args": {"save_steps": 5, "remove_unused_columns": False}}
+    expected = reference(config, 2)
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("is_fsdp2", "version", "found"),
+    [(False, "1.15.0", "FSDP1 flattens the parameters: use FSDP2"), (True, "1.12.0", "accelerate 1.12.0, older than")],
+)
+def test_what_cannot_be_resumed_is_refused(
+    is_fsdp2: bool, version: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = types.SimpleNamespace(
+        args=arguments,
+        is_fsdp_enabled=True,
+        is_deepspeed_enabled=False,
+        accelerator=types.SimpleNamespace(is_fsdp2=is_fsdp2),
+    )
+    monkeypatch.setattr(accelerate, "__version__", version)
+    with pytest.raises(UnsupportedSetting, match=found):
+        require_supported(trainer, None)
+    trainer.accelerator.is_fsdp2 = True
+    monkeypatch.setattr(accelerate, "__version__", "1.13.0")
+    require_supported(trainer, None)
+
+
+def test_a_shard_belongs_to_the_rank_that_wrote_it() -> None:
+    paths = ("pytorch_model_fsdp_0/__2_0.distcp", "rng_state_1.pth", "pytorch_model_fsdp_0/.metadata", "scheduler.pt")
+    assert [files.owner(Path(path)) for path in paths] == [2, 1, 0, 0]

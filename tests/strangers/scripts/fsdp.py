@@ -1,0 +1,39 @@
+"""A model that FSDP2 shards over two processes, on CPUs; the shape of transformers' run_clm.py under accelerate."""
+
+import os
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+
+os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+# Accelerate takes processes on CPUs for DDP alone.
+PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed  # noqa: E402
+
+set_seed(0)
+sizes = {"vocab_size": 64, "n_positions": 12, "n_embd": 16, "n_layer": 2, "n_head": 2}
+config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)
+rows = torch.randint(0, 64, (80, 12), generator=torch.Generator().manual_seed(1))
+sharding = {
+    "fsdp_version": 2,
+    "state_dict_type": os.environ.get("STATE_DICT_TYPE", "SHARDED_STATE_DICT"),
+    "transformer_layer_cls_to_wrap": ["GPT2Block"],
+}
+trainer = Trainer(
+    model=GPT2LMHeadModel(config),
+    args=TrainingArguments(
+        "out",
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        learning_rate=5e-3,
+        save_steps=3,
+        logging_steps=2,
+        report_to=[],
+        fsdp="full_shard",
+        fsdp_config=sharding,
+    ),
+    train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+)
+trainer.train()
