@@ -197,3 +197,45 @@ def test_generation_is_configured_as_it_was(on_start: bool, died: int, tmp_path:
     undisturbed.train()
     resumed = interrupted(make, tmp_path / "b", died)
     assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Each sample draws random numbers where it is fetched: in a worker."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.rand(1), "y": torch.tensor([index / 8])}
+
+
+def test_persistent_evaluation_workers_have_the_random_state_that_they_had(tmp_path: Path) -> None:
+    """Also after a second kill, before which the launch had not evaluated."""
+
+    def make(directory: Path) -> Trainer:
+        made = trainer(
+            directory,
+            data=Noisy(),
+            max_steps=8,
+            eval_strategy="steps",
+            eval_steps=4,
+            dataloader_num_workers=1,
+            dataloader_persistent_workers=True,
+        )
+        made.eval_dataset = {"a": Noisy(), "b": Noisy()}
+        return made
+
+    undisturbed = make(tmp_path / "a")
+    undisturbed.train()
+    resumed = interrupted(make, tmp_path / "b", 5, 7)
+    assert untimed(resumed.state.log_history) == untimed(undisturbed.state.log_history)
+    weights, expected = resumed.model.state_dict(), undisturbed.model.state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    made.evaluate()
+    made.args.eval_strategy, made.args.eval_steps = "steps", 2
+    made.train()
+    assert "MISSING: the random state of the persistent workers of the evaluation loader 'eval'" in caplog.text

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from resume_adapters.core.checkpoint.manifest import finite_metrics
+from torch.utils.data import DataLoader
+
+from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
+from resume_adapters.core.dataloader.instrument import are_kept
+from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
+from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.log import logger
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
-from resume_adapters.hf import files
+from resume_adapters.hf.records import EvaluationLoader
 
 
 class EvaluationInterrupted(Exception):
@@ -34,30 +40,85 @@ class InterruptibleEvaluation:
         self._trainer = trainer
         self._session = session
         self._is_interruptible = False
-        self._workers_before: Sequence[str] = ()
-        self._workers_to_start: set[str] = set()
+        self._workers_before: list[EvaluationLoader] = []
+        self._to_restore: dict[str, LoaderPosition | None] = {}
+        self._tracked: dict[str, TrackedLoader] = {}
+        self._untracked: set[str] = set()
         self._metrics: Mapping[str, float | None] = {}
         self._evaluated_at: int | None = None
 
     # ---- Loaders
 
-    def restore_workers(self, names: Sequence[str]) -> None:
-        """Let the evaluation loaders of these names start their persistent workers when the trainer asks for them."""
-        self._workers_to_start = set(names)
+    def restore_workers(self, names: Sequence[str], loaders: Sequence[EvaluationLoader] | None) -> None:
+        """Restore the persistent workers of evaluation loaders when the trainer asks for these.
+
+        Args:
+            names: the names of all whose workers were running.
+            loaders: those of which the state was saved.
+        """
+        self._to_restore = dict.fromkeys(names) | {each.name: each.position for each in loaders or ()}
 
     def loader(self, name: str, native: Callable[[], Any]) -> Any:
-        """Return an evaluation loader; start its workers if they were running, without drawing a random number."""
+        """Return an evaluation loader; where its workers outlive a pass, tracked, and restored if they were running."""
         found = native()
-        if name in self._workers_to_start:
-            self._workers_to_start.remove(name)
-            before = rng.capture_cpu()
-            iter(found.base_dataloader)
-            rng.restore_cpu(before)
+        torch_loader = getattr(found, "base_dataloader", found)
+        if not _outlives_a_pass(torch_loader):
+            self._to_restore.pop(name, None)
+            return found
+        if are_kept(torch_loader) and not hasattr(torch_loader, "resume_tracked"):
+            self._untracked.add(name)  # started before the training, its workers do not send their state
+            return found
+        tracked = self._tracked[name] = track(torch_loader, self._session.options.generators)
+        if name in self._to_restore:
+            self._restore(name, tracked, self._to_restore.pop(name))
         return found
 
-    def workers(self) -> list[str]:
-        """Return the names of the evaluation loaders whose persistent workers a resume must start."""
-        return list(self._workers_before) if self.is_due else files.evaluation_workers(self._trainer)
+    def _restore(self, name: str, tracked: TrackedLoader, position: LoaderPosition | None) -> None:
+        if position is None:  # an earlier version saved no more than that they were running
+            before = rng.capture_cpu()
+            iter(tracked.loader)
+            rng.restore_cpu(before)
+        elif tracked.differences(position) or position.length != length_of(tracked.loader.dataset):
+            logger.warning(
+                "The evaluation loader %r had a different dataset, batch size or number of workers when the checkpoint "
+                "was saved: the random state of its workers starts over.",
+                name,
+            )
+        else:
+            tracked.restore(position)
+            tracked.restore_now(process=False)
+
+    def workers(self) -> list[EvaluationLoader]:
+        """Return the evaluation loaders whose persistent workers a resume must restore."""
+        return self._workers_before if self.is_due else self._workers_now()
+
+    def _workers_now(self) -> list[EvaluationLoader]:
+        waiting = {name: position for name, position in self._to_restore.items() if position is not None}
+        running = {name: each.position_between() for name, each in self._tracked.items() if are_kept(each.loader)}
+        return [EvaluationLoader(name, position) for name, position in {**waiting, **running}.items()]
+
+    def worker_names(self) -> list[str]:
+        """Return the names of those loaders, and of those that are known by their name only."""
+        named = [name for name, position in self._to_restore.items() if position is None]
+        return [*named, *(each.name for each in self.workers())]
+
+    def missing(self) -> list[PartEntry]:
+        """Return an entry for each loader whose workers were started before the training."""
+        return [
+            PartEntry(
+                "data",
+                "missing",
+                f"the random state of the persistent workers of the evaluation loader {name!r}, which were started "
+                "before train(): after a resume it starts over. Evaluate first with another trainer, or leave "
+                "dataloader_persistent_workers at False",
+            )
+            for name in sorted(self._untracked)
+        ]
+
+    def close(self) -> None:
+        """Let the loaders forget the run. They stay tracked: their workers may be running."""
+        while self._tracked:
+            self._tracked.popitem()[1].release()
 
     # ---- Evaluating
 
@@ -67,7 +128,7 @@ class InterruptibleEvaluation:
         Raises:
             EvaluationInterrupted: it was interrupted.
         """
-        self._workers_before = files.evaluation_workers(self._trainer)
+        self._workers_before = self._workers_now()
         before = self._session.random_state()
         self._session.observed.hold()
         try:
@@ -119,3 +180,9 @@ class InterruptibleEvaluation:
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of this step's weights; none of an earlier step, by which retention would rank them."""
         return dict(self._metrics) if self._evaluated_at == self._trainer.state.global_step else {}
+
+
+def _outlives_a_pass(loader: Any) -> bool:
+    """Return whether a loader is one of torch whose workers outlive its passes, in an order that can be repeated."""
+    is_kept = isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
+    return is_kept and getattr(loader, "in_order", True)

@@ -14,7 +14,6 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
-from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.core.storage.local import LocalStorage
@@ -190,12 +189,6 @@ def restore_callbacks(trainer: Any) -> None:
             for attribute, value in kept.get("attributes", {}).items():
                 setattr(callback, attribute, value)
         known[name] = [each.state() for each in same] if len(same) > 1 else same[0].state()
-
-
-def evaluation_workers(trainer: Any) -> list[str]:
-    """Return the names of the evaluation loaders whose persistent workers are running."""
-    loaders = getattr(trainer, "_eval_dataloaders", {})  # seam: transformers 4.57 to 5.23
-    return [name for name, each in loaders.items() if are_kept(each)]
 
 
 def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:

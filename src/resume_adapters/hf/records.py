@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.session.records import LoaderState, RankState
 from resume_adapters.core.state.records import Record
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
@@ -41,6 +42,19 @@ class DueEvaluation(Record):
     save: bool
 
 
+@dataclass
+class EvaluationLoader(Record):
+    """An evaluation loader whose persistent workers were running.
+
+    Attributes:
+        name: under which the trainer keeps it.
+        position: between two passes, with the random state of its workers.
+    """
+
+    name: str
+    position: LoaderPosition
+
+
 @dataclass(kw_only=True)
 class TrainerRankState(LoaderState, RankState):
     """What one rank saves for itself, beside where its training loader is.
@@ -54,6 +68,8 @@ class TrainerRankState(LoaderState, RankState):
         engine: what DeepSpeed does not save; ``None`` without DeepSpeed.
         evaluation: an evaluation that is due; ``None`` where none is.
         evaluation_workers: names of the evaluation loaders whose persistent workers were running.
+        evaluation_loaders: these loaders, as far as the state of their workers is known; ``None`` where the version
+            that saved it did not capture them.
         counters: what the trainer resets at the start of its loop.
     """
 
@@ -65,6 +81,7 @@ class TrainerRankState(LoaderState, RankState):
     engine: EngineRankState | None
     evaluation: DueEvaluation | None = None  # absent where an evaluation was done again before the first step
     evaluation_workers: list[str]
+    evaluation_loaders: list[EvaluationLoader] | None = None
     counters: TrainerCounters
 
     @property

@@ -124,7 +124,7 @@ class TrainerSession:
             return None
         self._resumed = context.rank_state
         if self._resumed is not None:
-            self.evaluation.restore_workers(self._resumed.evaluation_workers)
+            self.evaluation.restore_workers(self._resumed.evaluation_workers, self._resumed.evaluation_loaders)
         return str(context.path)
 
     def load_from_checkpoint(self, checkpoint: str, native: Callable[[], None], *, has_own_loader: bool) -> None:
@@ -348,7 +348,8 @@ class TrainerSession:
         trainer, state = self.trainer, self._resumed
         if not self.session.has_begun and state is not None:  # an evaluation was done again: nothing else has moved
             _random_state(state).update(self.session.random_state())
-            state.evaluation_workers = files.evaluation_workers(trainer)
+            state.evaluation_workers = self.evaluation.worker_names()
+            state.evaluation_loaders = self.evaluation.workers()
             return state
         between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
         due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
@@ -365,7 +366,8 @@ class TrainerSession:
             max_steps=trainer.state.max_steps,
             engine=self.framework.engine_state(),
             evaluation=due,
-            evaluation_workers=self.evaluation.workers(),
+            evaluation_workers=self.evaluation.worker_names(),
+            evaluation_loaders=self.evaluation.workers(),
             counters=self._counters(),
         )
 
@@ -396,6 +398,7 @@ class TrainerSession:
         return [
             *self.session.part_entries(self.framework.parts(), counters="running loss and elapsed time"),
             *self.session.missing_generators(places),
+            *self.evaluation.missing(),
         ]
 
     # ---- Ending
@@ -443,7 +446,7 @@ class TrainerSession:
 
     def close(self) -> None:
         """Undo what the call patched, started and registered."""
-        self.session.close(self.data.close)
+        self.session.close(self.data.close, self.evaluation.close)
 
 
 def _extent(trainer: Any) -> Extent:
