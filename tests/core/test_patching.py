@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.patching import overridden, replaced, wrapped
 
 
 class Counter:
@@ -54,3 +54,22 @@ def test_a_copy_shares_what_stands_before_its_method() -> None:
     with wrapped(counter, "next", lambda native: seen.append(native())):
         copy.deepcopy(counter).next()
     assert seen == [4]
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def say(self, word: str = "") -> str:
+        return self.name + word
+
+
+def test_a_copy_of_an_object_has_an_overridden_method_as_it_was() -> None:
+    owner = Named("a")
+    with overridden(owner, "say", lambda native, word: native(word) + "!"):
+        with overridden(owner, "say", lambda native, word: native(word) + "?"):
+            copied = copy.deepcopy(owner)
+            copied.name = "b"
+            assert (owner.say("x"), copied.say("x")) == ("ax!?", "bx")
+        assert owner.say("x") == "ax!"
+    assert (owner.say("x"), vars(owner), copied.say()) == ("ax", {"name": "a"}, "b")

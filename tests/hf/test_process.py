@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import ResumeCallback
@@ -239,3 +242,148 @@ def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: p
     made.args.eval_strategy, made.args.eval_steps = "steps", 2
     made.train()
     assert "MISSING: the random state of the persistent workers of the evaluation loader 'eval'" in caplog.text
+
+
+# ---- The trainer's objects
+
+
+class Registered(Trainer):
+    """A trainer whose subclasses are registered, as some libraries do."""
+
+    names: ClassVar[list[str]] = []
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Registered.names.append(cls.__name__)
+
+
+class Copying(TrainerCallback):
+    """Copies the trainer in the middle of its training, and uses the copy."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            copied = copy.deepcopy(self.trainer())
+            with torch.no_grad():
+                copied.model.first.weight.fill_(7.0)
+            random_state = torch.get_rng_state()
+            batches = len(list(copied.get_train_dataloader()))
+            self.found = [type(self.trainer()), copied.evaluate()["eval_loss"], batches]
+            torch.set_rng_state(random_state)
+
+
+def test_the_class_of_a_trainer_stays_what_it_is(tmp_path: Path) -> None:
+    copying = Copying()
+    made = Registered(
+        model=Line(),
+        args=arguments(tmp_path, eval_strategy="steps", eval_steps=2),
+        train_dataset=samples(),
+        eval_dataset=samples(4),
+        callbacks=[copying, ResumeCallback()],
+    )
+    copying.trainer = lambda: made
+    before = set(vars(made))
+    made.train()
+    assert copying.found[0] is type(made) is Registered and Registered.names == []
+    assert abs(copying.found[1] - made.evaluate()["eval_loss"]) > 0.1, "the copy evaluates its own model"
+    assert copying.found[2] == 8
+    assert not [name for name in set(vars(made)) - before if callable(getattr(Trainer, name, None))]
+
+
+def test_a_trainer_and_its_loader_can_be_copied_after_a_training(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    made.train()
+    copied = copy.deepcopy(made)
+    assert copied.evaluate()["eval_loss"] == made.evaluate()["eval_loss"]
+    loaders = made.callback_handler.train_dataloader, copied.callback_handler.train_dataloader
+    read = []
+    for loader in loaders:
+        torch.manual_seed(5)
+        read.append(torch.cat([batch["x"] for batch in loader]))
+    assert torch.equal(*read) and type(loaders[1].base_dataloader) is torch.utils.data.DataLoader
+
+
+def test_a_misspelt_option_is_a_question() -> None:
+    with pytest.raises(UnsupportedSetting, match=r"save_evry=10 is no option: did you mean `save_every`\?"):
+        ResumeCallback(save_evry=10)
+    with pytest.raises(UnsupportedSetting, match="did you mean `run_dir`"):
+        ResumeCallback(run_dr="a")
+
+
+def test_a_misspelt_metric_is_an_error_at_the_first_evaluation(tmp_path: Path) -> None:
+    """Of several datasets, the metrics of all are an evaluation; nothing is deleted for one that is not there."""
+    for metric, question in (("eval_a_los", "eval_a_loss"), ("a_loss", "eval_a_loss")):
+        made = trainer(
+            tmp_path / metric,
+            callback=ResumeCallback(keep=KeepBest(1, metric)),
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=2,
+        )
+        made.eval_dataset = {"a": samples(4), "b": samples(4)}
+        with pytest.raises(UnsupportedSetting, match=f"the best by '{metric}', .* did you mean `{question}`"):
+            made.train()
+        assert made.state.global_step == 2
+    made = trainer(
+        tmp_path / "c", callback=ResumeCallback(keep=KeepBest(1, "eval_a_loss")), eval_strategy="steps", eval_steps=2
+    )
+    made.eval_dataset = {"a": samples(4), "b": samples(4)}
+    made.train()
+    manifest = json.loads((tmp_path / "c" / "checkpoint-4" / "resume" / "manifest.json").read_text())
+    assert {"eval_a_loss", "eval_b_loss"} <= manifest["manifest"]["metrics"].keys()
+
+
+# ---- Trainings that the callback does not see
+
+
+class Late(TrainerCallback):
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer().add_callback(ResumeCallback())
+
+
+class Unreached(Trainer):
+    """Trains by itself: its loop calls the trainer's events."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+
+
+class Logging(Trainer):
+    """Trains by itself: its loop only logs."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.state.global_step = 3
+        self.log({"loss": 1.0})
+
+
+def test_a_training_that_neither_saves_nor_resumes_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> list[str]:
+        found = [each.getMessage() for each in caplog.records]
+        caplog.clear()
+        return [each for each in found if "neither saves with ResumeCallback" in each]
+
+    late = Late()
+    made = Trainer(model=Line(), args=arguments(tmp_path / "a"), train_dataset=samples(), callbacks=[late])
+    late.trainer = lambda: made
+    made.train()
+    assert len(found := warned()) == 1 and "was not there when train() began" in found[0]
+    for kind, reason in ((Unreached, "did not begin it"), (Logging, "its loop logs")):
+        kind(model=Line(), args=arguments(tmp_path / "b"), callbacks=[ResumeCallback()]).train()
+        assert len(found := warned()) == 1 and reason in found[0]
+    trainer(tmp_path / "c", eval_strategy="steps", eval_steps=2, logging_steps=1).train()
+    trainer(tmp_path / "d").evaluate()
+    assert warned() == []
+
+
+def test_a_given_path_that_loses_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer(tmp_path / "a").train()
+    for given, is_named in ((2, True), (4, False)):
+        finished._FINISHED.clear()
+        caplog.clear()
+        path = tmp_path / "a" / f"checkpoint-{given}"
+        trainer(tmp_path / "a").train(resume_from_checkpoint=str(path))
+        assert (f"Not resuming from the given {path}: " in caplog.text) is is_named

@@ -192,7 +192,7 @@ def test_a_restored_running_loss_joins_that_of_the_first_step(restored: float, l
         state=types.SimpleNamespace(global_step=5),
         _globalstep_last_logged=3,
     )
-    moments = LoopEvents(trainer, session=None)  # type: ignore[arg-type]
+    moments = LoopEvents(trainer, session=None, save_now=lambda: None)  # type: ignore[arg-type]
     trainer._tr_loss = torch.tensor(restored)
     assert moments.join_loss(torch.tensor(loss)).item() == joined
     assert moments.join_loss(torch.tensor(0.5)).item() == 0.5, "only the first is changed"

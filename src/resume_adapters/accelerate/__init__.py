@@ -48,8 +48,7 @@ from resume_adapters.core.requirements import require_version
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import ResumeOptions, run_directory_override
-from resume_adapters.core.state.stateful import named_parts
+from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
@@ -102,9 +101,8 @@ def register_for_resume(
         )
     given = Path(config.project_dir or "") / "checkpoints" if run_dir is None else run_dir
     directory = override or Path(os.path.abspath(given))
-    options = ResumeOptions(
-        resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
-    )
+    found = parts_among(parts, "run_dir")
+    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found)
     cadence = options.cadence()
     framework = AccelerateFramework(accelerator, directory)
     run = ResumableRun(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,3 +38,28 @@ def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.A
     former = getattr(owner, name)
     # A function, not a partial: a copy of the owner, such as an average of a module, shares it.
     return replaced(owner, name, lambda *args, **kwargs: function(former, *args, **kwargs))
+
+
+def overridden(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Wrap a method of an object as :func:`wrapped` does; a deep copy of the object has the method as it was."""
+    return replaced(owner, name, _Override(getattr(owner, name), function))
+
+
+class _Override:
+    """A method of an object while it is wrapped.
+
+    Args:
+        former: the method.
+        function: is called instead, with the former method and the arguments of the call.
+    """
+
+    def __init__(self, former: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._former = former
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(self._former, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # Bound to the copy of its owner, as copies of methods are.
+        return copy.deepcopy(self._former, memo)

@@ -1,8 +1,9 @@
-"""Refuse framework versions and settings under which a resume cannot be exact, and options of the wrong type."""
+"""Refuse framework versions and settings under which a resume cannot be exact, and options that are wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
@@ -56,3 +57,9 @@ def refuse(settings: Mapping[str, object], remedy: str = "change it") -> None:
     for reason, found in settings.items():
         if found:
             raise UnsupportedSetting(f"{reason}, so this run cannot be resumed exactly: {remedy}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question whether the most similar of the known words was meant; empty where none is similar."""
+    similar = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f"did you mean `{similar[0]}`?" if similar else ""

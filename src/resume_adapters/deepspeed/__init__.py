@@ -42,8 +42,7 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import ResumeOptions, run_directory_override
-from resume_adapters.core.state.stateful import named_parts
+from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
@@ -90,8 +89,9 @@ class ResumeHooks(ResumableLoop):
     ) -> None:
         directory = run_directory_override() or os.path.abspath(run_dir)
         require_supported(engine, str(directory))
+        found = parts_among(parts, "run_dir")
         options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found
         )
         cadence = options.cadence()
         framework = DeepSpeedFramework(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
@@ -44,6 +46,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         UnsupportedSetting: a part cannot save its state.
     """
 
+    further_options = ("run_dir",)
     session: TrainerSession | None = None
 
     def __init__(
@@ -61,6 +64,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         **parts: Any,
     ) -> None:
         self._run_dir = run_dir
+        self._has_trained = self._has_warned = False
         super().__init__(
             resume=resume,
             keep=keep,
@@ -72,6 +76,10 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             on_save_error=on_save_error,
             **parts,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the options, but not the training call that is under way."""
+        return {name: value for name, value in vars(self).items() if name != "session"}
 
     @contextlib.contextmanager
     def training(self, trainer: Any, resume: Any, ignore_keys: list[str] | None) -> Iterator[TrainerSession]:
@@ -86,6 +94,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         named = resume if isinstance(resume, str | os.PathLike) else self.options.resume
         with self._output_moved(trainer.args):
             session = self.session = TrainerSession(trainer, self.options, named, ignore_keys)
+            self._has_trained = True
             try:
                 yield session
             finally:
@@ -113,6 +122,31 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """Restore what is restored last, and verify the whole."""
         if self.session is not None:
             self.session.begin_training(control)
+        else:
+            self._warn_outside("Trainer.train() of this package did not begin it")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Be ready to warn of another training."""
+        self._has_warned = False
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Warn of a training that logs, and calls no other event."""
+        if state.global_step and not self._has_trained:
+            self._warn_outside("its loop logs and does not call Trainer.train()")
+
+    def _warn_outside(self, found: str) -> None:
+        """Warn once that a training goes on which neither saves nor resumes."""
+        if self.session is not None or self._has_warned:
+            return
+        self._has_warned = True
+        is_patched = hasattr(importlib.import_module("transformers.trainer").Trainer.train, "resume_adapters")
+        reloaded = "" if is_patched else " transformers.trainer was reloaded after resume_adapters.hf was imported."
+        logger.warning(
+            "This training neither saves with ResumeCallback nor resumes: %s.%s Add the callback before train(), let "
+            "the train() of a subclass call super().train(), and reload neither transformers nor resume_adapters.",
+            found,
+            reloaded,
+        )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count epochs."""
@@ -123,6 +157,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """Leave before the first step if a stop was asked for while data were skipped."""
         if self.session is not None:
             self.session.begin_step()
+        else:
+            self._warn_outside("the callback was not there when train() began")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""

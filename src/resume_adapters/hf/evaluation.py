@@ -135,6 +135,7 @@ class InterruptibleEvaluation:
             if self._session.stopping:
                 raise EvaluationInterrupted
             result = native()
+            self._session.require_metrics(result)
             self._session.observed.release()
             return result
         except EvaluationInterrupted:  # what is observed stays held: the evaluation is done again from its start
@@ -163,7 +164,8 @@ class InterruptibleEvaluation:
     def end(self, metrics: dict[str, Any], control: Any) -> None:
         """Keep the metrics, and let a new best force a save: the trainer takes it for the best whether saved or not."""
         args, live = self._trainer.args, self._trainer.state
-        self._metrics, self._evaluated_at = finite_metrics(metrics), live.global_step
+        # The evaluation of several datasets has an event for each of them.
+        self._metrics, self._evaluated_at = {**self.metrics(), **finite_metrics(metrics)}, live.global_step
         if args.metric_for_best_model is None:
             return
         name = args.metric_for_best_model

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from resume_adapters.hf.session import SessionPhase, TrainerSession
 
 
 class LoopSeams:
-    """What a trainer does differently in its loop; mixed into its class for one ``train()``."""
+    """What a trainer does differently in its loop; its methods stand in for the trainer's own for one ``train()``.
 
-    _resume_session: TrainerSession
+    Args:
+        trainer: the trainer.
+        session: the session of the call.
+        save_now: saves a checkpoint through the trainer.
+    """
 
-    def _init_training_state(self, *args: Any) -> tuple[int, int]:  # seam: transformers 5.3 to 5.23
+    def __init__(self, trainer: Any, session: TrainerSession, save_now: Callable[[], None]) -> None:
+        self.trainer = trainer
+        self.session = session
+        self.save_now = save_now
+
+    def _init_training_state(  # seam: transformers 5.3 to 5.23
+        self, native: Callable[..., tuple[int, int]], *args: Any
+    ) -> tuple[int, int]:
         max_steps, _, epochs, _, _ = args
-        return self._resume_session.restore_counters(super()._init_training_state(*args), max_steps, epochs)  # type: ignore[misc]
+        return self.session.restore_counters(native(*args), max_steps, epochs)
 
-    def _prepare_for_training(self, max_steps: int, loader: Any, checkpoint: str | None) -> Any:
-        native = super()._prepare_for_training  # type: ignore[misc]  # seam: transformers 5.3 to 5.23
-        trainer: Any = self
-        if not trainer.is_deepspeed_enabled:
+    def _prepare_for_training(  # seam: transformers 5.3 to 5.23
+        self, native: Callable[..., Any], max_steps: int, loader: Any, checkpoint: str | None
+    ) -> Any:
+        if not self.trainer.is_deepspeed_enabled:
             return native(max_steps, loader, checkpoint)
         prepared = native(max_steps, loader, None)
-        self._resume_session.attach_engine(trainer.deepspeed)
-        trainer._load_optimizer_and_scheduler(checkpoint)  # seam: transformers 5.3 to 5.23: only the trainer's schedule
+        self.session.attach_engine(self.trainer.deepspeed)
+        self.trainer._load_optimizer_and_scheduler(checkpoint)  # seam: transformers 5.3 to 5.23: only its schedule
         return prepared
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 5.3 to 5.23
-        native = super()._run_epoch  # type: ignore[misc]  # seam: transformers 5.3 to 5.23
-        if not self._resume_session.evaluate_again():
+    def _run_epoch(  # seam: transformers 5.3 to 5.23
+        self, native: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> None:
+        if not self.session.evaluate_again():
             native(*args, **kwargs)
 
-    def _finalize_training(self, trial: Any, samples: Any, start_time: float) -> Any:  # seam: transformers 5.3 to 5.23
-        native = super()._finalize_training  # type: ignore[misc]
-        trainer: Any = self
-        session = self._resume_session
+    def _finalize_training(  # seam: transformers 5.3 to 5.23
+        self, native: Callable[..., Any], trial: Any, samples: Any, start_time: float
+    ) -> Any:
+        session = self.session
         if session.phase is SessionPhase.FINISHED:
             return session.former_result()
         session.evaluate_again()
-        session.save_last(trainer._save_now)
+        session.save_last(self.save_now)
         return session.finish(lambda: native(trial, samples, start_time - session.seconds))

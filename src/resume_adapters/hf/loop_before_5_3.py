@@ -52,12 +52,15 @@ class LoopEvents:
     it to zero changes no bit.
     """
 
-    def __init__(self, trainer: Any, session: TrainerSession) -> None:
-        self.trainer, self.session = trainer, session
+    def __init__(self, trainer: Any, session: TrainerSession, save_now: Callable[[], None]) -> None:
+        self.trainer, self.session, self.save_now = trainer, session, save_now
         self.epochs = self.max_steps = 0
         self.per_epoch = StepsPerEpoch(0)
         self.epoch_is_over = self._loss_has_joined = False
-        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
+
+    def begin_loop(self) -> None:
+        """Give the trainer its running loss, which is a variable of the loop here."""
+        self.trainer._tr_loss = torch.tensor(0.0, device=self.trainer.args.device)
 
     def begin(self, epochs: int, steps_per_epoch: int, max_steps: int) -> StepsPerEpoch:
         """Learn how long the run is; return the steps per epoch as the loop is to divide by them."""
@@ -134,7 +137,7 @@ class LoopEvents:
 
     def end_training(self) -> None:
         """Save what is not saved, before the trainer loads the best weights and adds up the loss."""
-        self.session.save_last(self.trainer._save_now)
+        self.session.save_last(self.save_now)
         if not self._loss_has_joined:
             self.trainer._total_loss_scalar += self.trainer._tr_loss.item()
 
@@ -145,53 +148,63 @@ class LoopEvents:
 
 
 class LoopSeams:
-    """What a trainer does differently where its loop is one method; mixed into its class for one ``train()``."""
+    """What a trainer does differently where its loop is one method; its methods stand in for the trainer's own.
 
-    _resume_session: TrainerSession
-    _resume_events: LoopEvents
+    Args:
+        trainer: the trainer.
+        session: the session of the call.
+        save_now: saves a checkpoint through the trainer.
+    """
 
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:  # seam: transformers 4.57 to 5.2
-        trainer: Any = self
-        session = self._resume_session
-        self._resume_events = LoopEvents(self, session)
+    def __init__(self, trainer: Any, session: TrainerSession, save_now: Callable[[], None]) -> None:
+        self.trainer = trainer
+        self.session = session
+        self.events = LoopEvents(trainer, session, save_now)
+
+    def _inner_training_loop(  # seam: transformers 4.57 to 5.2
+        self, native: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        self.events.begin_loop()
         # With a checkpoint of a different batch size, the trainer would continue with that size.
-        kwargs["batch_size"] = trainer.args.train_batch_size
-        whole = super()._inner_training_loop  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
-        native = functools.partial(whole, *args, **kwargs)
+        kwargs["batch_size"] = self.trainer.args.train_batch_size
         try:
-            with self._resume_events.patched():
-                return session.finish(native)
+            with self.events.patched():
+                return self.session.finish(functools.partial(native, *args, **kwargs))
         except NothingToTrain:
-            return session.former_result()
-        finally:
-            del self._resume_events
+            return self.session.former_result()
 
-    def set_initial_training_values(self, *args: Any) -> Any:
-        epochs, steps, *rest = super().set_initial_training_values(*args)  # type: ignore[misc]
-        return (epochs, self._resume_events.begin(epochs, steps, rest[-1]), *rest)
+    def set_initial_training_values(self, native: Callable[..., Any], *args: Any) -> Any:
+        epochs, steps, *rest = native(*args)
+        return (epochs, self.events.begin(epochs, steps, rest[-1]), *rest)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.2
-        trainer: Any = self
-        if trainer.is_deepspeed_enabled:
-            self._resume_session.attach_engine(trainer.deepspeed)
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
+    def _load_optimizer_and_scheduler(  # seam: transformers 4.57 to 5.2
+        self, native: Callable[..., None], checkpoint: str | None
+    ) -> None:
+        if self.trainer.is_deepspeed_enabled:
+            self.session.attach_engine(self.trainer.deepspeed)
+        native(checkpoint)
 
-    def _load_callback_state(self) -> None:  # seam: transformers 4.57 to 5.2
-        super()._load_callback_state()  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
-        self._resume_events.restore_counters()
+    def _load_callback_state(self, native: Callable[[], None]) -> None:  # seam: transformers 4.57 to 5.2
+        native()
+        self.events.restore_counters()
 
-    def get_batch_samples(self, *args: Any) -> Any:
-        return ([], None) if self._resume_events.epoch_is_over else super().get_batch_samples(*args)  # type: ignore[misc]
+    def get_batch_samples(self, native: Callable[..., Any], *args: Any) -> Any:
+        return ([], None) if self.events.epoch_is_over else native(*args)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self._resume_events.join_loss(super().training_step(*args, **kwargs))  # type: ignore[misc]
+    def training_step(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.events.join_loss(native(*args, **kwargs))
 
-    def _maybe_log_save_evaluate(self, tr_loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        native = super()._maybe_log_save_evaluate  # type: ignore[misc]  # seam: transformers 4.57 to 5.2
-        self._resume_events.end_step_or_epoch(lambda loss: native(loss, *args, **kwargs), tr_loss)
+    def _maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.2
+        self, native: Callable[..., None], tr_loss: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> None:
+        self.events.end_step_or_epoch(lambda loss: native(loss, *args, **kwargs), tr_loss)
 
-    def _sorted_checkpoints(self, *args: Any, **kwargs: Any) -> list[str]:  # seam: transformers 4.57 to 5.1
+    def _sorted_checkpoints(  # seam: transformers 4.57 to 5.1
+        self, native: Callable[..., list[str]], *args: Any, **kwargs: Any
+    ) -> list[str]:
         return []
 
-    def _rotate_checkpoints(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.1
+    def _rotate_checkpoints(  # seam: transformers 4.57 to 5.1
+        self, native: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> None:
         """Leave retention to the run."""

@@ -1,4 +1,4 @@
-"""The Trainer methods and functions that are overridden: in its class for one ``train()``, and in its module."""
+"""The Trainer methods and functions that are overridden: in the trainer for one ``train()``, and in its module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from transformers import Trainer, trainer
 
-from resume_adapters.core.patching import wrapped
+from resume_adapters.core.patching import overridden
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf.callback import ResumeCallback
 from resume_adapters.hf.session import TrainerSession
@@ -22,45 +22,48 @@ else:
     from resume_adapters.hf.loop_before_5_3 import LoopSeams  # type: ignore[assignment]
 
 
-class ResumingTrainer:
+class TrainerSeams:
     """What a trainer does differently in one ``train()`` with a :class:`~resume_adapters.hf.ResumeCallback`.
 
-    It is mixed into the trainer's class. Each method wraps the trainer's own of that name. They are private
-    because the public seams come too late or not at all; ``tests/hf/test_seams.py`` checks each of them against the
-    installed version.
+    While it lasts, each method stands in for the trainer's own of that name, which it gets as ``native``. The trainer's
+    class stays what it is. They are private because the public seams come too late or not at all;
+    ``tests/hf/test_seams.py`` checks each of them against the installed version.
+
+    Args:
+        trainer: the trainer.
+        session: the session of the call.
     """
 
-    _resume_session: TrainerSession
+    def __init__(self, trainer: Any, session: TrainerSession) -> None:
+        self.trainer = trainer
+        self.session = session
 
-    def get_train_dataloader(self) -> Any:
-        return self._resume_session.data.track(super().get_train_dataloader())  # type: ignore[misc]
+    def get_train_dataloader(self, native: Callable[..., Any]) -> Any:
+        return self.session.data.track(native())
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        native = super().get_eval_dataloader  # type: ignore[misc]
+    def get_eval_dataloader(self, native: Callable[..., Any], eval_dataset: Any = None) -> Any:
         name = eval_dataset if isinstance(eval_dataset, str) else "eval"
-        return self._resume_session.evaluation.loader(name, lambda: native(eval_dataset))
+        return self.session.evaluation.loader(name, lambda: native(eval_dataset))
 
-    def _load_from_checkpoint(
-        self, checkpoint: str, *args: Any, **kwargs: Any
-    ) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._load_from_checkpoint  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        self._resume_session.load_from_checkpoint(
-            checkpoint, lambda: native(checkpoint, *args), has_own_loader=_is_replaced(native)
+    def _load_from_checkpoint(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[..., None], checkpoint: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self.session.load_from_checkpoint(
+            checkpoint, lambda: native(checkpoint, *args), has_own_loader=_is_replaced("_load_from_checkpoint", native)
         )
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._load_optimizer_and_scheduler  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        session = self._resume_session
-        session.session.begin_settings()
-        session.session.rescale.schedules.remember(self.lr_scheduler)  # type: ignore[attr-defined]
-        session.framework.load_optimizer(session.context, lambda: native(checkpoint))
+    def _load_optimizer_and_scheduler(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[..., None], checkpoint: str | None
+    ) -> None:
+        self.session.session.begin_settings()
+        self.session.session.rescale.schedules.remember(self.trainer.lr_scheduler)
+        self.session.framework.load_optimizer(self.session.context, lambda: native(checkpoint))
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        batches = self._resume_session.window(num_batches)
-        return super().get_batch_samples(epoch_iterator, batches, device)  # type: ignore[misc]
+    def get_batch_samples(self, native: Callable[..., Any], epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        return native(epoch_iterator, self.session.window(num_batches), device)
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        native, trace = super().training_step, self._resume_session.session.trace  # type: ignore[misc]
+    def training_step(self, native: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = self.session.session.trace
         if trace is None:
             return native(model, inputs, *args, **kwargs)
         trace.add_batch(inputs)
@@ -68,40 +71,40 @@ class ResumingTrainer:
         trace.add_loss(loss)
         return loss
 
-    def _load_best_model(self) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._load_best_model  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        self._resume_session.load_best(native, has_own_loader=_is_replaced(native))
+    def _load_best_model(self, native: Callable[[], None]) -> None:  # seam: transformers 4.57 to 5.23
+        self.session.load_best(native, has_own_loader=_is_replaced("_load_best_model", native))
 
-    def _load_rng_state(self, checkpoint: str | None) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._load_rng_state  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        self._resume_session.load_rng(lambda: native(checkpoint))
+    def _load_rng_state(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[[str | None], None], checkpoint: str | None
+    ) -> None:
+        self.session.load_rng(lambda: native(checkpoint))
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:  # seam: transformers 4.57 to 5.23
-        native = super()._save_checkpoint  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        self._resume_session.save(lambda: native(model, trial))
+    def _save_checkpoint(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[..., None], model: Any, trial: Any
+    ) -> None:
+        self.session.save(lambda: native(model, trial))
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:  # seam: transformers 4.57 to 5.23
-        native = functools.partial(super()._maybe_log_save_evaluate, *args, **kwargs)  # type: ignore[misc]  # seam: transformers 4.57 to 5.23
-        self._resume_session.log_evaluate_save(native, self._save_now)
+    def _maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> None:
+        self.session.log_evaluate_save(functools.partial(native, *args, **kwargs), self.save_now)
 
-    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:  # seam: transformers 4.57 to 5.23
-        native = functools.partial(super()._evaluate, *args, **kwargs)  # type: ignore[misc]
-        return self._resume_session.evaluate(native, at_start=kwargs.get("skip_scheduler", False))
+    def _evaluate(  # seam: transformers 4.57 to 5.23
+        self, native: Callable[..., dict[str, float]], *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
+        at_start = kwargs.get("skip_scheduler", False)
+        return self.session.evaluate(functools.partial(native, *args, **kwargs), at_start=at_start)
 
-    def _save_now(self) -> None:
-        trainer: Any = self
+    def save_now(self) -> None:
+        """Save as the trainer does, where it does not by itself."""
+        trainer = self.trainer
         trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 
-def _is_replaced(method: Any) -> bool:
-    """Return whether a subclass has replaced a method of the Trainer."""
-    return method.__func__ is not getattr(Trainer, method.__name__)
-
-
-@functools.cache
-def _resuming(base: Any) -> type:
-    return type(base.__name__, (LoopSeams, ResumingTrainer, base), {"__module__": base.__module__})
+def _is_replaced(name: str, method: Any) -> bool:
+    """Return whether a subclass, or an attribute of the trainer, has replaced a method of the Trainer."""
+    return getattr(method, "__func__", None) is not getattr(Trainer, name)
 
 
 _MANAGED: set[str] = set()
@@ -115,20 +118,19 @@ def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any
 
 @contextlib.contextmanager
 def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
-    """Let a trainer be a :class:`ResumingTrainer` of a session while a training call lasts."""
-    managed, base = os.path.abspath(trainer.args.output_dir), type(trainer)
-    trainer._resume_session = session
-    trainer.__class__ = _resuming(cast("Any", base))
-    _MANAGED.add(managed)
-    try:
-        with wrapped(
-            trainer.callback_handler, "on_epoch_begin", lambda native, *args: _begin_epoch(session, native, *args)
-        ):
-            yield
-    finally:
-        _MANAGED.discard(managed)
-        trainer.__class__ = base
-        del trainer._resume_session
+    """Let the methods of the seams stand in for a trainer's own while a training call lasts."""
+    managed = os.path.abspath(trainer.args.output_dir)
+    seams = TrainerSeams(trainer, session)
+    with contextlib.ExitStack() as stack:
+        for each in (seams, LoopSeams(trainer, session, seams.save_now)):  # the loop's are the outer ones
+            for name in vars(type(each)):
+                if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
+                    stack.enter_context(overridden(trainer, name, getattr(each, name)))
+        begin_epoch = functools.partial(_begin_epoch, session)
+        stack.enter_context(overridden(trainer.callback_handler, "on_epoch_begin", begin_epoch))
+        _MANAGED.add(managed)
+        stack.callback(_MANAGED.discard, managed)
+        yield
 
 
 def _train(native: Callable[..., Any]) -> Callable[..., Any]:

@@ -591,3 +591,17 @@ def test_who_fetches_for_a_loader_that_gives_batches_to_all_ranks() -> None:
     ranks: list[Any] = [types.SimpleNamespace(world_size=3, rank=rank) for rank in range(3)]
     assert [fetches_per_batch(each, splits=False) for each in ranks] == [3, 0, 0], "a batch for every rank"
     assert [fetches_per_batch(each, splits=True) for each in ranks] == [1, 1, 1], "each is a piece of one batch"
+
+
+def test_a_copy_of_a_tracked_loader_is_not_tracked() -> None:
+    """It has the functions that the loader had, and reads what the loader reads."""
+
+    def init(worker: int) -> None:
+        pass
+
+    loader = DataLoader(range(6), batch_size=2, num_workers=1, collate_fn=list, worker_init_fn=init)
+    track(loader)
+    copied = copy.deepcopy(loader)
+    assert type(copied) is DataLoader and not hasattr(copied, "resume_tracked")
+    assert (copied.collate_fn, copied.worker_init_fn) == (list, init)
+    assert list(copied) == list(loader) == [[0, 1], [2, 3], [4, 5]]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.retention import KeepBest, KeepLast
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.loop.checkpointing import LoopRankState
 from resume_adapters.core.ranks import SingleProcess
@@ -28,9 +29,9 @@ from resume_adapters.errors import UnsupportedSetting
 from plain_torch import PlainTorch, Still
 
 
-def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: int = 1) -> Session:
+def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: int = 1, **options: Any) -> Session:
     """Return a session that has chosen what it resumes from."""
-    run = ResumableRun(directory, ranks=SingleProcess())
+    run = ResumableRun(directory, ranks=SingleProcess(), **options)
     framework = PlainTorch(accumulation, ranks=1)
     session = Session(
         run, framework, ResumeOptions(parts=parts or {}), LoopRankState, Rescale("refuse", framework.accumulation)
@@ -48,6 +49,16 @@ def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) ->
     session.set_reason("the validation's end")
     assert session.ask_to_stop() and session.end_step(1, 0.1).stop
     assert session.reason == "the validation's end"
+    session.run.close()
+
+
+def test_an_evaluation_without_the_metric_of_the_policy_is_an_error(tmp_path: Path) -> None:
+    session = begun(tmp_path, keep=KeepLast(1) | KeepBest(1, "eval_los"))
+    session.require_metrics({"eval_los": 1.0})
+    with pytest.raises(UnsupportedSetting, match=r"the best by 'eval_los', .* did you mean `eval_loss`"):
+        session.require_metrics({"eval_loss": 1.0, "epoch": 2})
+    with pytest.raises(UnsupportedSetting, match=r"expected one of its metrics\. It has epoch"):
+        session.require_metrics({"epoch": 2})
     session.run.close()
 
 

@@ -45,6 +45,11 @@ class Policy(abc.ABC):
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
         """Return the names it keeps, each with the reason."""
 
+    @property
+    def metrics(self) -> frozenset[str]:
+        """The metrics by which it ranks, as an evaluation names them."""
+        return frozenset()
+
     def __or__(self, other: Policy) -> Policy:
         return AnyOf((self, other))
 
@@ -54,6 +59,10 @@ class AnyOf(Policy):
     """Keeps what any of its policies keeps."""
 
     policies: tuple[Policy, ...]
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return frozenset().union(*(policy.metrics for policy in self.policies))
 
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
         kept: dict[str, str] = {}
@@ -105,6 +114,10 @@ class KeepBest(Policy):
             raise UnsupportedSetting(f"KeepBest({self.count}, ...) keeps nothing; the least is KeepBest(1, ...)")
         if self.mode not in ("min", "max"):
             raise UnsupportedSetting(f'KeepBest(mode={self.mode!r}): expected "min" or "max"')
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        return frozenset((self.metric,))
 
     def keeps(self, candidates: Sequence[Candidate], now: float) -> dict[str, str]:
         sign = 1.0 if self.mode == "min" else -1.0

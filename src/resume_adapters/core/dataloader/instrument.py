@@ -21,6 +21,13 @@ class Tracker(Protocol):
         """Return the index sampler to use instead of the loader's own."""
 
 
+def _untracked(value: Any) -> Any:
+    """Return what a tracked loader had in the place of this attribute."""
+    if isinstance(value, WorkerCollate):
+        return value.collate
+    return value.init if isinstance(value, WorkerInit) else value
+
+
 @functools.cache
 def tracked_class(base: Any) -> Any:
     """Return the subclass of a loader class that calls its ``resume_tracked``; the same one for the same class."""
@@ -35,6 +42,12 @@ def tracked_class(base: Any) -> Any:
         def _index_sampler(self) -> Any:
             tracked: Tracker = self.resume_tracked
             return tracked.sampler(super()._index_sampler)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Return what makes a copy: a loader as it was before it was tracked."""
+            made, arguments, state, *rest = super().__reduce_ex__(protocol)
+            plain = {name: _untracked(value) for name, value in state.items() if name != "resume_tracked"}
+            return (made, tuple(base if each is type(self) else each for each in arguments), plain, *rest)
 
     Tracked.__name__, Tracked.__qualname__, Tracked.__module__ = base.__name__, base.__qualname__, base.__module__
     return Tracked

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from resume_adapters.core.checkpoint.checkpoint import ResumeChoice
 from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
+from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.launches import WastedLaunch
 
 
@@ -26,6 +28,22 @@ def log_start(choice: ResumeChoice) -> None:
         )
     if not choice.rejected:
         logger.info(outcome if chosen else "No checkpoint yet: starting from step 0.")
+
+
+def log_passed_over(run: ResumableRun) -> None:
+    """Log that a path was given, and that the run resumes from a checkpoint of its own instead."""
+    chosen, given = run.resumed, run.resume
+    if chosen is None or given in ("auto", "scratch", "scratch!"):
+        return
+    path = Path(given)
+    if run.storage.real_path(path) == run.storage.real_path(chosen.path):
+        return
+    logger.warning(
+        "Not resuming from the given %s: the run has checkpoints of its own, and its newest, %s, comes first. To go "
+        "back in this run, use `resume-adapters rewind`; to start from the given one, use another run directory.",
+        path,
+        chosen.path.name,
+    )
 
 
 def log_wasted(launches: Sequence[WastedLaunch]) -> None:

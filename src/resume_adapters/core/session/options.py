@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
@@ -35,6 +36,10 @@ def run_directory_override() -> Path | None:
     return Path(os.path.abspath(given)) if given else None
 
 
+_WORDS = ("auto", "scratch", "scratch!")
+"""What ``resume`` may be beside a path."""
+
+
 @dataclass(frozen=True)
 class ResumeOptions:
     """The options that every adapter takes.
@@ -51,6 +56,9 @@ class ResumeOptions:
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
         parts: further Statefuls by name.
+
+    Raises:
+        UnsupportedSetting: ``resume`` is neither one of its words nor a path.
     """
 
     resume: str | os.PathLike[str] = "auto"
@@ -62,6 +70,18 @@ class ResumeOptions:
     on_batch_change: str = "refuse"
     on_save_error: OnSaveError = "stop"
     parts: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = self.resume
+        is_name = isinstance(given, str) and Path(given).name == given and given not in _WORDS
+        question = did_you_mean(str(given), _WORDS) if is_name else ""
+        if isinstance(given, str | os.PathLike) and not question:
+            return
+        hint = f"{question} A path of that name is ./{given}. Expected" if question else "expected"
+        raise UnsupportedSetting(
+            f'resume={given!r}: {hint} "auto", the default (the latest checkpoint, or a start from zero), "scratch" (a '
+            'start from zero), "scratch!" (checkpoints are set aside first), or the path of a checkpoint'
+        )
 
     @property
     def generators(self) -> dict[str, GeneratorState]:
@@ -83,15 +103,38 @@ class ResumeOptions:
         return Cadence(int(given))
 
 
+def parts_among(keywords: Mapping[str, Any], *further: str) -> dict[str, Stateful]:
+    """Return the parts among the keywords that an adapter was given beside its options.
+
+    Args:
+        keywords: the keywords.
+        further: the options that the adapter has in addition to :class:`ResumeOptions`.
+
+    Raises:
+        UnsupportedSetting: a keyword is a misspelt option, or cannot be a part.
+    """
+    known = [*(each.name for each in fields(ResumeOptions) if each.name != "parts"), *further]
+    for name, value in keywords.items():
+        question = "" if isinstance(value, Stateful) or is_generator(value) else did_you_mean(name, known)
+        if question:
+            raise UnsupportedSetting(
+                f"{name}={value!r} is no option: {question} The options are {', '.join(known)}; a further part of the "
+                "state needs state_dict() and load_state_dict()"
+            )
+    return named_parts(dict(keywords))
+
+
 class OptionsCallback:
     """A callback with which a training call of any framework resumes; an adapter derives its own, and documents it.
 
     Attributes:
         options: the options of the run.
+        further_options: the options of an adapter that are not among :class:`ResumeOptions`.
         needless_warnings: what the framework warns of and a resume does not need, as regular expressions. They are
             ignored from the first callback on: a framework may warn before it calls one.
     """
 
+    further_options: tuple[str, ...] = ()
     needless_warnings: tuple[str, ...] = ()
 
     def __init__(
@@ -107,8 +150,9 @@ class OptionsCallback:
         on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:
+        found = parts_among(parts, *self.further_options)
         self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=named_parts(parts)
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found
         )
         for message in self.needless_warnings:
             warnings.filterwarnings("ignore", message)

@@ -15,6 +15,7 @@ from typing import Any
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
+from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
@@ -34,7 +35,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
-from resume_adapters.errors import ResumeError
+from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
 
@@ -241,6 +242,23 @@ class Session:
     def set_reason(self, reason: str) -> None:
         """Say why the next checkpoint is saved."""
         self.reason = reason
+
+    def require_metrics(self, found: Mapping[str, Any]) -> None:
+        """Check that an evaluation has what the retention policy ranks by, before anything is removed because of it.
+
+        Args:
+            found: the metrics of a whole evaluation, by name.
+
+        Raises:
+            UnsupportedSetting: naming the metric that it lacks.
+        """
+        for name in sorted(self.run.pruner.keep.metrics - found.keys()):
+            whole = f"eval_{name}"
+            question = did_you_mean(whole if whole in found else name, found)
+            raise UnsupportedSetting(
+                f"the retention policy keeps the best by {name!r}, and the evaluation has no such metric: "
+                f"{question or 'expected one of its metrics.'} It has {', '.join(sorted(found))}"
+            )
 
     # ---- Saving
 
