@@ -67,9 +67,16 @@ def test_others_may_begin_there(tmp_path: Path) -> None:
     after.open()
     with pytest.raises(UnsupportedSetting):
         require_continuation(after, Extent(None, 10), "")  # opened: the status says running, and the run remembers
-    after.set_state(RunState.FINISHED, step=10)
     after.close()
-    ask(tmp_path / "a", Extent(None, 10))  # a later start has finished it
+    left = after.control.status.read()
+    assert left is not None and (left.state, left.step, left.horizon) == (RunState.FINISHED, 10, 10)
+    with pytest.raises(UnsupportedSetting):
+        ask(tmp_path / "a", Extent(None, 10))
+    later = ResumableRun(tmp_path / "a", ranks=SingleProcess())
+    later.open()
+    later.set_state(RunState.FINISHED, step=10)
+    later.close()
+    ask(tmp_path / "a", Extent(None, 10))  # a later start, of another process, has finished it
     finish(tmp_path / "a", Extent(None, 10))
     shutil.rmtree(tmp_path / "a")
     ask(tmp_path / "a", Extent(None, 10))

@@ -126,6 +126,7 @@ class ResumableLoop:
         try:
             self._session.require_continuation(self._extent)
         except BaseException:
+            self._closed = True
             self._session.close()
             raise
         self.resume()

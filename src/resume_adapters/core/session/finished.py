@@ -81,6 +81,9 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
     ]
     if extent.is_beyond(finished) and not differences:
         return
+    if run.generation:  # opened meanwhile: it is left as it was
+        run.set_state(former.state, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result)
+        _FINISHED[run.directory] = (run.generation, epochs, steps, content)
     found = f" with {'; '.join(differences)}" if differences else ""
     raise UnsupportedSetting(
         f"this process has finished a training of {finished} in {run.directory}, and begins another one of {extent} "
