@@ -331,7 +331,13 @@ def test_only_commit_writes_the_marker() -> None:
 
 def test_only_pruning_removes_a_committed_checkpoint() -> None:
     """What removes a checkpoint is called for uncommitted ones by commit and sweep, for committed ones by prune."""
-    assert callers("delete") == {"commit._free_name", "commit._abandon", "upkeep.sweep", "prune.prune"}
+    assert callers("delete") == {
+        "commit._free_name",
+        "commit._abandon",
+        "upkeep.sweep",
+        "prune.prune",
+        "placeholder.remove",
+    }
     assert callers("delete_leftover") == {"upkeep.sweep"}
     assert callers("delete_begun") == {"commit._abandon", "commit._take_out"}
     assert callers("remove_tree") == {
