@@ -11,8 +11,11 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheck
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.session.messages import log_start, log_wasted
+from resume_adapters.core.session.messages import log_passed_over, log_start, log_wasted
 from resume_adapters.errors import UnsupportedSetting
+
+import miniature
+from miniature import Miniature
 
 
 def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,3 +59,22 @@ def test_the_first_setting_that_is_found_is_refused_with_its_remedy() -> None:
     refuse({"one": False, "two": None, "three": 0, "four": ""})
     with pytest.raises(UnsupportedSetting, match="two is on, so this run cannot be resumed exactly: turn it off"):
         refuse({"one is on": False, "two is on": 1, "three is on": True}, "turn it off")
+
+
+def test_a_given_path_that_loses_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = Miniature(tmp_path)
+    job.commit(1)
+    job.commit(2)
+    job.run.close()
+    chosen, other = (tmp_path / miniature.name(step) for step in (2, 1))
+    (tmp_path / "link").symlink_to(chosen)
+    for given, is_named in (("auto", False), (chosen, False), (tmp_path / "link", False), (other, True)):
+        caplog.clear()
+        again = Miniature(tmp_path, resume=given)
+        log_passed_over(again.run)
+        assert (f"Not resuming from the given {other}: " in caplog.text) is is_named
+        again.run.close()
+    fresh = Miniature(tmp_path / "b")
+    log_passed_over(fresh.run)
+    assert caplog.text.count("Not resuming") == 1
+    fresh.run.close()
