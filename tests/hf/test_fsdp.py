@@ -33,6 +33,15 @@ def test_killed_equals_never(
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=2)
 
 
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+def test_a_sharded_run_under_way_is_taken_over(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"fsdp": "SHARDED_STATE_DICT", "samples": 100, "args": {"save_steps": 5, "remove_unused_columns": False}}
+    assert bench.run(tmp_path, {**config, "bare": True, "kill": EARLY}, ranks=2).killed
+    outcome = bench.run(tmp_path, {**config, "args": {**config["args"], "max_steps": 7}}, ranks=2).require_success()
+    assert "checkpoint-5 was made without this package" in outcome.output
+    assert contract.read_trace(tmp_path, 2).first_step == 5
+
+
 @pytest.mark.parametrize(
     ("is_fsdp2", "version", "found"),
     [(False, "1.15.0", "FSDP1 flattens the parameters: use FSDP2"), (True, "1.12.0", "accelerate 1.12.0, older than")],

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState
 
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
@@ -129,6 +130,10 @@ def _generators(path: Path) -> list[Path]:
 
 
 def _state_files(files: CheckpointFiles) -> list[Path]:
+    if files.named(distributed_metadata.NAME):  # FSDP: torch reads the shards, and finds what is missing
+        return [files.require("scheduler.pt")]
+    if files.find("pytorch_model_fsdp.bin") is not None:
+        return [files.require(name) for name in ("pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt")]
     found = weights(files) or [file for name in _WHOLE if (file := files.find(name)) is not None]
     if not found:
         raise CheckpointDamaged("it has no weights", path=files.checkpoint)

@@ -223,7 +223,8 @@ class TrainerFramework:
         """
         if context.verify:
             files.verify(self.trainer, context.files)
-        context.verify_shards(self.sharded_state)
+        if self.sharded is not None:
+            context.verify_shards(self.sharded.sharded_state)
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
         """Restore what the trainer resets at the start of its loop.
