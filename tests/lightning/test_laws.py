@@ -410,7 +410,8 @@ def test_a_run_directory_that_was_moved_goes_on(bench: contract.Bench, reference
         ({"async_io": True}, "AsyncCheckpointIO"),
         ({"checkpoints": [{"save_weights_only": True}]}, "no ModelCheckpoint saves the whole state"),
         ({"trainer": {"reload_dataloaders_every_n_epochs": 1}}, "reload_dataloaders_every_n_epochs"),
-        ({"resume": "sratch"}, "is not there"),
+        ({"resume": "sratch"}, "did you mean"),
+        ({"resume": "out/none.ckpt"}, "is not there"),
         ({"fetching": True}, "training_step(dataloader_iter) fetches its batches by itself"),
     ],
 )
