@@ -1,4 +1,4 @@
-"""A run that resumes says where there is no room for the checkpoints to come."""
+"""A run says where there is no room for the checkpoints to come, as soon as it knows their size."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def test_a_run_warns_where_there_is_no_room_for_two_checkpoints(
     storage = Small()
     first = Miniature(tmp_path, storage=storage)
     first.run.begin(0, 0.0)
-    assert not caplog.text, "the size is not known"
+    assert "expected room" not in caplog.text, "the size is not known"
     first.commit(10)
+    first.commit(15)
     first.run.close()
+    assert caplog.text.count("has 0 B free") == 1
+    caplog.clear()
     job = Miniature(tmp_path, storage=storage)
     assert job.choice.checkpoint is not None and job.choice.checkpoint.manifest is not None
     size = job.choice.checkpoint.manifest.bytes

@@ -220,10 +220,13 @@ class ResumableRun:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
         self._step_control.begin(Progress(step, epoch), is_leader=self.storage_group.is_leader)
-        manifest = self.resumed.manifest if self.resumed else None
-        if manifest is not None and self.storage_group.is_leader:
-            warn_if_short(self.storage, self.directory, manifest.bytes)
+        if self.resumed and self.resumed.manifest:
+            self._warn_if_short(self.resumed.manifest)
         self.set_state(RunState.RUNNING, step=step, epoch=epoch)
+
+    def _warn_if_short(self, manifest: Manifest) -> None:
+        if self.storage_group.is_leader:
+            warn_if_short(self.storage, self.directory, manifest.bytes)
 
     # ---- Saving
 
@@ -292,6 +295,8 @@ class ResumableRun:
             self.trace.committed()
         self._step_control.committed(seconds)
         self._save_failures.committed()
+        if self._newest is None:  # only now is a checkpoint's size known
+            self._warn_if_short(manifest)
         self._newest = name
         self._messages.committed(name, describe_cursor(manifest.cursor))
 
