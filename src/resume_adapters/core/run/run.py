@@ -14,7 +14,6 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ from resume_adapters.core.saving.failures import OnSaveError, SaveFailures
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.stop.vote import common_reason
 from resume_adapters.core.storage.base import Pointer, Storage
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
@@ -424,8 +422,9 @@ class ResumableRun:
             Halted: if the run was halted.
         """
         self.flush()
-        self._step_control.agree_now()
-        reason = self._halt_without_time(common_reason(self.ranks, self.flag))
+        start = self.resumed.step if self.resumed else 0
+        has_progressed = (self.engine.last_committed or 0) > start
+        reason = self._step_control.agree_on_reason(self.wasted, has_progressed=has_progressed)
         state = RunState.HALTED if self.flag.halted else RunState.STOPPED
         self.set_state(state, step=step, epoch=epoch, reason=reason)
         if self.storage_group.is_leader:
@@ -440,23 +439,6 @@ class ResumableRun:
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
-
-    def _halt_without_time(self, reason: str) -> str:
-        """Halt if this launch and the one before it leave for the walltime without progress.
-
-        Every rank calls it, and all do the same: the reason, the last commit and the earlier launches are alike on all.
-
-        Returns:
-            The reason to leave, with the figures of rank zero.
-        """
-        start = self.resumed.step if self.resumed else 0
-        has_progressed = (self.engine.last_committed or 0) > start
-        before = list(takewhile(lambda launch: launch.left_for_walltime, reversed(self.wasted)))
-        if not before or has_progressed or not is_warning(reason):
-            return reason
-        figures = self._step_control.describe_shortage()
-        self.flag.halt(f"{len(before) + 1} launches in a row left for the walltime before they kept a step: {figures}")
-        return common_reason(self.ranks, self.flag)
 
     def set_state(self, state: RunState, **facts: Any) -> None:
         """Write ``status.json``, on the leader of a run directory.

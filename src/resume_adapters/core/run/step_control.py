@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from resume_adapters.core.log import logger
@@ -18,13 +19,14 @@ from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.progress import Progress, StepRate
 from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop import slurm
-from resume_adapters.core.stop.policy import WALLTIME, StopOn
+from resume_adapters.core.stop.policy import WALLTIME, StopOn, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.stop.vote import StopVote
+from resume_adapters.core.stop.vote import StopVote, common_reason
 from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
 
 _LOOK_EVERY = 1.0
@@ -172,11 +174,29 @@ class StepControl:
         """Return whether any rank stops, waiting for all of them to answer. Every rank calls it."""
         return self._vote.agree_now()
 
-    def describe_shortage(self) -> str:
-        """Describe how this launch's time was spent; see :func:`~resume_adapters.core.stop.walltime.describe_shortage`.
+    def agree_on_reason(self, wasted: Sequence[WastedLaunch], *, has_progressed: bool) -> str:
+        """Return why all ranks leave. Every rank calls it.
 
-        What it says is this rank's view.
+        The second launch in a row that leaves for the walltime without progress halts the run. All ranks do the same:
+        the arguments and the reason are alike on all.
+
+        Args:
+            wasted: the launches before this one that kept no step, oldest first.
+            has_progressed: this launch has kept one.
+
+        Returns:
+            The reason, with the figures of rank zero where it halts.
         """
+        self.agree_now()
+        reason = common_reason(self._ranks, self.flag)
+        before = list(takewhile(lambda launch: launch.left_for_walltime, reversed(wasted)))
+        if not before or has_progressed or not is_warning(reason):
+            return reason
+        launches = f"{len(before) + 1} launches in a row left for the walltime before they kept a step"
+        self.flag.halt(f"{launches}: {self._describe_shortage()}")
+        return common_reason(self._ranks, self.flag)
+
+    def _describe_shortage(self) -> str:
         deadline, stepped = self.deadline, self._first_step_ended
         began = deadline.began if deadline else self._process_began
         return describe_shortage(
