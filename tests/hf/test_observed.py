@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import Trainer, TrainingArguments
 
 from resume_adapters.hf import observed
 
@@ -31,6 +33,13 @@ def test_between_two_epochs_a_callback_hears_of_the_next_one_as_it_would_have(
     config = {**HOLDING, "args": {"save_strategy": "epoch"}}
     kills = [{"event": "on_step_end", "step": 15}, {"event": "on_step_end", "step": 30}]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+def test_weights_that_the_optimizer_updates_beside_those_of_the_model_are_known(tmp_path: Path) -> None:
+    head = torch.nn.Linear(2, 2)
+    trainer = Trainer(model=torch.nn.Linear(2, 2), args=TrainingArguments(str(tmp_path), report_to=[], use_cpu=True))
+    trainer.create_optimizer().add_param_group({"params": head.parameters()})
+    assert {id(each) for each in head.parameters()} <= {id(each) for each in observed.subjects(trainer).trained}
 
 
 def test_it_is_said_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:

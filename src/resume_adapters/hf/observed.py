@@ -53,6 +53,7 @@ def subjects(trainer: Any) -> Subjects:
         ignored=IGNORED,
         foreign=FOREIGN,
         read_ahead=frozenset(("data_collator", "train_dataset", "eval_dataset")),
+        trained=[each for group in trainer.optimizer.param_groups for each in group["params"]],
     )
 
 

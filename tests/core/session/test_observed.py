@@ -222,6 +222,20 @@ def test_of_a_module_that_is_updated_no_tensor_stays_behind() -> None:
     assert found == {*expected, *(f"trainer.reference.2.{name}" for name in of_norm)}
 
 
+def test_a_module_that_an_optimizer_updates_is_captured_before_its_first_update() -> None:
+    trainer: Any = Trainer()
+    pairs, fixed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    trainer.losses = {"pairs": pairs, "classes": torch.nn.BatchNorm1d(2), "fixed": fixed}
+    updated = [*pairs.parameters(), *trainer.losses["classes"].parameters()]
+    state = observing(trainer, trained=updated)
+    state.begin()
+    state.before_save(is_last=False)
+    of_norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    expected = {f"trainer.losses['classes'].{name}" for name in of_norm}
+    expected |= {f"trainer.losses['pairs'].{name}" for name in ("weight", "bias")}
+    assert {str(each.path) for each in state.capture()} == expected
+
+
 class Given:
     def __init__(self, value: Any) -> None:
         self.value = value

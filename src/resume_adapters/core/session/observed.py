@@ -198,7 +198,7 @@ class ObservedState:
         subjects = self._subjects()
         self._roots = subjects.roots
         now = census.take(subjects, self._clock)
-        for path, leaf in self._start.changed(now).items():
+        for path, leaf in {**self._start.changed(now), **census.trained(subjects, now)}.items():
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:

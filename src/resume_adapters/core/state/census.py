@@ -118,6 +118,7 @@ class Subjects:
             for attributes of that name anywhere.
         foreign: prefixes of modules whose objects are not entered.
         read_ahead: names of the roots that change when batches are fetched, not when they are used.
+        trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
     """
 
     roots: Mapping[str, Any]
@@ -125,6 +126,7 @@ class Subjects:
     ignored: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
+    trained: Iterable[Any] = ()
 
 
 @dataclass
@@ -180,10 +182,11 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
         subjects: what was walked.
         path: path of the tensor.
     """
-    outer = Path(path.root, path.steps[:1])
-    module, captured = get(subjects.roots, outer), _identities(subjects.captured)
-    if not _is_module(module):
+    above = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
+    outer = next((each for each in above if _is_module(get(subjects.roots, each))), None)
+    if outer is None:
         return [path]
+    module, captured = get(subjects.roots, outer), _identities(subjects.captured)
     found = []
     for prefix, part in module.named_modules():
         steps = [Step(".", name) for name in prefix.split(".") if prefix]
@@ -191,6 +194,18 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
             if tensor is not None and id(tensor) not in captured:
                 found.append(Path(outer.root, (*outer.steps, *steps, Step("tensor", name))))
     return found
+
+
+def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
+    """Return the leaves that an optimizer updates, changed or not: a loss with weights may wait for its first batch.
+
+    Args:
+        subjects: what was walked.
+        walked: what was found.
+    """
+    updated = {id(tensor) for tensor in subjects.trained}
+    tensors = {path: leaf for path, leaf in walked.leaves.items() if leaf.kind is LeafKind.TENSOR} if updated else {}
+    return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
 
 
 class _Walk:
