@@ -12,10 +12,16 @@ from strangers import HERE, ends_as_undisturbed
 SCRIPTS = {
     "mixtral": "transformers",
     "vit": "transformers",
+    "seq2seq": "transformers",
+    "examples_of_4": "transformers",
     "sentences": "sentence_transformers",
+    "sentences_datasets": "sentence_transformers",
+    "sentences_nested": "sentence_transformers",
     "sft": "trl",
     "dpo": "trl",
     "grpo": "trl",
+    "reward": "trl",
+    "kto": "trl",
 }
 """The library that each script needs."""
 

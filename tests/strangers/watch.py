@@ -62,9 +62,13 @@ def end() -> dict[str, Any]:
     ]
     weights = {name: digest(value) for name, value in trainer.model.state_dict().items()}
     optimizer = trainer.optimizer.state_dict()["state"] if trainer.optimizer is not None else {}
+    groups = trainer.optimizer.param_groups if trainer.optimizer is not None else []
+    of_model = {id(each) for each in trainer.model.parameters()}
+    updated = [each for group in groups for each in group["params"] if id(each) not in of_model]
     return {
         "steps": trainer.state.global_step,
         "weights": best_weights(trainer) or weights,
+        "weights beside the model's": [digest(each) for each in updated],
         "optimizer": [digest(value) for _, each in sorted(optimizer.items()) for _, value in sorted(each.items())],
         "logs": logs,
         "best": [trainer.state.best_metric, trainer.state.best_global_step],

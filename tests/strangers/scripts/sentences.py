@@ -1,31 +1,13 @@
 """Sentence embeddings with one loss; the shape of sentence-transformers' training examples."""
 
 import datasets
-from sentence_transformers import (
-    SentenceTransformer,
-    SentenceTransformerTrainer,
-    SentenceTransformerTrainingArguments,
-)
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.losses import MultipleNegativesRankingLoss
-from sentence_transformers.models import Pooling, Transformer
-from transformers import BertConfig, BertModel, set_seed
+from sentences_model import embedding_model
 
-from words import VOCABULARY, sentences, tokenizer
+from words import sentences
 
-set_seed(0)
-config = BertConfig(
-    vocab_size=len(VOCABULARY),
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    max_position_embeddings=32,
-    pad_token_id=0,
-)
-BertModel(config).save_pretrained("base")
-tokenizer().save_pretrained("base")
-words = Transformer("base", max_seq_length=16)
-model = SentenceTransformer(modules=[words, Pooling(16)], device="cpu")
+model = embedding_model()
 rows = {"anchor": sentences(100, 6, 1), "positive": sentences(100, 6, 2)}
 data = datasets.Dataset.from_dict(rows).train_test_split(20, seed=0)
 trainer = SentenceTransformerTrainer(
