@@ -226,8 +226,11 @@ def test_a_module_that_an_optimizer_updates_is_captured_before_its_first_update(
     trainer: Any = Trainer()
     pairs, fixed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     trainer.losses = {"pairs": pairs, "classes": torch.nn.BatchNorm1d(2), "fixed": fixed}
+    model: Any = torch.nn.Linear(2, 2)
+    model.register_buffer("kept", torch.zeros(1), persistent=False)
+    trainer.losses["classes"].model = model
     updated = [*pairs.parameters(), *trainer.losses["classes"].parameters()]
-    state = observing(trainer, trained=updated)
+    state = observing(trainer, trained=updated, captured=[model])
     state.begin()
     state.before_save(is_last=False)
     of_norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

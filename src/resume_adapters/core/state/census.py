@@ -187,8 +187,11 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
     if outer is None:
         return [path]
     module, captured = get(subjects.roots, outer), _identities(subjects.captured)
+    others = {id(part) for each in subjects.captured if _is_module(each) for part in each.modules()}
     found = []
     for prefix, part in module.named_modules():
+        if id(part) in others and id(module) not in others:  # a loss holds the trained model
+            continue
         steps = [Step(".", name) for name in prefix.split(".") if prefix]
         for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
             if tensor is not None and id(tensor) not in captured:
