@@ -149,3 +149,15 @@ def test_a_loader_made_in_each_epoch_resumes(tmp_path: Path) -> None:
         found = curriculum(tmp_path / "killed", until)
     rest = curriculum(tmp_path / "killed")
     assert 0 < len(rest) < 10 and rest == whole[-len(rest) :] and found
+
+
+def test_loaders_made_in_each_epoch_do_not_pile_up(tmp_path: Path) -> None:
+    """What ``prepare`` returns is no ``DataLoader`` by its type, and is known as made in the loop all the same."""
+    script = Script(tmp_path)
+    script.prepare()
+    run = script.register()
+    for _ in run.epochs(3):
+        for batch in run.batches(script.accelerator.prepare(script.of(8))):
+            script.train(batch)
+            run.step()
+        assert [each.made_in_loop for each in run._passes.states()] == [True]

@@ -55,7 +55,8 @@ class EpochPasses:
     def _made_in_loop(self, loader: LoopLoader) -> bool:
         from torch.utils.data import DataLoader
 
-        return issubclass(type(loader.prepared), DataLoader) and loader.prepared not in self._existing
+        # Accelerate's loaders give the class of the one beneath as theirs; DeepSpeed's make that one in each pass.
+        return isinstance(loader.prepared, DataLoader) and loader.tracked.loader not in self._existing
 
     def has(self, loader: Any) -> bool:
         """Return whether a loader was given to the loop: as the script has it, or the torch loader beneath."""
