@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch import cli
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, ModelPruning, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.nn.utils import prune
 
@@ -88,3 +90,33 @@ def test_a_finished_run_says_how_many_steps_it_has(options: dict[str, Any], hori
     trainer_of(tmp_path, ResumeCallback(), **options).fit(BoringModel())
     status = json.loads((tmp_path / "run" / ".resume" / "status.json").read_bytes())
     assert (status["step"], status["horizon"]) == (horizon, horizon)
+
+
+class Unfreezing(BaseFinetuning):
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.layer[0])
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.layer[0], optimizer)
+
+
+class Layered(BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.Linear(4, 2))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD([each for each in self.parameters() if each.requires_grad], lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def test_groups_that_finetuning_has_added_are_no_changed_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "resume_adapters"):
+        for epochs in (2, 3):
+            caplog.clear()
+            trainer_of(tmp_path, Unfreezing(), ResumeCallback(), max_epochs=epochs).fit(Layered())
+    (line,) = [each for each in caplog.messages if "Settings that differ" in each]
+    assert "this launch's max_epochs 3 (was 2)." in line

@@ -31,8 +31,8 @@ def of_trainer(trainer: Any, of_engine: Mapping[str, Any] | None) -> LaunchSetti
     grows = any(isinstance(each, pl.callbacks.BaseFinetuning) for each in trainer.callbacks)
     return read_settings(
         {**flags, **given, **of_data, **(of_engine or {})},
-        trainer.optimizers,
+        [] if grows else trainer.optimizers,  # a resume has made the groups of before, with their rates of then
         [config.scheduler for config in trainer.lr_scheduler_configs],
         [module],
-        is_fixed=of_engine is None and not grows,
+        is_fixed=of_engine is None,
     )
