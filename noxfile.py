@@ -244,8 +244,8 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def strangers(session: nox.Session) -> None:
-    """Kill scripts of libraries that build on the Trainer, and compare with the unmodified script undisturbed."""
-    install(session, "-e", ".[test-hf]", "sentence-transformers>=5.1", "trl>=0.23")
+    """Kill scripts in the shape of public ones, and compare with the same script, bare and undisturbed."""
+    install(session, "-e", ".[test-all]", "sentence-transformers>=5.1", "trl>=0.23")
     environment = {"RESUME_ADAPTERS_STRANGERS": "1", **_ONE_THREAD}
     named = [] if any((ROOT / word.partition("::")[0]).exists() for word in session.posargs) else ["tests/strangers"]
     session.run("python", "-m", "pytest", *_AT_ONCE, *named, *session.posargs, env=environment)

@@ -43,7 +43,7 @@ def ends_as_undisturbed(
     end = run(script, directory / "killed", with_callback=True, ranks=ranks)
     for rank, (found, expected) in enumerate(zip(end, reference, strict=True)):
         for name in [name for name in expected if name not in apart_from]:
-            differs = f"{said}: {name} differs on rank {rank}:\n{_difference(found[name], expected[name])}"
+            differs = f"{said}: {name} differs on rank {rank}:\n{difference(found[name], expected[name])}"
             assert found[name] == expected[name], differs
 
 
@@ -76,7 +76,7 @@ def run(
     return [json.loads((directory / f"end.{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def _difference(found: Any, expected: Any) -> str:
+def difference(found: Any, expected: Any) -> str:
     """Return the first entries that differ."""
     if isinstance(found, dict) and isinstance(expected, dict):
         names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]

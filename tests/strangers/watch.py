@@ -6,10 +6,8 @@ What its trainer ended with is written to ``end.RANK.json``. ``STRANGERS_CALLBAC
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import random
 import re
 import runpy
 import signal
@@ -17,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel, Trainer
+
+from ledger import digest, random_state
 
 TRAIN = re.compile(r"^(\s*)(.*?)(\w+)\.train\(", re.MULTILINE)
 ONE_LINE = r"\1from resume_adapters.hf import ResumeCallback; \3.add_callback(ResumeCallback())" + "\n"
@@ -44,18 +43,9 @@ def watch() -> None:
     Trainer.train, Trainer.training_step = kept, killed  # type: ignore[method-assign]
 
 
-def digest(value: Any) -> str:
-    if hasattr(value, "full_tensor"):  # sharded by FSDP
-        value = value.full_tensor()
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return hashlib.blake2b(value if isinstance(value, bytes) else repr(value).encode(), digest_size=8).hexdigest()
-
-
 def end() -> dict[str, Any]:
     """Return what the last trainer ended with."""
     trainer = trained[-1]
-    of_numpy: Any = np.random.get_state()
     logs = [
         {name: value for name, value in entry.items() if not any(word in name for word in TIMED)}
         for entry in trainer.state.log_history
@@ -72,11 +62,7 @@ def end() -> dict[str, Any]:
         "optimizer": [digest(value) for _, each in sorted(optimizer.items()) for _, value in sorted(each.items())],
         "logs": logs,
         "best": [trainer.state.best_metric, trainer.state.best_global_step],
-        "random": [
-            digest(random.getstate()),
-            digest(of_numpy[1].tobytes()),
-            digest(torch.get_rng_state()),
-        ],
+        "random": random_state(),
     }
 
 

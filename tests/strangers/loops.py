@@ -1,0 +1,91 @@
+"""Run a script that has the adapter behind a switch, and compare: without it, and killed three times with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ledger import END, STEPS
+from strangers import HERE, KILLS, TIMEOUT, difference
+
+
+def ends_as_without(script: Path, directory: Path, seed: int, *arguments: str) -> str:
+    """Run a script without the adapter; then with it, killed by SIGKILL at random steps; both must end alike.
+
+    Compared are the loss and the learning rates of each step, the weights, the optimizers and the random state at the
+    end, and what else the script gives.
+
+    Args:
+        script: the script; ``STRANGERS_ADAPTER`` is its switch.
+        directory: where both run.
+        seed: of the steps at which it is killed.
+        arguments: of the script.
+
+    Returns:
+        What the last launch said.
+    """
+    without, killed = directory / "without", directory / "killed"
+    run(script, arguments, without)
+    expected = steps_of(without)
+    keys = list(expected)
+    later = range(len(keys) // 3, len(keys))  # what is logged before the first checkpoint is logged twice
+    kills = [keys[index] for index in sorted(random.Random(seed).sample(later, KILLS))]
+    for key in kills:
+        run(script, arguments, killed, adapted=True, kill=key)
+    before = len(rows_of(killed))
+    output = run(script, arguments, killed, adapted=True)
+    said = f"{script.name} {' '.join(arguments)}, killed before the steps {kills} (seed {seed})"
+    assert rows_of(killed)[before][0] != keys[0], f"{said}: the last launch began at the start"
+    found = steps_of(killed)
+    assert found == expected, f"{said}: steps differ:\n{difference(found, expected)}\n{_first(found, expected)}"
+    ends = [json.loads((each / END).read_text()) for each in (killed, without)]
+    for name in ends[1]:
+        differs = f"{said}: {name} differs:\n{difference(ends[0][name], ends[1][name])}"
+        assert ends[0][name] == ends[1][name], differs
+    return output
+
+
+def run(
+    script: Path, arguments: tuple[str, ...], directory: Path, *, adapted: bool = False, kill: str | None = None
+) -> str:
+    """Launch a script once; return what it said.
+
+    Args:
+        script: the script.
+        arguments: its arguments.
+        directory: its working directory.
+        adapted: turn the switch on.
+        kill: the step at which it is killed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join([str(HERE), str(HERE.parent)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment |= {"STRANGERS_ADAPTER": "1" if adapted else "", "STRANGERS_KILL": kill or ""}
+    words = [sys.executable, str(script), *arguments]
+    done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+    said = f"{' '.join(words)} in {directory}:\n{(done.stdout + done.stderr)[-6000:]}"
+    assert done.returncode == (0 if kill is None else -signal.SIGKILL), said
+    return done.stdout + done.stderr
+
+
+def rows_of(directory: Path) -> list[Any]:
+    """Return what all launches wrote down, in its order."""
+    return [json.loads(line) for line in (directory / STEPS).read_text().splitlines()]
+
+
+def steps_of(directory: Path) -> dict[str, Any]:
+    """Return what was written down of each step, by the last launch that came to it."""
+    return dict(rows_of(directory))
+
+
+def _first(found: dict[str, Any], expected: dict[str, Any]) -> str:
+    for key in expected:
+        if found.get(key) != expected[key]:
+            return f"{key}: {found.get(key)}, expected {expected[key]}"
+    return ""
