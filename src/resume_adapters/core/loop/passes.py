@@ -55,8 +55,10 @@ class EpochPasses:
     def _made_in_loop(self, loader: LoopLoader) -> bool:
         from torch.utils.data import DataLoader
 
-        # Accelerate's loaders give the class of the one beneath as theirs; DeepSpeed's make that one in each pass.
-        return isinstance(loader.prepared, DataLoader) and loader.tracked.loader not in self._existing
+        # Accelerate's loaders give the class of the one beneath as theirs; DeepSpeed's make that one in each pass, and
+        # an elastic one has been replaced by another.
+        own = (loader.prepared, loader.tracked.loader)
+        return isinstance(loader.prepared, DataLoader) and not any(each in self._existing for each in own)
 
     def has(self, loader: Any) -> bool:
         """Return whether a loader was given to the loop: as the script has it, or the torch loader beneath."""
