@@ -46,10 +46,7 @@ def require_architecture(saved: dict[str, str], live: dict[str, str], checkpoint
     """
     differing = _differing(saved, live)
     if differing:
-        lines = "".join(
-            f"\n  {name}: saved {saved.get(name, 'nothing')}, the model has {live.get(name, 'nothing')}"
-            for name in differing[:_LISTED]
-        )
+        lines = _lines(differing, "saved {}, the model has {}", saved, live)
         raise StateMismatch(
             f"{checkpoint.name} was saved from another model; {len(differing)} of its tensors differ:{lines}\n"
             "Build the model as it was, or start another run directory.",
@@ -69,16 +66,19 @@ def require_unchanged(start: dict[str, str], now: dict[str, str]) -> None:
     """
     differing = _differing(start, now)
     if differing:
-        lines = "".join(
-            f"\n  {name}: {start.get(name, 'nothing')} before the first step, {now.get(name, 'nothing')} now"
-            for name in differing[:_LISTED]
-        )
+        lines = _lines(differing, "{} before the first step, {} now", start, now)
         raise UnsupportedSetting(
             f"{len(differing)} of the model's tensors have changed their shape or dtype in training:{lines}\n"
             "The relaunched script builds them as they were before the first step, and nothing that is saved now could "
             "be loaded into them. Give a buffer its final size from the start, or hold what grows outside the model, "
             "in an object with state_dict() and load_state_dict() that is registered as a part"
         )
+
+
+def _lines(names: list[str], words: str, one: dict[str, str], other: dict[str, str]) -> str:
+    """Return a line for each of the first tensors that differ, with both descriptions in ``words``."""
+    rows = (words.format(one.get(name, "nothing"), other.get(name, "nothing")) for name in names[:_LISTED])
+    return "".join(f"\n  {name}: {row}" for name, row in zip(names, rows, strict=False))
 
 
 def _differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
