@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.state import census, encoding
-from resume_adapters.core.state.census import ABSENT, Census, LeafKind, Path, Step, Subjects
+from resume_adapters.core.state import census, encoding, leaf_values, object_path
+from resume_adapters.core.state.census import Census, Subjects
+from resume_adapters.core.state.leaf_values import LeafKind
+from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
 from resume_adapters.errors import NotSerialisable
 
 
@@ -99,12 +101,12 @@ def test_data_is_one_leaf_that_is_captured_encoded_and_restored_with_its_types(v
     found = changes(trainer, lambda it: vars(it).update(value=copy.deepcopy(changed)))
     assert found == {"trainer.value": LeafKind.DATA}
     at = path("trainer", (".", "value"))
-    captured = census.capture(changed, LeafKind.DATA)
+    captured = leaf_values.capture(changed, LeafKind.DATA)
     document, tensors = encoding.encode(captured)
     saved = encoding.decode(document, tensors)
     assert type(saved) is type(changed) and encoding.digest_of(encoding.exact(saved)) == encoding.digest_of(captured)
     fresh = Thing(value=copy.deepcopy(value))
-    census.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
+    leaf_values.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
     live = fresh.value
     assert type(live) is type(changed)
     assert encoding.digest_of(encoding.exact(live)) == encoding.digest_of(captured)
@@ -121,15 +123,15 @@ def test_containers_are_restored_in_place_also_within_others() -> None:
     saved = {"new": 2, "train": defaultdict(list, {"loss": [1, 2]})}
     roots = {"trainer": trainer}
     for name, value in (("metrics", saved), ("items", [[1, 2], 6, 7]), ("seen", {2}), ("window", deque([[3], [4]], 3))):
-        census.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
+        leaf_values.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
     assert inner == {"loss": [1, 2]} and trainer.metrics == {"new": 2, "train": inner}
     assert list(trainer.metrics) == ["new", "train"], "in the order in which they were saved"
     assert items == [[1, 2], 6, 7] and items[0] is first and seen == {2}
     assert window == deque([[3], [4]]) and window[0] is held
-    census.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
+    leaf_values.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
     assert trainer.window is not window and trainer.window.maxlen == 9
     other = defaultdict(int, {"loss": 1})
-    census.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
+    leaf_values.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
     assert trainer.metrics["train"] is other
 
 
@@ -139,29 +141,29 @@ def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() ->
 
     trainer, fresh, at = made(), made(), path("trainer", (".", "logs"))
     trainer.logs["rewards"]["length"].append(1.5)
-    document, tensors = encoding.encode(census.capture(trainer.logs, LeafKind.DATA))
+    document, tensors = encoding.encode(leaf_values.capture(trainer.logs, LeafKind.DATA))
     saved = encoding.decode(document, tensors)
-    census.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
+    leaf_values.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
     assert fresh.logs == trainer.logs and fresh.logs["rewards"]["new"].maxlen == 2
     known = Thing(logs={"rewards": defaultdict(list)})
     for roots, where in (({"trainer": fresh}, "none"), ({"trainer": known}, "logs")):
         with pytest.raises(NotSerialisable):
-            census.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
+            leaf_values.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
     with pytest.raises(NotSerialisable):
-        census.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
+        leaf_values.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
 
 
 @pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
 def test_an_array_that_training_fills_is_filled_and_one_that_it_replaces_is_replaced(made: Any) -> None:
     start, saved, smaller = made(), made() + 1, made()[:1]
     trainer, at = Thing(total=start), path("trainer", (".", "total"))
-    census.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False)
+    leaf_values.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False)
     assert trainer.total is saved and not start.any()
     trainer.total = start
-    census.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
+    leaf_values.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
     assert trainer.total is smaller
     trainer.total = start
-    census.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True)
+    leaf_values.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True)
     assert trainer.total is start and start.all()
 
 
@@ -200,10 +202,10 @@ def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep()
         "trainer.slots.count",
     }
     at = path("trainer", (".", "slots"), (".", "count"))
-    census.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    leaf_values.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
     assert trainer.slots.count == 5
     at = path("trainer", (".", "objects"), ("[]", 0), (".", "n"))
-    census.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    leaf_values.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
     assert trainer.objects[0].n == 5
 
 
@@ -236,14 +238,14 @@ def test_a_stateful_object_and_a_generator_are_captured_through_their_state() ->
         it.generator.random()
 
     assert changes(trainer, change) == {"trainer.average": LeafKind.STATEFUL, "trainer.generator": LeafKind.STATEFUL}
-    saved = {name: census.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
+    saved = {name: leaf_values.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
     expected, fresh = generator.random(), Thing(average=Average(), generator=random.Random(5))
     for name, state in saved.items():
-        census.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
+        leaf_values.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
     assert fresh.generator.random() == expected and fresh.average.shadow.all()
     for value in (trainer.broken, None):
         with pytest.raises(NotSerialisable):
-            census.capture(value, LeafKind.STATEFUL)
+            leaf_values.capture(value, LeafKind.STATEFUL)
 
 
 class Network(torch.nn.Module):
@@ -279,11 +281,11 @@ def test_of_the_trained_model_only_what_its_state_dict_lacks_is_found() -> None:
     }
     fresh = {"model": Network(), "trainer": Thing(reference=Network())}
     for at, leaf in found.items():
-        live = census.get({"model": model, "trainer": trainer}, at)
-        held = census.get(fresh, at)
-        census.restore(fresh, at, census.capture(live, leaf.kind), leaf.kind, in_place=False)
+        live = object_path.get({"model": model, "trainer": trainer}, at)
+        held = object_path.get(fresh, at)
+        leaf_values.restore(fresh, at, leaf_values.capture(live, leaf.kind), leaf.kind, in_place=False)
         if leaf.kind is LeafKind.TENSOR:
-            assert census.get(fresh, at) is held and torch.equal(held, live)
+            assert object_path.get(fresh, at) is held and torch.equal(held, live)
     assert fresh["model"].calls == 1 and not fresh["model"].layer.bias.requires_grad
 
 
@@ -320,6 +322,6 @@ def test_a_path_that_leads_nowhere_finds_nothing() -> None:
         path("model", ("tensor", "weight")), path("model", ("requires_grad", "none")),
         path("trainer", (".", "slots"), (".", "empty")),
     ]  # fmt: skip
-    assert [census.get(roots, at) for at in paths] == [ABSENT] * len(paths)
-    assert census.type_name(ABSENT) == "absent"
+    assert [object_path.get(roots, at) for at in paths] == [ABSENT] * len(paths)
+    assert type_name(ABSENT) == "absent"
     assert str(path("model", (".", "layer"), ("requires_grad", "bias"))) == "model.layer.bias.requires_grad"

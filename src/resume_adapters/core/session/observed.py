@@ -15,8 +15,10 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
-from resume_adapters.core.state import census, encoding
-from resume_adapters.core.state.census import ABSENT, Census, Leaf, LeafKind, Path, Step, Subjects
+from resume_adapters.core.state import census, encoding, leaf_values, object_path
+from resume_adapters.core.state.census import Census, Leaf, Subjects
+from resume_adapters.core.state.leaf_values import LeafKind
+from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.errors import NotSerialisable
@@ -139,25 +141,25 @@ class ObservedState:
     def _restore(self, leaf: ObservedLeaf) -> str:
         """Restore a value; return why it does not fit, or nothing."""
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
-        owner, live = census.get(roots, path.owner), census.get(roots, path)
+        owner, live = object_path.get(roots, path.owner), object_path.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
         expected = [leaf.type] if kind in (LeafKind.STATEFUL, LeafKind.TENSOR) else [leaf.before, leaf.type]
-        if owner is ABSENT or census.type_name(owner) != leaf.owner:
+        if owner is ABSENT or type_name(owner) != leaf.owner:
             return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
-        if census.type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
+        if type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
             return f"expected a {' or '.join(dict.fromkeys(expected))} there, found {_described(live)}"
         if kind is LeafKind.TENSOR and (live.shape, live.dtype) != (value.shape, value.dtype):
             return (
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
         try:
-            census.restore(roots, path, value, kind, in_place=leaf.in_place)
+            leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
         return "" if self._is_restored(path, kind, value) else "it does not keep what it is given"
 
     def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
-        live = census.capture(census.get(self._roots, path), kind)
+        live = leaf_values.capture(object_path.get(self._roots, path), kind)
         return encoding.digest_of(live) == encoding.digest_of(encoding.exact(value))
 
     # ---- Saving
@@ -215,7 +217,7 @@ class ObservedState:
         """Compare which parameters are trained: layers are often unfrozen late, and looking at that costs little."""
         for path, leaf in self._start.leaves.items():
             if path.steps[-1].kind == "requires_grad" and path not in self._observed:
-                live = census.get(self._roots, path)
+                live = object_path.get(self._roots, path)
                 if live is not ABSENT and live != leaf.fingerprint:
                     self._observe(path, leaf)
 
@@ -224,9 +226,9 @@ class ObservedState:
             self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
 
     def _observe(self, path: Path, leaf: Leaf) -> None:
-        before, live = self._start.leaves.get(path), census.get(self._roots, path)
+        before, live = self._start.leaves.get(path), object_path.get(self._roots, path)
         is_same = before is not None and before.identity is not None and before.identity() is live
-        self._observed[path] = _Observed(leaf.kind, before.type if before else census.type_name(ABSENT), is_same)
+        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), is_same)
 
     def _name(self, path: Path, kind: str) -> None:
         self._missing[path] = PartEntry(
@@ -253,27 +255,27 @@ class ObservedState:
         roots = self._roots
         self._tensors, captured = {}, []
         for path, observed in list(self._observed.items()):
-            live = census.get(roots, path)
+            live = object_path.get(roots, path)
             try:
                 if live is ABSENT:
                     raise NotSerialisable("it is gone")
-                value = census.capture(live, observed.kind)
+                value = leaf_values.capture(live, observed.kind)
             except NotSerialisable:
                 del self._observed[path]
-                self._name(path, census.type_name(live))
+                self._name(path, type_name(live))
                 continue
             if observed.kind is LeafKind.TENSOR:
                 self._tensors[str(path)], value = value, None
-            captured.append(self._leaf(path, observed, census.get(roots, path.owner), live, value))
+            captured.append(self._leaf(path, observed, object_path.get(roots, path.owner), live, value))
         return captured
 
     def _leaf(self, path: Path, observed: _Observed, owner: Any, live: Any, value: Any) -> ObservedLeaf:
         return ObservedLeaf(
             root=path.root,
             steps=[list(step) for step in path.steps],
-            owner=census.type_name(owner),
+            owner=type_name(owner),
             before=observed.before,
-            type=census.type_name(live),
+            type=type_name(live),
             kind=observed.kind.value,
             in_place=observed.in_place,
             value=value,
@@ -305,4 +307,4 @@ class ObservedState:
 
 
 def _described(value: Any) -> str:
-    return "nothing" if value is ABSENT else f"a {census.type_name(value)}"
+    return "nothing" if value is ABSENT else f"a {type_name(value)}"

@@ -1,4 +1,4 @@
-"""What hangs on the objects of a training: its leaves by path, which of them changed, and how to restore those.
+"""What hangs on the objects of a training: its leaves by path, and which of them changed.
 
 A walk begins at named roots and goes through attributes, dicts, lists and modules. The largest subtree of pure data is
 one leaf, so that a ``defaultdict`` of lists is compared, captured and restored as a whole. Walking only reads: no
@@ -14,11 +14,13 @@ import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.rng import GeneratorState, is_generator
+from resume_adapters.core.state.leaf_values import LeafKind, is_array, state_of
+from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
+from resume_adapters.core.state.rng import is_generator
 from resume_adapters.errors import NotSerialisable
 
 DEPTH = 3
@@ -32,62 +34,6 @@ _SAMPLE_OF_MODULE = 1 << 14
 
 _LARGEST = 10_000
 """Values in one leaf at most: a data set in a list is not the state of a training."""
-
-
-class Step(NamedTuple):
-    """One step of a path: from an object to what it holds.
-
-    Attributes:
-        kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"tensor"`` for a parameter or buffer of a
-            module by its name there, ``"requires_grad"`` for whether that parameter is trained.
-        key: the name, key or index.
-    """
-
-    kind: str
-    key: Any
-
-
-class Path(NamedTuple):
-    """Where something is.
-
-    Attributes:
-        root: name of the root.
-        steps: how to go there from the root.
-    """
-
-    root: str
-    steps: tuple[Step, ...] = ()
-
-    def __str__(self) -> str:
-        return self.root + "".join(_shown(step) for step in self.steps)
-
-    def to(self, kind: str, key: Any) -> Path:
-        """Return the path to something that the object at this path holds."""
-        return Path(self.root, (*self.steps, Step(kind, key)))
-
-    @property
-    def owner(self) -> Path:
-        """The path to the object that holds this."""
-        return Path(self.root, self.steps[:-1])
-
-    def is_below(self, other: Path) -> bool:
-        """Return whether this path leads through another."""
-        return self.root == other.root and self.steps[: len(other.steps)] == other.steps
-
-
-def _shown(step: Step) -> str:
-    if step.kind == "[]":
-        return f"[{step.key!r}]"
-    return f".{step.key}" + (".requires_grad" if step.kind == "requires_grad" else "")
-
-
-class LeafKind(enum.Enum):
-    """How a leaf is captured: as data, through its ``state_dict()``, in place in its module, or not at all."""
-
-    DATA = "data"
-    STATEFUL = "stateful"
-    TENSOR = "tensor"
-    OPAQUE = "opaque"
 
 
 @dataclass(frozen=True)
@@ -183,11 +129,11 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
         path: path of the tensor.
     """
     above = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
-    outer = next((each for each in above if _is_module(get(subjects.roots, each))), None)
+    outer = next((each for each in above if is_module(get(subjects.roots, each))), None)
     if outer is None:
         return [path]
     module, captured = get(subjects.roots, outer), _identities(subjects.captured)
-    others = {id(part) for each in subjects.captured if _is_module(each) for part in each.modules()}
+    others = {id(part) for each in subjects.captured if is_module(each) for part in each.modules()}
     found = []
     for prefix, part in module.named_modules():
         if id(part) in others and id(module) not in others:  # a loss holds the trained model
@@ -250,7 +196,7 @@ class _Walk:
         elif self._is_data(value):
             fixed = isinstance(owner, tuple)  # nothing can be restored there
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, _fingerprint(value))
-        elif _is_module(value):
+        elif is_module(value):
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
         elif is_generator(value):
             self._add(path, LeafKind.STATEFUL, value, value_digest(value))
@@ -276,15 +222,15 @@ class _Walk:
         if id(value) in self._captured or isinstance(value, _CODE) or _is_data_source(value):
             return True
         foreign = type(value).__module__.startswith((*_FOREIGN, *self._subjects.foreign))
-        return foreign and not _is_module(value)
+        return foreign and not is_module(value)
 
     def _add(self, path: Path, kind: LeafKind, value: Any, fingerprint: Any) -> None:
-        identity = weakref.ref(value) if kind is LeafKind.DATA and _is_array(value) else None
+        identity = weakref.ref(value) if kind is LeafKind.DATA and is_array(value) else None
         self._census.leaves[path] = Leaf(kind, type_name(value), fingerprint, identity)
 
     def _add_stateful(self, path: Path, value: Any) -> None:
         try:
-            fingerprint = value_digest(_state_of(value), sampled_above=_SAMPLE)
+            fingerprint = value_digest(state_of(value), sampled_above=_SAMPLE)
         except NotSerialisable:
             self._add(path, LeafKind.OPAQUE, value, None)
         else:
@@ -331,7 +277,7 @@ def _identities(objects: Iterable[Any]) -> set[int]:
     found = set()
     for each in objects:
         found.add(id(each))
-        if _is_module(each):
+        if is_module(each):
             for module in each.modules():
                 found.update(id(tensor) for tensor in module._parameters.values())
                 held = module._buffers.items()
@@ -345,7 +291,7 @@ def _content(owner: Any) -> Iterator[tuple[Step, Any]]:
         yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in _PLAIN)
     elif isinstance(owner, list | tuple):
         yield from ((Step("[]", index), value) for index, value in enumerate(owner))
-    elif _is_module(owner):
+    elif is_module(owner):
         yield from _module_content(owner)
     else:
         yield from _attributes(owner)
@@ -354,18 +300,10 @@ def _content(owner: Any) -> Iterator[tuple[Step, Any]]:
 def _attributes(owner: Any) -> Iterator[tuple[Step, Any]]:
     for name, value in list(getattr(owner, "__dict__", {}).items()):
         yield Step(".", name), value
-    for name in _slots(owner):
+    for name in slots(owner):
         value = getattr(owner, name, ABSENT)
         if value is not ABSENT:
             yield Step(".", name), value
-
-
-def _slots(owner: Any) -> Iterator[str]:
-    for kind in type(owner).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if isinstance(vars(kind).get(name), types.MemberDescriptorType):
-                yield name
 
 
 def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
@@ -407,19 +345,6 @@ def _is_leaf_data(value: Any) -> bool:
     return encoding.is_numeric(value) or type(value) is torch.dtype
 
 
-def _is_array(value: Any) -> bool:
-    import numpy as np
-    import torch
-
-    return isinstance(value, torch.Tensor | np.ndarray)
-
-
-def _is_module(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.nn.Module)
-
-
 def _is_data_source(value: Any) -> bool:
     """Return whether a value is read ahead of the training: where it is, the positions of the loaders say."""
     from torch.utils.data import DataLoader, Dataset, Sampler
@@ -431,131 +356,3 @@ def _is_stateful(value: Any) -> bool:
     return callable(getattr(type(value), "state_dict", None)) and callable(
         getattr(type(value), "load_state_dict", None)
     )
-
-
-def type_name(value: Any) -> str:
-    """Return the name of a value's type; ``"absent"`` for :data:`ABSENT`."""
-    return "absent" if value is ABSENT else type(value).__name__
-
-
-# ---- Get, capture and restore by path
-
-ABSENT = object()
-"""Stands for what is not there."""
-
-
-def get(roots: Mapping[str, Any], path: Path) -> Any:
-    """Return what is at a path, or :data:`ABSENT`."""
-    value = roots.get(path.root, ABSENT)
-    for step in path.steps:
-        value = ABSENT if value is ABSENT else _follow(value, step)
-    return value
-
-
-def _follow(owner: Any, step: Step) -> Any:
-    if step.kind in ("tensor", "requires_grad"):
-        held = {**owner._parameters, **owner._buffers}.get(step.key) if _is_module(owner) else None
-        if held is None:
-            return ABSENT
-        return held if step.kind == "tensor" else bool(held.requires_grad)
-    if step.kind == "[]":
-        if isinstance(owner, dict):
-            return owner.get(step.key, ABSENT)
-        fits = isinstance(owner, list | tuple) and type(step.key) is int and 0 <= step.key < len(owner)
-        return owner[step.key] if fits else ABSENT
-    if step.key in getattr(owner, "__dict__", {}):
-        return vars(owner)[step.key]
-    if _is_module(owner) and owner._modules.get(step.key) is not None:
-        return owner._modules[step.key]
-    return getattr(owner, step.key, ABSENT) if step.key in _slots(owner) else ABSENT
-
-
-def capture(value: Any, kind: LeafKind) -> Any:
-    """Return a value as data that can be encoded.
-
-    Raises:
-        NotSerialisable: it is not data.
-    """
-    return encoding.exact(_state_of(value) if kind is LeafKind.STATEFUL else value)
-
-
-def _state_of(value: Any) -> Any:
-    try:
-        return (GeneratorState(value) if is_generator(value) else value).state_dict()
-    except Exception as error:  # of any kind: the method is the user's
-        raise NotSerialisable(f"the state_dict() of a {type_name(value)} failed: {error}") from error
-
-
-def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool) -> None:
-    """Restore what was captured at a path; containers in place, so that others who hold them see it.
-
-    Args:
-        roots: the objects where paths begin.
-        path: the path.
-        saved: what :func:`capture` returned, after decoding.
-        kind: how it was captured.
-        in_place: fill a tensor or an array that has the same shape and dtype, too.
-    """
-    live = get(roots, path)
-    if kind is LeafKind.STATEFUL:
-        (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
-    elif kind is LeafKind.TENSOR:
-        live.data.copy_(saved)
-    elif path.steps[-1].kind == "requires_grad":
-        live = get(roots, path.owner.to("tensor", path.steps[-1].key))
-        live.requires_grad_(saved)
-    else:
-        _assign(get(roots, path.owner), path.steps[-1], _filled(live, saved, in_place=in_place))
-
-
-def _assign(owner: Any, step: Step, value: Any) -> None:
-    if step.kind == "[]":
-        owner[step.key] = value
-    elif step.key in _slots(owner):
-        setattr(owner, step.key, value)
-    else:
-        # As it was read: not through a __setattr__ or a property, which may do more than assign.
-        vars(owner)[step.key] = value
-
-
-def _filled(live: Any, saved: Any, *, in_place: bool = False) -> Any:
-    """Return the saved value; in the live object where that is a container of the same type."""
-    if type(live) is not type(saved):
-        return encoding.require_named(saved)
-    if isinstance(saved, dict):
-        return _filled_dict(live, saved)
-    if isinstance(saved, list):
-        live[:] = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
-        return live
-    if isinstance(saved, deque) and live.maxlen == saved.maxlen:
-        items = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
-        live.clear()
-        live.extend(items)
-        return live
-    if isinstance(saved, set):
-        live.clear()
-        live.update(saved)
-        return live
-    if in_place and _is_array(saved) and live.shape == saved.shape and live.dtype == saved.dtype:
-        return _filled_array(live, saved)
-    return saved
-
-
-def _filled_array(live: Any, saved: Any) -> Any:
-    import torch
-
-    if isinstance(live, torch.Tensor):
-        live.data.copy_(saved)
-    else:
-        live[...] = saved
-    return live
-
-
-def _filled_dict(live: Any, saved: Any) -> Any:
-    if isinstance(saved, defaultdict) and not encoding.has_same_factory(live, saved):
-        return encoding.require_named(saved)
-    former = dict(live)
-    live.clear()
-    for key, value in saved.items():
-        live[key] = _filled(former.get(key, ABSENT), value)
-    return live
