@@ -223,7 +223,7 @@ def test_a_stop_that_reaches_one_rank_stops_all(
 
 def test_what_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"own_generator": True}).require_success()
-    assert "MISSING: dataset.generator is a generator of its own" in outcome.output
+    assert "MISSING: dataset.generator is a random generator that is not saved" in outcome.output
     for part in ("model", "optimizer", "scheduler", "counters", "rng", "data", "metrics", "trackers"):
         assert f"resume-adapters: {part} " in outcome.output, part
 

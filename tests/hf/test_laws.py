@@ -488,7 +488,7 @@ def test_a_time_limit_without_room_for_a_step_halts_at_the_second_launch(bench: 
 
 def test_what_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"own_generator": True}).require_success()
-    assert "MISSING: train_dataset.generator is a generator of its own" in outcome.output
+    assert "MISSING: train_dataset.generator is a random generator that is not saved" in outcome.output
     for part in ("model", "optimizer", "scheduler", "counters", "rng", "data", "metrics", "callbacks", "trackers"):
         assert f"resume-adapters: {part} " in outcome.output, part
 

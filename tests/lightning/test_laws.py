@@ -302,7 +302,7 @@ def test_a_stop_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_pat
 
 def test_a_generator_that_is_not_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"own_generator": True, "kill": KILL})
-    assert "MISSING: dataset.generator is a generator of its own" in outcome.output
+    assert "MISSING: dataset.generator is a random generator that is not saved" in outcome.output
 
 
 # ---- Law 10

@@ -396,8 +396,8 @@ class TrainerSession:
         """Return an entry for each part of the call, and for generators that nobody captures."""
         places = {"train_dataset": self.trainer.train_dataset, "data_collator": self.trainer.data_collator}
         return [
-            *self.session.part_entries(self.framework.parts(), counters="running loss and elapsed time"),
-            *self.session.missing_generators(places),
+            *self.session.part_entries.captured(self.framework.parts(), counters="running loss and elapsed time"),
+            *self.session.part_entries.missing_generators(places),
             *self.evaluation.missing(),
         ]
 

@@ -69,7 +69,7 @@ class FitData:
         found = []
         for loader in self._loops.loaders:
             places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-            found += self._session.missing_generators(places)
+            found += self._session.part_entries.missing_generators(places)
         return found
 
     # ---- Restoring

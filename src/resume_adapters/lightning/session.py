@@ -397,7 +397,7 @@ class FitSession:
             "counters": "progress of the loops, gradients of an unfinished accumulation",
             "metrics": "logged values that callbacks and schedulers read; what ModelCheckpoint does not save",
         }
-        return [*self._session.part_entries(self._framework.parts(), **counted), *self.data.missing()]
+        return [*self._session.part_entries.captured(self._framework.parts(), **counted), *self.data.missing()]
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

@@ -286,6 +286,10 @@ def test_a_generator_that_is_nobodys_part_is_named_and_registered_it_is_not(
         launch.loader = lambda data=data: DataLoader(data, 4)  # type: ignore[method-assign, misc, assignment]
         with caplog.at_level("INFO", "resume_adapters"):
             launch()
-        said = [message for message in caplog.messages if "dataset.generator is a generator of its own" in message]
+        said = [
+            message
+            for message in caplog.messages
+            if "dataset.generator is a random generator that is not saved" in message
+        ]
         assert len(said) == (not registered)
         assert not said or "register it with plain(generator=dataset.generator)" in said[0]

@@ -147,7 +147,7 @@ def test_a_generator_that_no_part_holds_is_named(tmp_path: Path, watch: Callable
     assert [line["generators"] for line in events(file, "data")] == [["dataset.draws"]] * 2
     assert events(file, "data")[0]["dataset"] == "Drawn"
     (missing, _), starts = events(file, "missing"), events(file, "start")
-    assert "dataset.draws is a generator of its own" in missing["parts"][0]
+    assert "dataset.draws is a random generator that is not saved" in missing["parts"][0]
     assert [line["missing"] for line in starts] == [[], missing["parts"]]
 
 

@@ -157,7 +157,7 @@ class LoopCheckpointing:
     def describe(self) -> list[PartEntry]:
         """Return an entry for each part of the loop, and for generators that nobody captures."""
         counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
-        entries = self._session.part_entries(self._framework.parts(), **counted)
+        entries = self._session.part_entries.captured(self._framework.parts(), **counted)
         if self._counted is None and self._handed:
             self._counted = next(filter(None, map(counted_from_zero, list(self._handed))), "")
         if self._counted:

@@ -212,7 +212,7 @@ class EpochPasses:
         for loader in self._loaders:
             beneath = loader.tracked.loader
             places = {"dataset": beneath.dataset, "collate_fn": beneath.collate_fn}
-            found += self._session.missing_generators(places)
+            found += self._session.part_entries.missing_generators(places)
         return found
 
     # ---- Which saved loader is which

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
-from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry
 from resume_adapters.core.log import logger
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.best import BestCheckpoint
 from resume_adapters.core.session.context import RestoreContext, shard_digests
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
@@ -26,28 +26,17 @@ from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_parts
 from resume_adapters.core.session.observed import TENSORS, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.part_entries import PartEntries
 from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
-from resume_adapters.core.session.settings import LaunchSettings, SettingsComparison, of_options, of_random_state
+from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.rng import capture_with, is_generator, restore_with
+from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
 from resume_adapters.errors import ResumeError, UnsupportedSetting
-
-_THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
-
-_CAPTURED = {
-    "rng": "python, numpy, torch and every CUDA device, on every rank",
-    "data": "position of the training loaders, with the random state of their workers",
-    "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
-}
-"""What is captured under every framework alike."""
-
-_OF_LOOP = ("counters", "metrics", "observed")
-"""What a session or a training loop captures by itself, as far as there is any."""
 
 
 class Session:
@@ -65,6 +54,8 @@ class Session:
         restorer: restores everything else.
         observed: finds and restores what nobody has declared.
         settings: compares what this launch was given with what the checkpoint was saved with.
+        part_entries: describes the parts that are captured, and what is not.
+        best: which checkpoint a manifest names as the best.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
         has_begun: the first step has begun.
@@ -87,7 +78,7 @@ class Session:
         self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
         on_track = None if self.trace is None else self._trace_loader
         logger.use_channel(framework.channel)
-        self.settings = SettingsComparison(self._read_settings)
+        self.settings = SettingsComparison(lambda: of_launch(framework.settings(), framework.topology, options))
         self.loaders = LoaderRestorer(run, options.generators, rescale, self.settings.changed_seeds, on_track)
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"
@@ -95,9 +86,9 @@ class Session:
         self._is_ending = False
         self.has_begun = False
         self.has_saved = False
-        self._best: str | None = None
-        self._named_best: str | None = None
+        self.best = BestCheckpoint(run)
         self._has_refused = False
+        self.part_entries = PartEntries(framework, options)
         self.observed = ObservedState(self._subjects, framework.registers)
         self._has_loaded_observed = False
         self._architecture: dict[str, str] | None = None
@@ -125,6 +116,11 @@ class Session:
         """What this call resumes from; ``None`` for a fresh start."""
         return self.restorer.context
 
+    @property
+    def resumed_manifest(self) -> Manifest | None:
+        """The manifest of what this call resumes from; ``None`` for a fresh start and a foreign checkpoint."""
+        return self.context.checkpoint.manifest if self.context else None
+
     def random_state(self) -> dict[str, Any]:
         """Return the random state of the process and of the user's generators."""
         return capture_with(self.options.generators)
@@ -142,7 +138,7 @@ class Session:
         if not self.observed.has_begun:
             self.observed.begin()
             self.architecture()
-            self._log_settings()
+            self._log_differences()
 
     def begin_settings(self) -> None:
         """Compare the optimizers and schedules with those of the checkpoint; once, before anything is loaded into them.
@@ -154,28 +150,15 @@ class Session:
         launch = context.launch if context else None
         self.settings.begin(launch.settings if launch else None, context.path.name if context else "")
 
-    def _log_settings(self) -> None:
+    def _log_differences(self) -> None:
         self.begin_settings()
         line = self.settings.describe()
         if self.run.ranks.rank != 0:
             return
         if line:
             logger.warning(line)
-        manifest = self.context.checkpoint.manifest if self.context else None
-        if self.context is not None and manifest is not None:
-            named = {each.name for each in self.framework.describe()}
-            here = {*named, *self.options.parts, *self.framework.parts(), *_CAPTURED, *_OF_LOOP}
-            for each in manifest.parts:
-                if each.by != "missing" and each.name not in here:
-                    self.context.reader.log_dropped(each.name)
-
-    def _read_settings(self) -> LaunchSettings:
-        found = self.framework.settings()
-        given = {**of_random_state(), **found.arguments, **of_options(self.options)}
-        topology = self.framework.topology  # compared on its own
-        return dataclasses.replace(
-            found, arguments={name: value for name, value in given.items() if name not in topology}
-        )
+        if self.context is not None:
+            self.part_entries.log_dropped(self.context)
 
     def move_schedules(self) -> None:
         """Move the schedules to where the run is by samples, if it resumes by samples."""
@@ -318,66 +301,15 @@ class Session:
         if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:
-            manifest = self.context.checkpoint.manifest if self.context else None
+            manifest = self.resumed_manifest
             known = manifest.parts if manifest else ()
             log_parts(each for each in (found if self.has_saved else entries) if each not in known)
-
-    def part_entries(self, parts: Mapping[str, Stateful], **notes: str) -> list[PartEntry]:
-        """Return an entry for each part that this package captures.
-
-        Args:
-            parts: those of the framework and of the training loop, beside those that the user named.
-            notes: what the package captures of others, such as ``counters``, in a user's words.
-        """
-        named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self.options.parts, **parts}.items()}
-        return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
-
-    def existing_best(self, best: str | None, name: str) -> str | None:
-        """Return the best checkpoint for a manifest: the one that the loop names, or the last one that was there.
-
-        The save of the one that the loop names may have failed. Retention protects what the manifest names.
-
-        Args:
-            best: what the loop names.
-            name: the checkpoint that is being saved.
-        """
-        resumed = self.context.checkpoint.manifest if self.context else None
-        for each in (self._named_best or (resumed.best if resumed else None), best):
-            if each is not None and state_of(self.run.storage, self.run.directory / each) in _THERE:
-                self._best = each
-        self._named_best = best
-        return name if best == name else self._best
-
-    def missing_generators(self, places: Mapping[str, Any]) -> list[PartEntry]:
-        """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
-
-        Args:
-            places: the objects to look at, by the name under which a user knows them.
-        """
-        return [
-            PartEntry(
-                "data",
-                "missing",
-                f"{place}.{name} is a generator of its own: after a resume it starts over; register it with "
-                f"{self.framework.registers}({name.strip('_').lower()}={place}.{name})",
-            )
-            for place, name in self._generators_of(places)
-        ]
-
-    def _generators_of(self, places: Mapping[str, Any]) -> list[tuple[str, str]]:
-        held = {id(getattr(part, "generator", part)) for part in self.options.parts.values()}
-        return [
-            (place, name)
-            for place, thing in places.items()
-            for name, value in getattr(thing, "__dict__", {}).items()
-            if is_generator(value) and id(value) not in held
-        ]
 
     def _trace_loader(self, loader: Any) -> None:
         assert self.trace is not None, "a run is watched"
         # The samplers' generators belong to the position of the loader.
-        found = self._generators_of({"dataset": loader.dataset, "collate_fn": loader.collate_fn})
-        self.trace.add_loader(loader.dataset, [f"{place}.{name}" for place, name in found])
+        places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
+        self.trace.add_loader(loader.dataset, self.part_entries.generators_of(places))
 
     # ---- Ending
 
@@ -479,6 +411,7 @@ class _SessionContent:
 
     def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
         session, facts = self._session, self._loop.facts()
+        resumed = session.resumed_manifest
         assert self._state is not None, "the state of the rank was captured"
         cursor = data_cursor(facts.epoch, self._state.loader_states)
         entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.entries()]
@@ -490,7 +423,7 @@ class _SessionContent:
             "cursor": cursor,
             "epoch": facts.epoch,
             "metrics": facts.metrics,
-            "best": session.existing_best(facts.best, self._name),
+            "best": session.best.of_manifest(facts.best, self._name, resumed.best if resumed else None),
         }
 
     def owner_of(self, file: Path) -> int:

@@ -160,6 +160,18 @@ def _frozen(module: Any) -> list[str]:
     return [name for name, key in keys.canonical(parameters).items() if not parameters[key].requires_grad]
 
 
+def of_launch(found: LaunchSettings, topology: Mapping[str, int], options: ResumeOptions) -> LaunchSettings:
+    """Return all that a launch was given.
+
+    Args:
+        found: what the framework knows.
+        topology: the settings that are compared as the topology.
+        options: the options of the run.
+    """
+    given = {**of_random_state(), **found.arguments, **of_options(options)}
+    return replace(found, arguments={name: text for name, text in given.items() if name not in topology})
+
+
 def of_options(options: ResumeOptions) -> dict[str, str]:
     """Return the options that are no parts of the state."""
     values = {name: getattr(options, name) for name in _OPTIONS}
