@@ -23,7 +23,6 @@ from resume_adapters.core.session.messages import log_finished
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.lightning import (
     csv_logs,
@@ -41,6 +40,7 @@ from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops, SavePoint
 from resume_adapters.lightning.records import FitRankState
 from resume_adapters.lightning.supported import no_horizon
+from resume_adapters.lightning.validation import InterruptibleValidation
 
 
 class FitSession:
@@ -77,14 +77,11 @@ class FitSession:
             foreign=self._framework.foreign,
         )
         rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
-        self._options = options
         self._session = Session(self.run, self._framework, options, FitRankState, rescale)
         self.loops = Loops(trainer)
         self.data = FitData(self.loops, self._session)
         self._save_point: SavePoint | None = None
-        self._before_validation: FitRankState | None = None
-        self._fingerprint: str | None = None
-        self._votes_left: float = 0
+        self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
         self._is_training = False
         self._metric_attributes = epoch_sums.attributes(trainer.lightning_module)
@@ -269,19 +266,10 @@ class FitSession:
 
     def validate(self, native: Callable[[], Any]) -> Any:
         """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
-        batches = self.loops.validation_batches()
-        ranks = self.run.ranks
-        # Ranks vote together, so no more often than the one with the fewest batches can.
-        self._votes_left = math.inf if ranks.world_size == 1 else min(ranks.gather(batches))
-        if not self._trainer.sanity_checking:
-            self._save_point = SavePoint.DUE
-            self._before_validation = self._capture(SavePoint.DUE)
-            self._session.observed.hold()
-            if self._votes_left and not self._is_saved:
-                self._fingerprint = self._take_fingerprint()
-        result = native()
-        self._before_validation = self._fingerprint = None
-        return result
+        if self._trainer.sanity_checking:
+            return self._validation.run(native, None, is_saved=self._is_saved)
+        self._save_point = SavePoint.DUE
+        return self._validation.run(native, lambda: self._capture(SavePoint.DUE), is_saved=self._is_saved)
 
     def end_validation_batch(self) -> None:
         """Between the batches of a validation, ask whether to stop, and leave if nothing is lost by it.
@@ -292,24 +280,12 @@ class FitSession:
         Raises:
             Stopped: the ranks stop.
         """
-        if self._votes_left <= 0:
+        if not self._validation.end_batch():
             return
-        self._votes_left -= 1
-        if not self._session.ask_to_stop():
-            return
-        self._votes_left = 0
         if self._trainer.sanity_checking:
             self.run.leave(self._trainer.global_step, self._epoch())
-        if self._is_saved or all(self.run.ranks.gather(self._is_unchanged())):
+        if self._is_saved or self._validation.is_unchanged():
             self._leave_if_asked()
-
-    def _is_unchanged(self) -> bool:
-        return self._fingerprint is not None and self._fingerprint == self._take_fingerprint()
-
-    def _take_fingerprint(self) -> str | None:
-        # What counts of a generator is in the positions of the loaders.
-        parts = {name: part for name, part in self._options.parts.items() if not isinstance(part, GeneratorState)}
-        return module_state.fingerprint(self._trainer, {**parts, **self._framework.parts()})
 
     def end_validation(self) -> None:
         """After a validation, which may be long, ask once more whether to stop."""
@@ -364,7 +340,7 @@ class FitSession:
     def rank_state(self) -> FitRankState:
         """Return what this rank saves for itself; while a validation runs, as it was before that."""
         assert self._save_point is not None, "a checkpoint is saved at a save point"
-        before = self._before_validation if self._save_point is SavePoint.DUE else None
+        before = self._validation.state_before if self._save_point is SavePoint.DUE else None
         state = self._capture(self._save_point) if before is None else before
         return replace(state, checkpoints=self._framework.capture_checkpoints())
 
