@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resume_adapters.core.storage.counting import CountingStorage
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.counting import CHANGES, counting_storage
 from resume_adapters.core.storage.local import LocalStorage
+
+
+def test_every_operation_that_returns_nothing_changes_something_or_names_a_directory() -> None:
+    """A new operation of a storage is counted, or this test asks about it."""
+    operations = {name: each for name, each in vars(Storage).items() if callable(each) and not name.startswith("_")}
+    silent = {name for name, each in operations.items() if each.__annotations__["return"] == "None"}
+    assert silent - {"hold", "release"} <= CHANGES.keys() <= operations.keys()
+    for name, index in CHANGES.items():
+        assert list(operations[name].__annotations__)[index] in ("path", "target", "link")
 
 
 def test_it_does_what_the_storage_beneath_does_and_says_before_what_it_changes(tmp_path: Path) -> None:
     changed: list[tuple[str, bool]] = []
-    storage = CountingStorage(LocalStorage(), lambda path: changed.append((path.name, path.exists())))
+    storage = counting_storage(LocalStorage(), lambda path: changed.append((path.name, path.exists())))
     directory, file, moved, link = (tmp_path / name for name in ("directory", "directory/file", "moved", "link"))
     storage.make_directory(directory)
     storage.write(file, b"one")

@@ -4,95 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
-from resume_adapters.core.storage.base import Entry, Stamp, Storage
+from resume_adapters.core.storage.base import Storage
+
+CHANGES = {
+    "write": 0,
+    "append": 0,
+    "sync": 0,
+    "replace": 1,
+    "symlink": 1,
+    "make_directory": 0,
+    "remove_file": 0,
+    "remove_directory": 0,
+}
+"""The operations of a storage that change something, with the index of the argument that names the changed path."""
 
 
-class CountingStorage:
-    """A :class:`~resume_adapters.core.storage.base.Storage` on another one.
+def counting_storage(storage: Storage, before: Callable[[Path], object]) -> Storage:
+    """Return a storage that does what another one does.
 
     Args:
         storage: does the work.
         before: is called before each operation that changes something, with the path that it changes.
     """
+    return cast("Storage", _CountingStorage(storage, before))
 
-    def __init__(self, storage: Storage, before: Callable[[Path], None]) -> None:
+
+class _CountingStorage:
+    def __init__(self, storage: Storage, before: Callable[[Path], object]) -> None:
         self._storage = storage
         self._before = before
 
-    def exists(self, path: Path) -> bool:
-        return self._storage.exists(path)
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._storage, name)
+        if name not in CHANGES:
+            return operation
 
-    def is_file(self, path: Path) -> bool:
-        return self._storage.is_file(path)
+        def counted(*arguments: Any) -> Any:
+            self._before(arguments[CHANGES[name]])
+            return operation(*arguments)
 
-    def is_directory(self, path: Path) -> bool:
-        return self._storage.is_directory(path)
-
-    def is_link(self, path: Path) -> bool:
-        return self._storage.is_link(path)
-
-    def read_link(self, path: Path) -> str:
-        return self._storage.read_link(path)
-
-    def real_path(self, path: Path) -> Path:
-        return self._storage.real_path(path)
-
-    def size(self, path: Path) -> int:
-        return self._storage.size(path)
-
-    def stamp(self, path: Path) -> Stamp | None:
-        return self._storage.stamp(path)
-
-    def free_bytes(self, path: Path) -> int:
-        return self._storage.free_bytes(path)
-
-    def keep_open(self, path: Path) -> Callable[[], None]:
-        return self._storage.keep_open(path)
-
-    def entries(self, path: Path) -> list[Entry]:
-        return self._storage.entries(path)
-
-    def read(self, path: Path) -> bytes:
-        return self._storage.read(path)
-
-    def digest(self, path: Path) -> tuple[int, str]:
-        return self._storage.digest(path)
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._before(path)
-        self._storage.write(path, content)
-
-    def append(self, path: Path, content: bytes) -> None:
-        self._before(path)
-        self._storage.append(path, content)
-
-    def sync(self, path: Path) -> None:
-        self._before(path)
-        self._storage.sync(path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._before(target)
-        self._storage.replace(source, target)
-
-    def symlink(self, target: str, link: Path) -> bool:
-        self._before(link)
-        return self._storage.symlink(target, link)
-
-    def make_directory(self, path: Path) -> None:
-        self._before(path)
-        self._storage.make_directory(path)
-
-    def remove_file(self, path: Path) -> None:
-        self._before(path)
-        self._storage.remove_file(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._before(path)
-        self._storage.remove_directory(path)
-
-    def hold(self, directory: Path) -> None:
-        self._storage.hold(directory)
-
-    def release(self, directory: Path) -> None:
-        self._storage.release(directory)
+        return counted

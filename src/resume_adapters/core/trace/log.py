@@ -19,7 +19,7 @@ import msgspec
 
 from resume_adapters.core.checkpoint.layout import MANIFEST
 from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.counting import CountingStorage
+from resume_adapters.core.storage.counting import counting_storage
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.trace.points import PAUSE, PausePoint, points_of_rank
 from resume_adapters.errors import UnsupportedSetting
@@ -75,7 +75,7 @@ class TraceLog:
 
     def counting(self, storage: Storage) -> Storage:
         """Return a storage that counts the file operations of saves and prunes, and pauses before those asked for."""
-        return CountingStorage(storage, self._before)
+        return counting_storage(storage, self._before)
 
     # ---- Saves and prunes
 
