@@ -1,4 +1,4 @@
-"""What an older Accelerate does otherwise: mended here where a few lines do it, else refused."""
+"""What an older Accelerate does differently: corrected here where a few lines do it, else refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_before(version: str) -> bool:
 
 
 def require_sharding(strategy: str) -> None:
-    """Refuse a strategy that spreads the state over the processes, where Accelerate is too old to bring it back.
+    """Refuse a strategy that spreads the state over the processes, where Accelerate is too old to load it.
 
     Args:
         strategy: its name, in a user's words.

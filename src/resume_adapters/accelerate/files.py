@@ -56,7 +56,7 @@ def pickled(files: CheckpointFiles, kind: str, index: int) -> Any:
 
 
 def restore_random_states(checkpoint: Path, rank: int) -> None:
-    """Put back the random state that bare Accelerate saved, before it had fetched the batches that follow."""
+    """Restore the random state that bare Accelerate saved, before it had fetched the batches that follow."""
     import torch
 
     states = load(checkpoint / f"random_states_{rank}.pkl")

@@ -168,7 +168,7 @@ def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:
 
 
 def _install() -> None:
-    """Note the random state at which ``prepare`` lets a ``StatefulDataLoader`` begin its first pass; once."""
+    """Keep the random state at which ``prepare`` lets a ``StatefulDataLoader`` begin its first pass; once."""
     if not hasattr(DataLoaderAdapter.__init__, "__wrapped__"):
         adapter: Any = DataLoaderAdapter
         adapter.__init__ = _note_when_made(adapter.__init__)  # seam: accelerate 1.15

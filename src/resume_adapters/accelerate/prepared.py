@@ -57,7 +57,7 @@ class Prepared:
         """Load the optimizers, and verify them."""
         for index, optimizer in enumerate(self.optimizers):
             saved = files.pickled(context.files, "optimizer", index)
-            _load(context, named("optimizer", index), optimizer, saved)
+            _load(context, component_name("optimizer", index), optimizer, saved)
 
     def load_schedulers(self, context: RestoreContext, schedulers: Sequence[Any]) -> None:
         """Load schedulers, and verify them; on a different number of processes, step them again."""
@@ -68,7 +68,7 @@ class Prepared:
             if before != here and not context.rescale.keeps_samples:
                 replay(scheduler, saved, before, here)
             else:
-                _load(context, named("scheduler", index), scheduler, saved)
+                _load(context, component_name("scheduler", index), scheduler, saved)
 
 
 class StepCounter:
@@ -114,7 +114,7 @@ def ddp_around(models: Iterable[Any]) -> list[Any]:
     return around
 
 
-def named(kind: str, index: int) -> str:
+def component_name(kind: str, index: int) -> str:
     """Return what a component is called where several of its kind were prepared."""
     return f"{kind} {index}" if index else kind
 

@@ -9,7 +9,7 @@ from typing import Any
 from accelerate.utils import load_fsdp_model
 
 from resume_adapters.accelerate import compat, files
-from resume_adapters.accelerate.prepared import Prepared, StepCounter, named
+from resume_adapters.accelerate.prepared import Prepared, StepCounter, component_name
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.records import Record
@@ -52,8 +52,12 @@ class ShardedStrategy:
 
     def sharded_state(self) -> dict[str, Any]:
         """Return the models' parameters and the optimizers' state, by the name of each model and optimizer."""
-        models = {named("model", index): dict(each.named_parameters()) for index, each in enumerate(self.models)}
-        optimizers = {named("optimizer", index): each.state_dict() for index, each in enumerate(self.optimizers)}
+        models = {
+            component_name("model", index): dict(each.named_parameters()) for index, each in enumerate(self.models)
+        }
+        optimizers = {
+            component_name("optimizer", index): each.state_dict() for index, each in enumerate(self.optimizers)
+        }
         return {**models, **optimizers}
 
     def rank_state(self) -> Record:

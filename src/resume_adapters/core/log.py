@@ -102,7 +102,7 @@ def _write(handler: logging.Handler, record: logging.LogRecord) -> None:
     """Write a message where a handler would, above the progress bars, and with the package's name in it."""
     shown = _Prefixed(handler)
     if not isinstance(handler, logging.StreamHandler) or type(handler).emit is not logging.StreamHandler.emit:
-        handler.handle(shown.named(record))
+        handler.handle(shown.with_prefix(record))
         return
     above = logging.StreamHandler(_AboveBars(handler.stream))
     above.setFormatter(shown)
@@ -121,9 +121,9 @@ class _Prefixed(logging.Formatter):
         self._handler = handler
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._handler.format(self.named(record))
+        return self._handler.format(self.with_prefix(record))
 
-    def named(self, record: logging.LogRecord) -> logging.LogRecord:
+    def with_prefix(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return the record, with the name in its message if it is needed there."""
         content = vars(record)
         without_message = logging.makeLogRecord({**content, "msg": "", "args": None})

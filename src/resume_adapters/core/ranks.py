@@ -1,7 +1,7 @@
 """The few collective operations that the core needs, on one process or many.
 
 Every channel is a gloo group of its own, so its traffic meets neither the training's collectives nor an accelerator.
-Whoever makes a channel closes it. Groups that the training made, such as those of DDP, are never touched: DDP's
+The caller that makes a channel closes it. Groups that the training made, such as those of DDP, are never touched: DDP's
 destructor can deadlock on the interpreter lock when it joins gloo's thread.
 """
 

@@ -110,7 +110,7 @@ class ElasticShards(IterableDataset[Any]):
 
     # ---- The position
 
-    def reached(self) -> tuple[int, int, ReaderProgress]:
+    def reader_progress(self) -> tuple[int, int, ReaderProgress]:
         """Return the number of this copy's reader, the number of readers, and the reader's progress."""
         return self._reader, self._readers, (self._finished, self._offset)
 

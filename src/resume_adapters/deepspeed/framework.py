@@ -49,10 +49,10 @@ class DeepSpeedFramework(LoopFramework):
         self._state = EngineState(engine)
         self.accumulation = int(engine.gradient_accumulation_steps())
         self.invariants = {"ZeRO stage": self._state.stage}
-        by_node = engine.use_node_local_storage()
-        self.local_rank = int(engine.local_rank) if by_node else None
+        is_node_local = engine.use_node_local_storage()
+        self.local_rank = int(engine.local_rank) if is_node_local else None
         self.foreign = files.ForeignCheckpoints(
-            engine.world_size, self._state.stage, engine.global_rank if by_node else None
+            engine.world_size, self._state.stage, engine.global_rank if is_node_local else None
         )
         self.trackers = Trackers(self._writers)
         self._replaced = contextlib.ExitStack()

@@ -130,7 +130,7 @@ def _generators(path: Path) -> list[Path]:
 
 
 def _state_files(files: CheckpointFiles) -> list[Path]:
-    if files.named(distributed_metadata.NAME):  # FSDP: torch reads the shards, and finds what is missing
+    if files.with_name(distributed_metadata.NAME):  # FSDP: torch reads the shards, and finds what is missing
         return [files.require("scheduler.pt")]
     if files.find("pytorch_model_fsdp.bin") is not None:
         return [files.require(name) for name in ("pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt")]
@@ -203,7 +203,7 @@ def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:
     return {"callbacks": StatefulGroup(named)} if able else {}
 
 
-def entries(trainer: Any) -> list[PartEntry]:
+def describe(trainer: Any) -> list[PartEntry]:
     """Return an entry for each part that the trainer saves."""
     notes = {
         "model": "model weights, by save_model",

@@ -166,7 +166,7 @@ class TrainerFramework:
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the trainer saves, and for what nobody captures."""
-        return files.entries(self.trainer)
+        return files.describe(self.trainer)
 
     def engine_state(self) -> EngineRankState | None:
         """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""

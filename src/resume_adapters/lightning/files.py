@@ -121,7 +121,7 @@ def is_hpc(path: Path) -> bool:
     return path.name.startswith("hpc_ckpt_")
 
 
-def entries(trainer: Any) -> list[PartEntry]:
+def describe(trainer: Any) -> list[PartEntry]:
     """Return an entry for each part that Lightning saves."""
     notes = {
         "model": "state_dict",

@@ -154,7 +154,7 @@ class LightningFramework:
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""
-        return files.entries(self._trainer)
+        return files.describe(self._trainer)
 
     def capture_checkpoints(self) -> dict[str, Any]:
         """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way."""

@@ -128,7 +128,7 @@ class FitSession:
             return
         found, context = self._framework.hpc_checkpoint(), self._session.context
         if found is not None and found.step > (context.step if context else 0):
-            logger.warning("%s is of step %d, newer than the run directory: it is taken.", found.path, found.step)
+            logger.warning("Resuming from %s: step %d is newer than the run directory.", found.path, found.step)
             self._session.restorer.replace_context(self._session.restorer.read(found))
 
     def remember_schedules(self) -> None:

@@ -103,4 +103,4 @@ def test_a_foreign_checkpoint_has_the_parts_that_lie_in_it(tmp_path: Path) -> No
 def test_a_file_of_a_framework_alone_is_its_own_content(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes(b"weights")
     files = CheckpointFiles(LocalStorage(), tmp_path / "last.ckpt", None)
-    assert files.named("last.ckpt") == ["last.ckpt"] and not files.named(".metadata")
+    assert files.with_name("last.ckpt") == ["last.ckpt"] and not files.with_name(".metadata")

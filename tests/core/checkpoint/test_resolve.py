@@ -131,7 +131,7 @@ def test_a_copy_of_the_newest_checkpoint_in_the_place_of_latest_is_set_aside(
     assert (job.step, job.choice.rejected) == (10, ())
     assert miniature.set_aside(directory) == ["latest.1"]
     assert os.readlink(directory / "latest") == "checkpoint-10"
-    assert "it is taken for a copy of checkpoint-10, and is moved to" in caplog.text
+    assert "It is a copy of checkpoint-10, and is moved to" in caplog.text
 
 
 def test_a_copy_in_the_place_of_latest_is_resumed_from_if_it_is_all_that_is_left(

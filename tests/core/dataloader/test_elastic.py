@@ -190,7 +190,7 @@ def test_each_reader_goes_on_with_its_own_shards_where_there_are_as_many() -> No
     begun = ElasticShards(range(11), records, seed=4, rank=1, world_size=3)
     iterator = iter(begun)
     first = [next(iterator) for _ in range(7)]
-    reader, readers, far = begun.reached()
+    reader, readers, far = begun.reader_progress()
     assert (reader, readers) == (1, 3)
     resumed = ElasticShards(range(11), records, seed=4, rank=1, world_size=3)
     resumed.resume(ShardProgress.start(0, 4), {reader: far})
@@ -209,7 +209,7 @@ def test_the_progress_of_a_reader_outlasts_the_batches_that_are_kept() -> None:
     seen = []
     for number, reader in enumerate([0, 0, 1, 1, 1, 1, 1, 1]):
         seen.append(next(iterators[reader]))
-        position_of.add(number, reading[reader].reached())
+        position_of.add(number, reading[reader].reader_progress())
     position = position_of.position(8, 8)
     for start, count in ((position, 2), (position_of.reshard([position]), 3)):
         rest = []

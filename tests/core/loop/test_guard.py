@@ -198,7 +198,7 @@ def test_an_optimizer_within_another_is_saved_where_its_state_is(tmp_path: Path,
     if is_whole:
         wrap(launch)
         return
-    with pytest.raises(UnsupportedSetting, match="an optimizer steps that nobody saves, SGD of 6 tensors"):
+    with pytest.raises(UnsupportedSetting, match="an optimizer that is not saved has stepped, SGD of 6 tensors"):
         wrap(launch)
 
 

@@ -37,7 +37,7 @@ def test_a_stop_is_said_once_and_then_where_it_stopped(caplog: pytest.LogCapture
         "SIGTERM: saving at the end of this step ...",
         "stopped at step 96 (checkpoint-96); the same command resumes",
         "stopped at step 0, before anything was saved; the same command starts again",
-        "halted at step 7: look at this. Look at it; if it may go on, run `resume-adapters resume run`",
+        "halted at step 7: look at this. To continue it, run `resume-adapters resume run`",
     ]
 
 

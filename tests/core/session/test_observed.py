@@ -122,7 +122,7 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
     assert set(captured.note.split(", ")) == {*expected, "tensors of trainer.reference"}
     assert (missing.name, missing.by) == ("observed", "missing")
     assert missing.note.startswith("trainer.iterator, a list_iterator, has changed since the start and is not data")
-    assert state.new_entries() == [] and state.entries() == [captured, missing]
+    assert state.new_entries() == [] and state.describe() == [captured, missing]
 
 
 def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
     state = observing(trainer)
     vars(trainer).update({f"n{index}": 1 for index in range(13)})
     state.before_save(is_last=False)
-    (entry,) = state.entries()
+    (entry,) = state.describe()
     assert entry.note.endswith("trainer.n11 and 1 more")
 
 
@@ -275,7 +275,7 @@ MISFITS: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"trainer.reference.weight .* expected torch.float32 \(2, 2\), .* found torch.float32 \(3, 3\)",
     ),
     "raises": (lambda it: vars(it.picky).update(how="raises"), "trainer.picky .* KeyError: 'n'"),
-    "drops": (lambda it: None, "trainer.picky .* it does not keep what it is given"),
+    "drops": (lambda it: None, "trainer.picky .* it did not keep the saved value"),
 }
 
 
@@ -314,7 +314,7 @@ def test_what_stops_being_data_or_is_gone_is_named_and_no_longer_captured() -> N
     trainer.window.append(Given(1))  # type: ignore[arg-type]
     del trainer.count
     assert state.capture() == []
-    assert [entry.note.partition(",")[0] for entry in state.entries()] == ["trainer.window", "trainer.count"]
+    assert [entry.note.partition(",")[0] for entry in state.describe()] == ["trainer.window", "trainer.count"]
 
 
 def test_what_the_first_evaluation_changes_is_captured_however_late_it_is() -> None:
@@ -341,7 +341,7 @@ def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
     data.generator.random()
     state.before_save(is_last=False)
     assert [str(each.path) for each in state.capture()] == ["trainer.count"]
-    named = [entry.note for entry in state.entries() if entry.by == "missing"]
+    named = [entry.note for entry in state.describe() if entry.by == "missing"]
     assert len(named) == 1 and named[0].startswith("data.count, a int, changes when batches are read")
 
 

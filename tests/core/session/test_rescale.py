@@ -62,7 +62,7 @@ def test_going_on_by_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         last = Launch(tmp_path, killed_after(7), batch=3, **options)
         with pytest.raises(Killed):
             last()
-    assert "after 4 steps the run is where 5 steps of this size would have brought it" in caplog.text
+    assert "its 4 steps count as 5 steps of the new size" in caplog.text
     seen = [sample for line in [*first.trace[:4], *last.trace] if line[0] == 0 for sample in line[2]]
     assert sorted(seen) == [*range(24)]
     assert last.framework.schedule.last_epoch == 5 + 7

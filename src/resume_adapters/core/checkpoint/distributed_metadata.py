@@ -69,7 +69,7 @@ def _require_indexes(files: CheckpointFiles) -> None:
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    for name in files.named(NAME):
+    for name in files.with_name(NAME):
         try:
             FileSystemReader(files.require(name).parent).read_metadata()
         except _MALFORMED as error:
@@ -90,7 +90,7 @@ def reading(files: CheckpointFiles) -> Iterator[None]:
     Raises:
         CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.
     """
-    if not files.named(NAME):
+    if not files.with_name(NAME):
         yield
         return
     from torch.distributed.checkpoint import filesystem

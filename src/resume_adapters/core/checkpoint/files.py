@@ -57,7 +57,7 @@ class CheckpointFiles:
         except OSError as error:
             raise CheckpointDamaged(f"{path} cannot be read: {error.strerror}", path=self.checkpoint) from error
 
-    def named(self, name: str) -> list[str]:
+    def with_name(self, name: str) -> list[str]:
         """Return the paths of the files of this name, in any directory of the checkpoint."""
         held = self._named
         if held is None:

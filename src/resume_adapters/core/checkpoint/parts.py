@@ -180,7 +180,7 @@ class CheckpointReader:
             raise source.lacks(source.file)
         return found
 
-    def record(self, kind: type[R], name: str) -> R:
+    def read_record(self, kind: type[R], name: str) -> R:
         """Return a part that this package saved for itself, as a record.
 
         Raises:

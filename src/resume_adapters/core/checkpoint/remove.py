@@ -28,7 +28,7 @@ REMOVED = "remove-"
 
 
 def fenced_off(fence: Fence) -> FencedOff | None:
-    """Return what a fence raises; ``None`` if this start owns the run directory, or the disk does not tell.
+    """Return what a fence raises; ``None`` if this start owns the run directory, or the disk cannot be read.
 
     Look at it before an error is worded: whatever the system said, this is why.
     """

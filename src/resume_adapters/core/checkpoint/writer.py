@@ -96,7 +96,7 @@ def write_checkpoint(
         wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)
         return group.owner_in_group(wrote)
 
-    # Asked of all before any writes: the framework's own save may wait for a rank that has given up.
+    # Asked of all before any writes: the framework's own save may wait for a rank that has failed.
     pending.write(pending.require_visible)
     written = pending.write(write_alone)
     pending.write(write_parts)

@@ -41,7 +41,7 @@ class ElasticStream(Protocol):
     def begin(self) -> Mapping[int, ReaderProgress]:
         """Begin a pass in this copy of the dataset, and return the progress of each reader."""
 
-    def reached(self) -> tuple[int, int, ReaderProgress]:
+    def reader_progress(self) -> tuple[int, int, ReaderProgress]:
         """Return the number of this copy's reader, the number of readers, and its progress."""
 
     def progress(self, readers: int, reached: Mapping[int, ReaderProgress]) -> ShardProgress:
@@ -158,7 +158,7 @@ class ElasticStreamPosition:
 
     def reader_progress(self) -> tuple[int, int, ReaderProgress]:
         """Return the reader of this process, the number of readers, and its progress."""
-        return self.stream.reached()
+        return self.stream.reader_progress()
 
     def add(self, number: int, progress: tuple[int, int, ReaderProgress]) -> None:
         """Add a fetched batch, with the progress of its reader after the fetch."""

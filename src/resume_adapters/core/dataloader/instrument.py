@@ -99,7 +99,7 @@ class WorkerCollate:
         assert worker is not None
         if not self._has_looked:  # once in each worker: the search goes through every object that the dataset wraps
             self._stream, self._has_looked = stream_of(worker.dataset), True
-        progress = self._stream.reached() if self._stream is not None else None
+        progress = self._stream.reader_progress() if self._stream is not None else None
         # Always whole: the batch that carried an earlier state may have been dropped with the rest of its pass.
         return batch, worker.id, rng.pack_cpu(rng.capture_cpu()), progress
 

@@ -1,4 +1,4 @@
-"""What of a hand-written loop is saved in a checkpoint, and restored."""
+"""The state of a hand-written loop: saved in a checkpoint, and restored."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class LoopCheckpointing:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
         if consumed:
             self.windows.resume(state.windows or [])
-        self.metrics.restore(state.losses, context.reader.record(BestMetrics, "metrics"))
+        self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
 
     def _align_buckets(self) -> None:

@@ -79,7 +79,7 @@ class LoopGuard:
             self._hooks.pop().remove()
             _unwatch(self)
 
-    # ---- Steps that nobody counts
+    # ---- Uncounted steps
 
     def count(self) -> None:
         """Count a call of ``run.step``."""
@@ -108,7 +108,7 @@ class LoopGuard:
         if self._steps and not self._was_ever_counted:
             raise _uncounted_steps()
 
-    # ---- Optimizers that nobody saves
+    # ---- Unsaved optimizers
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         seen = self._seen.get(optimizer)
@@ -129,8 +129,8 @@ class LoopGuard:
         is_known = any(each is optimizer for each in saved)
         if not is_known and not _is_within(optimizer, saved):
             return (
-                f"an optimizer steps that nobody saves, {name} of {_count(optimizer)} tensors: after a resume it would "
-                f"start over. Prepare it with its model, or pass it as a part: {self._registers}(..., "
+                f"an optimizer that is not saved has stepped, {name} of {_count(optimizer)} tensors: after a resume it "
+                f"would start over. Prepare it with its model, or pass it as a part: {self._registers}(..., "
                 "optimizer=optimizer)"
             )
         if trained.are_partitioned and any(each is optimizer for each in trained.optimizers):
@@ -146,7 +146,7 @@ class LoopGuard:
             f"{self._registers}(..., model=model)"
         )
 
-    # ---- Loaders that nobody watches
+    # ---- Unwatched loaders
 
     def watches(self, loader: Any) -> bool:
         """Return whether a loader was not given to the loop."""
@@ -167,10 +167,10 @@ class LoopGuard:
         reading.steps = self._steps
         if reading.windows == _TWICE:
             raise UnsupportedSetting(
-                "a DataLoader is read while its batches train the model, but not through run.batches(): where it is "
-                "would not be saved, and a resume would repeat data. Change\n\n"
+                "the model trains on a DataLoader that is not read through run.batches(): its position would not be "
+                "saved, and a resume would repeat data. Change\n\n"
                 "    for batch in loader:\n\nto\n\n    for batch in run.batches(loader):\n\n"
-                "A loader that is not for training is to be read under torch.no_grad()."
+                "Read a loader that is not for training under torch.no_grad()."
             )
 
 

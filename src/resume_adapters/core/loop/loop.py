@@ -199,7 +199,7 @@ class ResumableLoop:
         return handed
 
     def enumerate(self, loader: Any, start: int = 0, *, limit: int | None = None) -> Iterator[tuple[int, Any]]:
-        """Return the batches of :meth:`batches`, each with its number in the pass, which goes on after a resume.
+        """Return the batches of :meth:`batches`, each with its number in the pass, which continues after a resume.
 
         Args:
             loader: the loader.
@@ -245,7 +245,7 @@ class ResumableLoop:
                 return
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
-        """Tell that a batch is done; call it once for each batch, after the optimizer's step.
+        """Count a batch; call it once for each batch, after the optimizer's step.
 
         Where an optimizer step has ended with it, the step is counted, and a save or a stop may be due: it follows when
         the body of the loop ends.

@@ -232,7 +232,7 @@ class EpochPasses:
         """Return which saved state a loader continues that begins pass ``number``; ``None`` where it is a new one.
 
         Within the epoch that was interrupted, the pass says it. Elsewhere it is the loader that was used for such a
-        pass and has waited longest, unless the script makes its loaders anew.
+        pass and has waited longest, unless the script makes new loaders.
         """
         made_in_loop = self._made_in_loop(loader)
         left = [(index, each) for index, each in enumerate(self._saved) if index not in self._paired]

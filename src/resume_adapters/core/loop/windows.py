@@ -79,10 +79,10 @@ def other_window() -> UnsupportedSetting:
 
 
 def other_length(before: int) -> UnsupportedSetting:
-    """Return the error that a resumed pass goes on where those before were left."""
+    """Return the error that a resumed pass continues past the batch at which all earlier ones ended."""
     return UnsupportedSetting(
-        f"a resumed pass over a loader goes on after {before} batches, where the script has left every pass before: it "
-        "counts the batches from 0, and the resumed pass begins in its middle. Let the run count:\n\n"
+        f"a resumed pass over a loader continues past {before} batches, where the script ended every earlier pass: the "
+        "script counts the batches from 0, and the resumed pass begins in its middle. Let the run count:\n\n"
         "    for batch in run.batches(loader, limit=...):\n\nor\n\n"
         "    for index, batch in run.enumerate(loader):\n"
     )

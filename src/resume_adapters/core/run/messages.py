@@ -64,7 +64,7 @@ class RunMessages:
             logger.info("stopped at step %d (%s); the same command resumes", step, checkpoint)
 
     def halted(self, step: int, reason: str, release: str) -> None:
-        """Say where the run was halted, and what lets it go on.
+        """Say where the run was halted, and what lets it continue.
 
         Args:
             step: optimizer steps completed.
@@ -72,4 +72,4 @@ class RunMessages:
             release: the command that lets the run start again.
         """
         if self._speaks:
-            logger.warning("halted at step %d: %s. Look at it; if it may go on, run `%s`", step, reason, release)
+            logger.warning("halted at step %d: %s. To continue it, run `%s`", step, reason, release)

@@ -465,7 +465,7 @@ class ResumableRun:
         )
 
     def undo_at_close(self, undo: Callable[[], object]) -> None:
-        """Let :meth:`close` call a function first: whoever uses the run undoes there what it patched for it.
+        """Let :meth:`close` call a function first, which undoes what was patched for the run.
 
         A run closes itself where it is left or cannot be opened.
         """

@@ -161,7 +161,7 @@ class Takeover:
         status = self.control.status.read()
         if status is not None and not may_start(status.state):
             raise RunHalted(
-                f"{self.directory} was halted at step {status.step}: {status.reason}. Look at it; if it may go on, run "
+                f"{self.directory} was halted at step {status.step}: {status.reason}. To continue it, run "
                 f"`resume-adapters resume {self.directory}` and launch the same command again",
                 path=self.directory,
                 step=status.step,

@@ -110,7 +110,7 @@ def free_latest(storage: Storage, directory: Path, foreign: ForeignDetector, fen
             f"{latest} is a directory; expected that name to be free for the link to the newest checkpoint: rename it",
             path=latest,
         )
-    found = f"{latest} is a directory, as tools make one that copy links as files; it is taken for a copy"
+    found = f"{latest} is a directory: some tools copy a link as one. It is a copy"
     original = _original(storage, latest)
     if original is not None:
         return f"{found} of {original.name}, and is moved to {set_aside(storage, latest, fence)}"

@@ -1,4 +1,4 @@
-"""The checkpoint that a training call resumes from, and what of it this launch may load."""
+"""The checkpoint that a training call resumes from, and the parts of it that this launch may load."""
 
 from __future__ import annotations
 

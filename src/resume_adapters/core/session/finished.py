@@ -87,6 +87,6 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
     found = f" with {'; '.join(differences)}" if differences else ""
     raise UnsupportedSetting(
         f"this process has finished a training of {finished} in {run.directory}, and begins another one of {extent} "
-        f"there{found}: it would resume from the end of the first one. Give each training a run directory of its own: "
+        f"there{found}: it would resume from the end of the first one. Give each training its own run directory: "
         f"{directory_option}. To train the same run further, ask for more epochs or steps"
     )

@@ -173,8 +173,8 @@ class LoaderRestorer:
         consumed = max(0, shape.length - left)
         steps = self._rescale.resume_by_samples(context.step, shape.epoch, consumed, shape.length)
         self._log(
-            "Saved with %s: an optimizer step had %d samples and has %d now. Resuming by samples: after %d steps the "
-            "run is where %d steps of this size would have brought it.",
+            "Saved with %s: an optimizer step had %d samples and has %d now. Resuming by samples: its %d steps "
+            "count as %d steps of the new size.",
             "; ".join(self.topology_changes),
             before,
             now,

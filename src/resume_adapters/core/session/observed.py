@@ -156,7 +156,7 @@ class ObservedState:
             leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
-        return "" if self._is_restored(path, kind, value) else "it does not keep what it is given"
+        return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"
 
     def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
         live = leaf_values.capture(object_path.get(self._roots, path), kind)
@@ -287,7 +287,7 @@ class ObservedState:
 
     # ---- Describing
 
-    def entries(self) -> list[PartEntry]:
+    def describe(self) -> list[PartEntry]:
         """Return an entry for what is captured, and one for each thing that is not."""
         shown: dict[str, None] = {}
         for path in self._observed:
@@ -301,7 +301,7 @@ class ObservedState:
 
     def new_entries(self) -> list[PartEntry]:
         """Return the entries that were not returned by an earlier call."""
-        found = [entry for entry in self.entries() if entry not in self._said]
+        found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
 

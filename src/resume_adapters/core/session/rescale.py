@@ -37,7 +37,7 @@ class Rescale:
     Attributes:
         keeps_samples: the run resumes by samples.
         accumulation: batches of the training loop in an optimizer step.
-        shift: optimizer steps that the run has taken beyond those that would have brought it here in this launch.
+        shift: optimizer steps that the run has taken beyond those that this launch's batch size would have needed.
         schedules: the learning rate schedules, as they were before anything was loaded into them.
     """
 
@@ -97,7 +97,7 @@ class Rescale:
         return ""
 
     def resume_by_samples(self, step: int, epoch: int, consumed: int, length: int) -> int:
-        """Return the steps of this size that would have brought the run where it is, and count from there.
+        """Convert the steps of the run to steps of this size, and count from there.
 
         Args:
             step: optimizer steps completed.

@@ -97,7 +97,7 @@ class Restorer:
         self.context = context
 
     def _require_invariants(self, context: RestoreContext) -> None:
-        """Note the topology of the checkpoint, and refuse one whose invariants were different.
+        """Compare the topology of the checkpoint, and refuse one whose invariants were different.
 
         Raises:
             StateMismatch: an invariant was different when it was saved.

@@ -296,7 +296,7 @@ class Session:
         )
 
     def log_parts(self, entries: Sequence[PartEntry]) -> None:
-        """Log at the first save of a run what each part holds; later, and in later launches, what of that is new."""
+        """Log at the first save of a run what each part holds; later, and in later launches, only what is new."""
         found = self.observed.new_entries()
         if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
@@ -414,7 +414,7 @@ class _SessionContent:
         resumed = session.resumed_manifest
         assert self._state is not None, "the state of the rank was captured"
         cursor = data_cursor(facts.epoch, self._state.loader_states)
-        entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.entries()]
+        entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.describe()]
         session.log_parts(entries)
         return {
             "reason": session.reason,

@@ -19,7 +19,7 @@ from resume_adapters.core.state.comparison import bits
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 
 _LONGEST = 1_000_000
-"""Values that one digest covers: whoever has more in one batch has them in tensors."""
+"""Values that one digest covers at most: a batch with more of them holds tensors."""
 
 
 def value_digest(value: Any, *, sampled_above: int | None = None) -> str:

@@ -54,7 +54,7 @@ class StopFlag:
 
     def uninstall(self) -> None:
         """Let no signal set it, and restore the previous handlers of those that no other flag waits for."""
-        _HANDLERS.discard(self)
+        _HANDLERS.remove(self)
 
     def request(self, reason: str) -> None:
         """Request a stop; the first reason is kept."""
@@ -105,17 +105,17 @@ class _Handlers:
             if signal.getsignal(number) != self._handle:
                 self._previous[number] = signal.signal(number, self._handle)
 
-    def discard(self, flag: StopFlag) -> None:
+    def remove(self, flag: StopFlag) -> None:
         """Let no signal set a flag; what no flag waits for any more gets its previous handler."""
         self._flags.pop(flag, None)
         for number in set(self._previous).difference(*map(_signals_of, self._flags)):
-            if signal.getsignal(number) == self._handle:  # else whoever replaced it may still call it
+            if signal.getsignal(number) == self._handle:  # what replaced it may still call it
                 signal.signal(number, self._before(number))
 
     def restore(self) -> None:
         """Restore the previous handlers of all signals."""
         for flag in list(self._flags):
-            self.discard(flag)
+            self.remove(flag)
 
     def _before(self, number: int) -> Any:
         handler = self._previous[number]

@@ -122,7 +122,7 @@ def is_present(storage: Storage, path: Path) -> bool:
 
 
 def leaves_under(storage: Storage, directory: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what is below a directory and is none itself, with its kind, in name order; links are not followed."""
+    """Yield the files and links below a directory with their kind, in name order; links are not followed."""
     for entry in sorted(storage.entries(directory)):
         if entry.kind == "directory":
             yield from leaves_under(storage, directory / entry.name)

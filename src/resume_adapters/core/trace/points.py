@@ -1,4 +1,4 @@
-"""The points of a run at which it stops itself, so that whoever watches it can kill, signal or continue it there."""
+"""The points of a run at which it stops itself, so that a drill can kill, signal or continue it there."""
 
 from __future__ import annotations
 
