@@ -99,7 +99,7 @@ class AccelerateFramework(LoopFramework):
         if found:
             raise UnsupportedSetting(
                 f"register_for_resume was called before accelerator.prepare(): since then {found} came, which the run "
-                "would not count or restore. Call it after:\n\n"
+                "would neither count nor restore. Call it after:\n\n"
                 "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
                 "    run = register_for_resume(accelerator)\n"
             )

@@ -101,6 +101,6 @@ def choose_strategy(accelerator: Any, run_directory: Path) -> AccelerateStrategy
     elif kind == DistributedType.DEEPSPEED:
         reason = "with DeepSpeed one model is to be prepared before register_for_resume is called"
     raise UnsupportedSetting(
-        f"{kind} shards or moves the state in a way that is not followed, so this run cannot be resumed exactly: "
-        f"{reason or 'train with DDP, FSDP2 or DeepSpeed'}"
+        f"{kind} shards or moves the state in a way that this package does not support, so this run cannot be "
+        f"resumed exactly: {reason or 'train with DDP, FSDP2 or DeepSpeed'}"
     )

@@ -53,7 +53,7 @@ def test_a_start_names_what_the_manifest_does_not(tmp_path: Path, caplog: pytest
     assert line == "link, model.safetensors, resume/odd\\udcff: not in the manifest of checkpoint-10, and not read."
     assert extra_in_words([str(number) for number in range(7)]) == "0, 1, 2, 3, 4 and 2 more"
     assert files.find("model.safetensors") is None
-    with pytest.raises(CheckpointDamaged, match=r"model\.safetensors is no file of checkpoint-10"):
+    with pytest.raises(CheckpointDamaged, match=r"checkpoint-10 has no file model\.safetensors"):
         files.read("model.safetensors")
     (checkpoint / "model.bin").unlink()
     with pytest.raises(CheckpointDamaged, match=r"model\.bin cannot be read: No such file"):
@@ -83,7 +83,7 @@ def test_an_index_that_points_out_of_the_checkpoint_is_refused(tmp_path: Path) -
         with pytest.raises(CheckpointDamaged, match=r"names .*outside\.safetensors', which is outside the checkpoint"):
             weight_shards(sharded(checkpoint, shard), index)
     for shard in ("link.safetensors", "gone.safetensors"):
-        with pytest.raises(CheckpointDamaged, match=f"names {shard}, which is no file of checkpoint-10"):
+        with pytest.raises(CheckpointDamaged, match=f"names {shard}, which is not in checkpoint-10"):
             weight_shards(sharded(checkpoint, shard), index)
 
 

@@ -441,7 +441,7 @@ def test_an_error_that_a_later_start_caused_says_so(tmp_path: Path, where: str) 
     for step in (10, 20):
         earlier.commit(step)
     storage.armed = True
-    with pytest.raises(FencedOff, match="the later one goes on"):
+    with pytest.raises(FencedOff, match="the later one continues"):
         if where == "the pruning":
             earlier.run.pruner.keep = KeepLast(1)
             earlier.run.prune_later()
@@ -459,7 +459,7 @@ def test_a_start_that_was_fenced_off_while_it_tidied_says_so(tmp_path: Path) -> 
             Miniature(tmp_path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(FencedOff, match="the later one goes on"):
+    with pytest.raises(FencedOff, match="the later one continues"):
         Miniature(tmp_path, storage=Swept())
 
 
@@ -499,6 +499,6 @@ def test_bytes_that_are_damaged_on_their_way_to_the_disk_are_not_committed(tmp_p
             super().write(path, bytes(flipped))
 
     job = Miniature(tmp_path, storage=Flipping())
-    with pytest.raises(SaveFailed, match=f"other bytes were stored than were written.*{damaged}"):
+    with pytest.raises(SaveFailed, match=f"the stored bytes are not those that were written.*{damaged}"):
         job.commit(10)
     assert job.committed() == {}

@@ -68,11 +68,11 @@ def test_what_is_in_force_is_what_the_next_launch_is_compared_with(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"optimizer": torch.optim.RMSprop}, "the optimizer SGD, this launch has RMSprop: its state cannot follow"),
+        ({"optimizer": torch.optim.RMSprop}, "the optimizer SGD, this launch has RMSprop: its state cannot be loaded"),
         (
             {"frozen": [0], "only_trained": True},
             r"6 parameters in the optimizer, this launch has 4 \(frozen parameters: none then, 2 \(0.weight, 0.bias\) "
-            r"now\): its state cannot follow",
+            r"now\): its state cannot be loaded",
         ),
     ],
     ids=["class", "size"],
@@ -82,7 +82,7 @@ def test_an_optimizer_that_cannot_load_the_state_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(StateMismatch, match=f"checkpoint-4 was saved with {message}"):
         Launch(killed, given=given)()
-    assert caplog.text.count("This run cannot go on: checkpoint-4 was saved with") == 1
+    assert caplog.text.count("This run cannot continue: checkpoint-4 was saved with") == 1
 
 
 def test_data_of_a_different_seed_are_refused_by_the_seed(killed: Path) -> None:

@@ -256,7 +256,7 @@ class PendingCheckpoint:
             size, digest = self.storage.digest(file)
             own = file.relative_to(self.directory) if file.is_relative_to(self.directory) else file
             if self._written.get(own, (size, digest)) != (size, digest):
-                raise OSError(errno.EIO, "other bytes were stored than were written", str(file))
+                raise OSError(errno.EIO, "the stored bytes are not those that were written", str(file))
             entries.append(FileEntry(path.as_posix(), size, digest, self.ranks.rank))
             directories.update(parent for parent in file.parents if self.directory.parent in parent.parents)
         for directory in sorted(directories):

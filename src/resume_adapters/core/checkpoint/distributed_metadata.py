@@ -48,7 +48,7 @@ class _Unpickler(pickle.Unpickler):
         if isinstance(dtype, torch.dtype):
             return dtype
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of an index")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in an index")
         return super().find_class(module, name)
 
 
@@ -56,7 +56,7 @@ def load(file: BinaryIO) -> Any:
     """Read an index.
 
     Raises:
-        UnpicklingError: it names something that is no part of an index, or is torn.
+        UnpicklingError: it names something that does not belong in an index, or is torn.
     """
     return _Unpickler(file).load()
 

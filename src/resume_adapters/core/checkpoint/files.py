@@ -43,7 +43,7 @@ class CheckpointFiles:
         """
         found = self.find(path)
         if found is None:
-            raise CheckpointDamaged(f"{path} is no file of {self.checkpoint.name}", path=self.checkpoint)
+            raise CheckpointDamaged(f"{self.checkpoint.name} has no file {path}", path=self.checkpoint)
         return found
 
     def read(self, path: str) -> bytes:

@@ -26,7 +26,7 @@ def weight_shards(files: CheckpointFiles, index: str) -> list[Path]:
         index: the path of the index in the checkpoint.
 
     Raises:
-        CheckpointDamaged: it is not an index, or names what is no file of the checkpoint.
+        CheckpointDamaged: it is not an index, or names a file that is not in the checkpoint.
     """
     try:
         shards = sorted({str(shard) for shard in json.loads(files.read(index))["weight_map"].values()})
@@ -36,7 +36,7 @@ def weight_shards(files: CheckpointFiles, index: str) -> list[Path]:
         require_inside(shard, index)
         if files.find(shard) is None:
             raise CheckpointDamaged(
-                f"{index} names {shard}, which is no file of {files.checkpoint.name}", path=files.checkpoint
+                f"{index} names {shard}, which is not in {files.checkpoint.name}", path=files.checkpoint
             )
     return [files.require(shard) for shard in shards]
 

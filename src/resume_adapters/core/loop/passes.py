@@ -103,7 +103,7 @@ class EpochPasses:
         """
         if loader not in self._open:
             raise UnsupportedSetting(
-                "a pass over a loader goes on in the next epoch, where a relaunch would begin a new one: call "
+                "a pass over a loader continues in the next epoch, where a relaunch would begin a new pass: call "
                 "run.batches(loader) in each epoch"
             )
         return self._open[0] is loader

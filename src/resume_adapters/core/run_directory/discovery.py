@@ -66,8 +66,8 @@ def _require_nodes(directory: Path, seen: Sequence[tuple[int, ...]], local_ranks
         local = [local_ranks[rank] for rank in members]
         if local.count(0) != 1 or any(seen[rank] != members for rank in members):
             raise UnsupportedSetting(
-                f"{directory} was said to be each node's own, and is seen by the ranks {_words(members)}, whose ranks "
-                f"on their nodes are {_words(local)}; expected those of one node. Name a directory on a disk of the "
+                f"{directory} is configured as local to each node, but the ranks {_words(members)} see it, which have "
+                f"the local ranks {_words(local)}; expected the ranks of one node. Name a directory on a disk of the "
                 "node, the same for all its ranks; where nodes share it, leave out the setting that says otherwise",
                 path=directory,
             )

@@ -104,7 +104,7 @@ class Fencing:
             owner = "nobody (its token is gone)" if current is None else str(current)
             raise FencedOff(
                 f"this process is start {generation} of {self._run_directory}, which {owner} owns now: nothing more "
-                "is committed from here. Two jobs were started on one run directory; the later one goes on",
+                "is committed from here. Two jobs were started on one run directory; the later one continues",
                 path=self._run_directory,
             )
 

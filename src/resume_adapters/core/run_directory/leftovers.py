@@ -31,7 +31,7 @@ class Leftovers:
             return
         self._found.add(path)
         logger.warning(
-            "%s could not be removed: %s: %s. The run goes on and the next start tries again; remove it yourself to "
+            "%s could not be removed: %s: %s. The run continues, and the next start tries again; remove it yourself to "
             "free its space.",
             path.name,
             error.filename or path,

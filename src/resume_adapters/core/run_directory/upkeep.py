@@ -63,8 +63,8 @@ def _require_own(storage: Storage, control: Path) -> None:
     for path in (control, control / "journal.jsonl", control / "set-aside"):
         if storage.is_link(path):
             raise RunDirectoryUnusable(
-                f"{path} is a symbolic link to {storage.read_link(path)}; expected none there, since a run writes "
-                "through no link: remove it",
+                f"{path} is a symbolic link to {storage.read_link(path)}; a run does not write "
+                "through links: remove it",
                 path=path,
             )
 

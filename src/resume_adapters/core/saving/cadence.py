@@ -45,10 +45,10 @@ class Cadence:
         timed = isinstance(every, timedelta) and every > timedelta()
         if not (counted or timed or every == "auto"):
             raise UnsupportedSetting(
-                f'save_every={every!r} is no cadence; expected a positive number of steps, a timedelta, or "auto"'
+                f'save_every={every!r} is invalid: expected a positive number of steps, a timedelta, or "auto"'
             )
         if mtbf is not None and (every != "auto" or mtbf <= timedelta()):
-            raise UnsupportedSetting(f'mtbf={mtbf} is of use with save_every="auto" alone, as a positive time')
+            raise UnsupportedSetting(f'mtbf={mtbf} needs save_every="auto", and must be a positive time')
         self.steps = every if isinstance(every, int) else None
         self._fixed = every.total_seconds() if isinstance(every, timedelta) else None
         self._mtbf = _PRIOR if mtbf is None else mtbf.total_seconds()
@@ -119,7 +119,7 @@ def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
         UnsupportedSetting: as :class:`Cadence` does.
     """
     if every is None and mtbf is not None:
-        raise UnsupportedSetting(f'mtbf={mtbf} is of use with save_every="auto" alone')
+        raise UnsupportedSetting(f'mtbf={mtbf} needs save_every="auto"')
     return None if every is None else Cadence(every, mtbf)
 
 

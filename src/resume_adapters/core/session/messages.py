@@ -39,7 +39,7 @@ def log_passed_over(run: ResumableRun) -> None:
     if run.storage.real_path(path) == run.storage.real_path(chosen.path):
         return
     logger.warning(
-        "Not resuming from the given %s: the run has checkpoints of its own, and its newest, %s, comes first. To go "
+        "Not resuming from the given %s: the run has its own checkpoints, and resumes from the newest, %s. To go "
         "back in this run, use `resume-adapters rewind`; to start from the given one, use another run directory.",
         path,
         chosen.path.name,

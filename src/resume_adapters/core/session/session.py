@@ -355,7 +355,7 @@ class Session:
         """Log an error of this package, once: a traceback shows it last, and not everybody's log has tracebacks."""
         if isinstance(error, ResumeError) and self.run.ranks.rank == 0 and not self._has_refused:
             self._has_refused = True
-            logger.error("This run cannot go on: %s", error)
+            logger.error("This run cannot continue: %s", error)
 
     def close(self, *undo: Callable[[], object]) -> None:
         """Undo what the session patched, started and registered. Closing a closed session does nothing.

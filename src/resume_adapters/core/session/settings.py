@@ -243,12 +243,12 @@ class SettingsComparison:
         for what, (before, now) in pairs.items():
             for kind, here in zip(before, now, strict=False):
                 if kind and here and kind != here:
-                    raise self._mismatch(f"the {what} {kind}, this launch has {here}: its state cannot follow")
+                    raise self._mismatch(f"the {what} {kind}, this launch has {here}: its state cannot be loaded")
         for one, other in zip(saved.optimizers, given.optimizers, strict=False):
             if one.sizes and other.sizes and sum(one.sizes) != sum(other.sizes):
                 raise self._mismatch(
                     f"{sum(one.sizes)} parameters in the optimizer, this launch has {sum(other.sizes)}"
-                    f"{self._about_frozen()}: its state cannot follow"
+                    f"{self._about_frozen()}: its state cannot be loaded"
                 )
 
     def _about_frozen(self) -> str:
