@@ -89,7 +89,7 @@ def _train(opening: Opening, cycle: Cycle, run_directory: str) -> tuple[dict[str
         UnsupportedSetting,
     )
 
-    before, ended = opening.outline(), "finished"
+    before, ended = {**patches(), **opening.outline()}, "finished"
     try:
         opening.train()
     except Stopped:
@@ -102,7 +102,17 @@ def _train(opening: Opening, cycle: Cycle, run_directory: str) -> tuple[dict[str
     status = json.loads(Path(run_directory, ".resume", "status.json").read_bytes())
     left = "finished" if ended == "refused" else ended
     assert (ended, left) == (cycle.ends, status["state"]), f"{run_directory}: {cycle}, but {ended} and {status}"
-    return before, opening.outline()
+    return before, {**patches(), **opening.outline()}
+
+
+def patches() -> dict[str, int]:
+    """Return what a run may hook into torch itself, whatever the framework."""
+    from torch.optim import optimizer
+
+    return {
+        "global_hooks": len(optimizer._global_optimizer_pre_hooks) + len(optimizer._global_optimizer_post_hooks),
+        "loader_wrappers": depth(torch.utils.data.DataLoader.__iter__),
+    }
 
 
 # ---- Measuring

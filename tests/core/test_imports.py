@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
@@ -172,6 +173,19 @@ def test_a_module_imports_from_its_level_or_from_below(name: str) -> None:
         assert level(other) <= level(name), f"{name} imports {other}, which is above it"
         if level(name) == len(LEVELS) - 1:
             assert other.split(".")[0] == name.split(".")[0] or level(other) < level(name), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("package", sorted({file.parent.name for file in CORE} - {"core"}))
+def test_a_package_says_in_which_order_to_read_its_modules(package: str) -> None:
+    directory = PACKAGE / "core" / package
+    named = set(re.findall(r"``(\w+)(?:\.py)?``", ast.get_docstring(tree(directory / "__init__.py")) or ""))
+    assert {file.stem for file in directory.glob("*.py")} - {"__init__"} <= named
+
+
+def test_the_map_of_the_core_names_files_that_exist() -> None:
+    paths = re.findall(r"``([\w/]+\.py)``", ast.get_docstring(tree(PACKAGE / "core" / "__init__.py")) or "")
+    assert len(paths) > len(LEVELS)
+    assert [path for path in paths if not any((each / path).is_file() for each in (PACKAGE, PACKAGE / "core"))] == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

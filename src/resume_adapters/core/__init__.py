@@ -16,7 +16,10 @@ Packages, lowest first; each imports only from those before it:
 ``loop``           a hand-written training loop
 =================  ===============================================================================
 
-Four walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
+Beside them, for all: ``ranks.py`` (the processes of a run), ``log.py`` (what is said to the user), ``patching.py``
+(attributes that are replaced for a while) and ``requirements.py`` (versions and arguments).
+
+Six walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
 
 **A save**: ``hf/patch.py`` (the trainer saves) -> ``hf/session.py`` (under which name) -> ``session/session.py``
 (what a checkpoint holds) -> ``run/run.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
@@ -34,4 +37,14 @@ Four walks through the code, here with the Trainer's adapter. Whatever else they
 **A data position**: ``dataloader/tracked.py`` (the loader) -> ``dataloader/progress.py`` (what was fetched, the
 position made of it) -> ``session/loaders.py`` (saved, and restored on this or a different topology) ->
 ``dataloader/next_pass.py`` and ``dataloader/prefetch.py`` (the pass that resumes there).
+
+**State that nobody has declared**: ``hf/observed.py`` (where to look) -> ``session/observed.py`` (when) ->
+``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``
+(captured, and restored). Likewise of what a launch was given: ``hf/settings.py`` -> ``session/settings.py``.
+
+**A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through
+``storage/counting.py``) -> ``trace/points.py`` (where it stops itself) -> ``session/trace.py`` (a line for each step).
+
+A loop that is written by hand has ``loop/loop.py`` in the place of ``hf/session.py``, and ``loop/guard.py``, which
+refuses what trains past it.
 """

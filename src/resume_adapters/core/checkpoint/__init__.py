@@ -1,6 +1,7 @@
 """One checkpoint: from pending to committed, read again, chosen, kept, removed.
 
-Read ``layout`` (paths, markers, states) and ``manifest``; for a save ``writer``, ``parts`` and ``commit``; for a resume
-``catalog``, ``validity`` and ``resolve``; for pruning ``retention`` and ``remove``; to compare
-two checkpoints ``native_parts``, ``contents`` and ``difference``.
+Read ``checkpoint`` (the values), ``layout`` (paths, markers, states) and ``manifest``; for a save ``writer``, ``parts``
+and ``commit``; for a resume ``catalog``, ``validity``, ``history`` (what the journal knows) and ``resolve``, then
+``files``, ``native_files`` and ``distributed_metadata`` (what is loaded); for pruning ``retention`` and ``remove``; to
+compare two checkpoints ``native_parts``, ``contents`` and ``difference``.
 """

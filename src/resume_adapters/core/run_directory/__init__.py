@@ -1,5 +1,7 @@
 """The ``.resume`` directory, and what is done once for a run directory.
 
-Read ``control`` (the files), ``status`` (the states of a run), ``fencing`` and ``journal``, then ``upkeep`` and
-``prune`` (maintenance), ``placeholder`` (before the first commit), and last ``discovery`` (run directories of nodes).
+Read ``control`` (the files), ``status`` with ``publisher`` (the states of a run), ``fencing``, ``stop_file`` and
+``journal`` with ``launches`` (launches without progress), then ``upkeep`` and ``prune`` (maintenance), ``leftovers``
+(what could not be removed), ``room`` (free space), ``placeholder`` (before the first commit), and last ``discovery``
+(run directories of nodes).
 """

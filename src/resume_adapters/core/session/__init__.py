@@ -2,6 +2,8 @@
 
 Read ``framework.py`` (what an adapter implements), ``session.py`` (the order of events), ``restore.py`` with
 ``context.py`` (what is resumed), then ``loaders.py`` and ``rescale.py`` (a different topology or batch size).
-``finished.py`` refuses a second training in one directory. ``records.py`` is what each rank saves, ``options.py`` what
-a user sets, ``messages.py`` what a run logs.
+``settings.py`` compares what a launch was given with what the checkpoint was saved with, ``observed.py`` captures and
+restores state that nobody has declared, ``trace.py`` writes each step of a watched run, and ``finished.py`` refuses a
+second training in one directory. ``records.py`` is what each rank saves, ``part_entries.py`` names the parts,
+``best.py`` the best checkpoint, ``options.py`` is what a user sets, ``messages.py`` what a run logs.
 """

@@ -1,1 +1,7 @@
-"""State as data: captured from live objects, encoded, compared, digested. No disk, no clock, no ranks."""
+"""State as data: captured from live objects, encoded, compared, digested. No disk, no clock, no ranks.
+
+``stateful`` and ``records`` are what is saved, ``encoding`` is how; ``rng`` and ``twister`` capture random generators,
+``weights``, ``keys`` and ``ddp_buckets`` are of models. ``comparison``, ``tensor_difference``, ``fingerprint`` and
+``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without running code.
+``census`` finds state that nobody has declared, by ``object_path``; ``leaf_values`` captures and restores it.
+"""

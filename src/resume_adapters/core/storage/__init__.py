@@ -1,4 +1,5 @@
 """The only package that touches a disk.
 
 Read ``base`` (the interface), ``local`` (a mounted file system), then ``groups`` (the ranks that share a directory).
+``counting`` is a storage for watched runs, and ``diagnosis`` finds out why a write of a framework failed.
 """
