@@ -74,8 +74,10 @@ class PartEntries:
     def log_dropped(self, context: RestoreContext) -> None:
         """Log the parts that the checkpoint holds which is resumed from, and this launch does not restore."""
         manifest = context.checkpoint.manifest
+        if manifest is None:
+            return
         named = {each.name for each in self._framework.describe()}
         here = {*named, *self._options.parts, *self._framework.parts(), *_CAPTURED, *_OF_LOOP}
-        for each in manifest.parts if manifest else ():
+        for each in manifest.parts:
             if each.by != "missing" and each.name not in here:
                 context.reader.log_dropped(each.name)
