@@ -72,7 +72,7 @@ class PartEntries:
         ]
 
     def log_dropped(self, context: RestoreContext) -> None:
-        """Log the parts that the checkpoint holds which is resumed from, and this launch does not restore."""
+        """Log the parts of the checkpoint that this launch does not restore."""
         manifest = context.checkpoint.manifest
         if manifest is None:
             return
