@@ -47,18 +47,25 @@ def install(session: nox.Session, *what: str) -> None:
     session.install("-c", str(CONSTRAINTS), *what)
 
 
-def run_tests(session: nox.Session, *folders: str, require: str = "") -> None:
+def run_tests(session: nox.Session, *folders: str, require: str = "", only: str = "not thorough") -> None:
     """Run folders of tests; what follows ``--`` is added, and says itself what to run where it names a path."""
     named = any((ROOT / word.partition("::")[0]).exists() for word in session.posargs)
-    words = [*_AT_ONCE, *(() if named else folders), *session.posargs]
+    words = [*_AT_ONCE, "-m", only, *(() if named else folders), *session.posargs]
     session.run("python", "-m", "pytest", *words, env={**_ONE_THREAD, "RESUME_ADAPTERS_REQUIRE": require})
 
 
 @nox.session(tags=["ci"])
 def tests(session: nox.Session) -> None:
-    """Run every test; none may be skipped because a framework is missing."""
+    """Run the tests of the README's command; none may be skipped because a framework is missing."""
     install(session, "-e", ".[test-all]")
     run_tests(session, *recorded(session, "tests"), require="hf,lightning,accelerate,deepspeed")
+
+
+@nox.session(tags=["ci"])
+def thorough(session: nox.Session) -> None:
+    """Run what ``tests`` leaves out for the time that it takes: further cases, and tests of half a minute."""
+    install(session, "-e", ".[test-all]")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="thorough")
 
 
 @nox.session
@@ -91,7 +98,7 @@ def coverage(session: nox.Session) -> None:
     install(session, "-e", ".[data,test]", "coverage")
     for step in (
         ["erase"],
-        ["run", "-m", "pytest", "tests/core", "tests/cli", *session.posargs],
+        ["run", "-m", "pytest", "-m", "", "tests/core", "tests/cli", *session.posargs],
         ["combine"],
         ["report"],
     ):
@@ -147,7 +154,7 @@ def run_version(session: nox.Session, adapter: str, version: str, free: Iterable
         wanted: what is installed beside the package and its tests' tools.
     """
     session.install("-c", str(_constraints(session, free)), "-e", ".[test,trackers]", *wanted)
-    run_tests(session, f"tests/{adapter}", *recorded(session, version), require=adapter)
+    run_tests(session, f"tests/{adapter}", *recorded(session, version), require=adapter, only="")
 
 
 def recorded(session: nox.Session, name: str) -> list[str]:

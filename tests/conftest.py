@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -52,6 +53,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return True
     relative = collection_path.relative_to(HERE) if collection_path.is_relative_to(HERE) else Path()
     return True if relative.parts and missing(relative.parts[0]) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Keep what earlier tests imported out of each look through all objects: a test makes its own."""
+    gc.collect()
+    gc.freeze()
 
 
 class FolderScheduling(LoadScopeScheduling):

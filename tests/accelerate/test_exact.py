@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 MIDDLE = {"event": "step_end", "step": 13}
@@ -65,7 +67,32 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        CASES,
+        "plain-augmented",
+        "plain-workers",
+        "plain-persistent",
+        "seedable-augmented-set-epoch",
+        "seedable-last-batch",
+        "stateful-seedable-workers",
+        "stream-workers",
+        "odd-epochs",
+        "by-hand",
+        "each-epoch",
+        "evaluation-persistent",
+        "save-at-the-last-batch",
+        "bf16",
+        "scaler",
+        "ema",
+        "lora",
+        "two-models",
+        "registered",
+        "automatic-naming",
+        "unwrapped-last-batch",
+    ),
+)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = CASES[case]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from launch import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,7 @@ def launched(directory: Path, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
+@pytest.mark.thorough
 def test_on_two_processes_of_accelerate_launch(tmp_path: Path) -> None:
     assert launched(tmp_path, "reference").wait(200) == 0
     running = launched(tmp_path, "killed")

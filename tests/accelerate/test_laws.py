@@ -374,6 +374,7 @@ def test_a_run_trains_on_after_a_save_that_failed(
 # ---- Law 12
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loader", [{}, {"dispatch_batches": True}], ids=["sharded", "dispatched"])
 def test_a_hundred_runs_of_one_accelerator_leave_nothing(
     loader: dict[str, Any], bench: contract.Bench, tmp_path: Path

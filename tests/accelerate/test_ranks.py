@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 FIRST = {"event": "step_end", "step": 4, "rank": 1}
@@ -43,7 +45,7 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("case", STRATEGIES)
+@pytest.mark.parametrize("case", often(STRATEGIES, "fsdp2-full", "zero-2"))
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
     config = {"samples": 100, **config}
@@ -84,7 +86,7 @@ UNSAVED = ("plain", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, "plain", "stateful", "dispatched-stream", "ema-scaler-evaluation"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     config = {"samples": 100, **config}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 4, "accumulate": 2}
@@ -51,7 +53,7 @@ def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference:
     contract.same_samples_on_any_topology(bench, tmp_path, reference(SPREAD), SHARDS[case], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1"))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_run_that_was_killed_and_stopped_in_every_way_is_identical(command, tm
     assert done.err.count("SIGKILL") == 4
 
 
+@pytest.mark.thorough
 def test_two_ranks_survive_the_loss_of_one_and_of_their_launcher(command, tmp_path):
     port = random.SystemRandom().randrange(10_000, 32_000)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
@@ -79,6 +80,7 @@ def test_augmentation_is_resumed(resume_drill):
 """
 
 
+@pytest.mark.thorough
 def test_the_fixture_fails_a_test_with_the_step_the_rank_and_the_cause(tmp_path):
     """A dataset that draws from a generator of its own, which no part of the state holds."""
     (tmp_path / "test_training.py").write_text(TESTS.format(job=str(JOB)))

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 WINDOW = {"event": "backward", "step": 8}
@@ -51,7 +53,19 @@ def on_one(case: str) -> dict[str, Any]:
     return {"samples": 26, **ONE[case]}
 
 
-@pytest.mark.parametrize("case", ONE)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        ONE,
+        "stage 1",
+        "stage 2, own loader",
+        "stage 3",
+        "stage 0 in fp16",
+        "stage 3 in bf16",
+        "window across epochs",
+        "DeepSpeedCPUAdam, stage 2, offload",
+    ),
+)
 def test_killed_twice_equals_never(
     case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any
 ) -> None:
@@ -60,7 +74,7 @@ def test_killed_twice_equals_never(
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [WINDOW, LATE])
 
 
-@pytest.mark.parametrize("case", SEVERAL)
+@pytest.mark.parametrize("case", often(SEVERAL, "stage 0, own buffers", "stage 2 in fp16"))
 def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any) -> None:
     """The last rank is killed; the first kill is in a window, the second between two steps."""
     ranks, config = SEVERAL[case]

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import contract
 from launch import free_port
 
@@ -18,6 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed_train.py"
 CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
 
 
+@pytest.mark.thorough
 def test_torchrun_and_then_the_deepspeed_launcher(
     bench: contract.Bench, reference: Any, served: Any, tmp_path: Path
 ) -> None:

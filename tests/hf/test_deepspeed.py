@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from accelerate.utils import compare_versions
 
+from selection import often
+
 import contract
 
 pytestmark = [
@@ -29,7 +31,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, "stage 2 on two ranks"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [{**EARLY, "rank": ranks - 1}, {**LATE, "rank": 0}]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from transformers import TrainingArguments
 
+from selection import often
+
 import contract
 
 EARLY = {"event": "on_step_end", "step": 6}
@@ -81,7 +83,31 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        CASES,
+        "map",
+        "augmented-workers",
+        "augmented-persistent",
+        "masking-collator",
+        "group-by-length",
+        "plain-sampler",
+        "stream-workers",
+        "stream-persistent",
+        "datasets-stream-set-epoch",
+        "elastic-map",
+        "elastic-shards-workers",
+        "save-each-epoch",
+        "boundary-persistent",
+        "evaluations-persistent",
+        "evaluate-each-epoch",
+        "bf16",
+        "lora",
+        "ema",
+        "scaler",
+    ),
+)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = CASES[case]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import contract
 
 CONFIG = {"augment": True, "ema": True}
 
 
+@pytest.mark.thorough
 def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     contract.laws_in_fresh_interpreters(
         bench,

@@ -19,6 +19,7 @@ from transformers import TrainingArguments
 
 from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.hf.files import ForeignCheckpoints
+from selection import often
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -394,7 +395,7 @@ def test_a_stop_at_any_event_saves_then_leaves(bench: contract.Bench, reference:
     contract.stopped_then_resumed(bench, tmp_path, EVALUATED, reference(EVALUATED), *sends)
 
 
-@pytest.mark.parametrize("whom", contract.WHOM)
+@pytest.mark.parametrize("whom", often(contract.WHOM, "rank 1 alone"))
 def test_a_stop_stops_all_ranks_together(whom: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """No rank waits for another, whichever was asked; only rank zero does what belongs to the disk."""
     sends = [{**send, **contract.WHOM[whom]} for send in EVENTS if "number" not in send or whom == "rank 0 alone"]
@@ -647,6 +648,7 @@ def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Pat
 # ---- Law 12
 
 
+@pytest.mark.thorough
 def test_a_hundred_trainings_in_one_process_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     args = {"save_steps": 1, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 2}
     trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []

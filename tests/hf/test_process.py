@@ -212,6 +212,7 @@ class Noisy(torch.utils.data.Dataset):
         return {"x": torch.rand(1), "y": torch.tensor([index / 8])}
 
 
+@pytest.mark.thorough
 def test_persistent_evaluation_workers_have_the_random_state_that_they_had(tmp_path: Path) -> None:
     """Also after a second kill, before which the launch had not evaluated."""
 
@@ -236,6 +237,7 @@ def test_persistent_evaluation_workers_have_the_random_state_that_they_had(tmp_p
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+@pytest.mark.thorough
 def test_evaluation_workers_that_run_already_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
     made.evaluate()

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 FIRST = {"event": "on_step_end", "step": 4, "rank": 1}
@@ -35,7 +37,7 @@ UNSAVED = ("map", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, "map", "dispatched-stream-filled-up", "ema"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 ARGS = {"save_steps": 5, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -33,7 +35,7 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1", "0 to 2 workers and back", "at the end of an epoch"))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ for name in ("wandb", "mlflow", "tensorboard"):
     pytest.importorskip(name)
 
 
+@pytest.mark.thorough
 def test_the_callbacks_of_the_trainer_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"args": {"report_to": ["wandb", "mlflow", "tensorboard"], "logging_steps": 1}}
     stores.continue_the_run(bench, tmp_path, config, {"event": "on_step_end", "step": 18})

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 from faults import cut
 
@@ -30,7 +32,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, "stage 2"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [{**FIRST, "rank": ranks - 1}, SECOND]

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 EARLY = {"event": "on_train_batch_end", "step": 6}
@@ -73,7 +75,38 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        CASES,
+        "map",
+        "augmented-workers",
+        "augmented-persistent",
+        "epochs-workers",
+        "last-batch",
+        "stateful-workers",
+        "stateful-epochs",
+        "stream-workers",
+        "stream-last-batch",
+        "sized-stream-stateful",
+        "combined-workers",
+        "combined-to-the-longest",
+        "combined-stream",
+        "validation",
+        "validation-in-a-window",
+        "validation-of-saved-batch",
+        "several",
+        "save-last-link",
+        "early-stopping",
+        "plateau-train",
+        "ema-validation",
+        "averaging",
+        "manual",
+        "bf16-mixed",
+        "hyperparameters",
+        "no-path",
+    ),
+)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = CASES[case]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [EARLY, MIDDLE])

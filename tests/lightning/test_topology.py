@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48}
@@ -36,7 +38,9 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", LAUNCHES)
+@pytest.mark.parametrize(
+    "case", often(LAUNCHES, "2 to 1, with 0 to 2 workers", "full, 1 to 2 to 1", "at the end of an epoch")
+)
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ for name in ("wandb", "mlflow", "tensorboard"):
     pytest.importorskip(name)
 
 
+@pytest.mark.thorough
 def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     """Lightning logs the row of a batch, and of an epoch, after the callbacks, and so after the checkpoint of it."""
     each_epoch = {"every_n_train_steps": None, "every_n_epochs": 1, "save_on_train_epoch_end": True}
