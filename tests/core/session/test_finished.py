@@ -39,7 +39,7 @@ def ask(directory: Path, extent: Extent, **options: Any) -> None:
 @pytest.mark.parametrize("extent", [Extent(None, 10), Extent(None, 9), Extent(2.5, None), Extent(2, 10)], ids=str)
 def test_it_is_refused_where_it_asks_for_no_more(extent: Extent, tmp_path: Path) -> None:
     finish(tmp_path, Extent(None, 10))
-    with pytest.raises(UnsupportedSetting, match=f"of {extent} there: .* directory of its own: output_dir=") as error:
+    with pytest.raises(UnsupportedSetting, match=f"of {extent} there: .* its own run directory: output_dir=") as error:
         ask(tmp_path, extent)
     assert f"finished a training of 2.5 epochs and 10 steps in {tmp_path}" in error.value.message
 
