@@ -146,7 +146,7 @@ def test_a_resumed_pass_that_goes_on_beyond_the_others_is_refused(tmp_path: Path
     with pytest.raises(Killed):
         cutting(tmp_path, sliced, killed_after(14))()
     launch = cutting(tmp_path, sliced)
-    with pytest.raises(UnsupportedSetting, match=r"after 5 batches, where (.|\n)*batches\(loader, limit"):
+    with pytest.raises(UnsupportedSetting, match=r"past 5 batches, where (.|\n)*batches\(loader, limit"):
         launch()
     assert len(launch.trace) == 3, "the rest of the pass"
 
