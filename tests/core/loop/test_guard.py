@@ -28,12 +28,26 @@ def scripted(directory: Path, script: Callable[[Launch], None], **options: Any) 
     return launch
 
 
-def test_a_loader_that_is_not_given_to_the_loop_is_refused_at_its_third_batch(tmp_path: Path) -> None:
+class Plain(DataLoader[Any]):
+    """Iterates as its base class does."""
+
+
+class Own(DataLoader[Any]):
+    """Has its own way to iterate."""
+
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Plain, Own])
+def test_a_loader_that_is_not_given_to_the_loop_is_refused_at_its_third_batch(
+    tmp_path: Path, kind: type[DataLoader[Any]]
+) -> None:
     seen = []
 
     def script(launch: Launch) -> None:
         for _ in launch.loop.epochs(2):
-            for batch in DataLoader(DATA, 4):  # run.batches is forgotten
+            for batch in kind(DATA, 4):  # type: ignore[arg-type]  # run.batches is forgotten
                 seen.append(batch)
                 launch._step(batch)
 
@@ -44,9 +58,9 @@ def test_a_loader_that_is_not_given_to_the_loop_is_refused_at_its_third_batch(tm
 
 def test_an_evaluation_may_read_what_it_likes(tmp_path: Path) -> None:
     def script(launch: Launch) -> None:
-        endless = itertools.cycle(DataLoader(DATA, 4))
         train = DataLoader(DATA, 4)
         for _ in launch.loop.epochs(1):
+            endless = itertools.cycle(DataLoader(DATA, 4))
             for batch in launch.loop.batches(train):
                 launch._step(batch)
                 for values in DataLoader(DATA, 20):  # as a whole, between two steps
@@ -132,6 +146,18 @@ def test_an_optimizer_that_nobody_saves_is_refused_at_its_second_step(tmp_path: 
     ) as found:
         beside(launch, of_the_model)
     assert "param" not in str(found.value) and len(launch.trace) == 1
+
+
+def test_an_optimizer_that_is_registered_after_its_first_step_is_saved_from_then_on() -> None:
+    layer = torch.nn.Linear(1, 3)
+    adam, parts = torch.optim.Adam(layer.parameters()), dict[str, Any]()
+    guard = LoopGuard(lambda: Trained([], []), "plain", parts, bool)
+    guard.begin()
+    adam.step()
+    parts.update(optimizer=adam, layer=layer)
+    guard.count()
+    adam.step()
+    guard.close()
 
 
 def test_as_a_part_it_is_saved(tmp_path: Path) -> None:

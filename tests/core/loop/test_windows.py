@@ -70,6 +70,14 @@ def test_a_window_that_begins_again_is_refused_at_its_step(tmp_path: Path) -> No
     assert len(launch.trace) == 0
 
 
+def test_an_accumulation_that_this_launch_changes_is_not_taken_for_a_count_of_the_script(tmp_path: Path) -> None:
+    """Two batches of 4 a step until the kill, between two steps of the second epoch; then one batch of 8."""
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(9), data="elastic", accumulation=2, save_every=1)()
+    rest = Launch(tmp_path, data="elastic", batch=8)()
+    assert rest.loop.global_step == 9 and len(rest.trace) == 5
+
+
 def add(windows: StepWindows, *lengths: int) -> list[bool]:
     return [windows.add(has_stepped=at == length, is_last=False) for length in lengths for at in range(1, length + 1)]
 

@@ -11,7 +11,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheck
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.session.messages import log_passed_over, log_start, log_wasted
+from resume_adapters.core.session.messages import log_extra, log_passed_over, log_start, log_wasted
 from resume_adapters.errors import UnsupportedSetting
 
 import miniature
@@ -44,6 +44,13 @@ def test_launches_without_progress_are_said_with_how_each_ended(caplog: pytest.L
     assert two.message == f"The last 2 launches in a row committed no step: {ends}."
     assert many.message.startswith("The last 7 launches in a row committed no step, the last 5 of which: start 5 ")
     assert many.message.count("SIGTERM") == 5
+
+
+def test_what_somebody_else_has_put_into_a_checkpoint_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    log_extra("checkpoint-10", [])
+    log_extra("checkpoint-10", ["notes.txt"])
+    (said,) = caplog.messages
+    assert "notes.txt" in said and "not in the manifest of checkpoint-10" in said
 
 
 @pytest.mark.parametrize(("step", "said"), [(12, True), (13, False)])

@@ -45,6 +45,18 @@ def test_a_different_layout_falls_back() -> None:
     assert python.state() == random.getstate()
 
 
+def test_a_global_generator_of_another_kind_is_asked_each_time() -> None:
+    """A script may let numpy's global functions draw from any bit generator."""
+    usual, numpy = np.random.get_bit_generator(), NumpyTwister()  # type: ignore[attr-defined]  # missing in the stubs
+    np.random.set_bit_generator(np.random.PCG64(1))  # type: ignore[attr-defined]
+    try:
+        for _ in range(2):
+            np.testing.assert_equal(numpy.state(), np.random.get_state(legacy=False))
+            np.random.rand(3)
+    finally:
+        np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
+
+
 def test_an_unchanged_generator_is_not_asked_again() -> None:
     python, numpy = PythonTwister(), NumpyTwister()
     np.random.seed(1)

@@ -136,9 +136,9 @@ class LoopFramework(abc.ABC):
     def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
 
+    @abc.abstractmethod
     def settings(self) -> LaunchSettings:
         """Return what the launch was given, as far as the framework knows."""
-        return LaunchSettings()
 
     def parts(self) -> dict[str, Stateful]:
         """Return what the framework does not save and is alike on all ranks."""
@@ -176,6 +176,6 @@ class LoopFramework(abc.ABC):
 
     # ---- Ending
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Undo what was patched, hooked or registered in the framework for this loop."""
-        return

@@ -66,12 +66,11 @@ class LoopGuard:
         self._uncounted = 0
 
     def begin(self) -> None:
-        """Watch from now on; once."""
+        """Watch from now on; called once."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        if not self._hooks:
-            self._hooks.append(register_optimizer_step_post_hook(self._after_step))
-            _watch(self)
+        self._hooks.append(register_optimizer_step_post_hook(self._after_step))
+        _watch(self)
 
     def close(self) -> None:
         """Watch no longer."""

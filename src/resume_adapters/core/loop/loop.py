@@ -263,8 +263,9 @@ class ResumableLoop:
             trace.add_digests(self._passes.take_external_digests())
             trace.add_loss(loss)
         self._is_accumulating = not self._framework.has_stepped()
-        if self._windows.add(has_stepped=not self._is_accumulating, is_last=self._passes.may_be_last):
-            self._require_same_window()
+        differs = self._windows.add(has_stepped=not self._is_accumulating, is_last=self._passes.may_be_last)
+        if differs and not self._session.loaders.topology_changes:  # which may change the accumulation, too
+            raise other_window()
         if self._is_accumulating:
             return
         if trace is not None:
@@ -274,10 +275,6 @@ class ResumableLoop:
         self._due = self._due or decision.save or decision.stop
         if not self._passes.are_open:
             self._end_of_body()
-
-    def _require_same_window(self) -> None:
-        if not self._session.loaders.topology_changes:  # which may change the accumulation, too
-            raise other_window()
 
     @property
     def mean_loss(self) -> float:
