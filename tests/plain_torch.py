@@ -346,9 +346,8 @@ class Launch:
     def _in_turn(self, data: Any) -> None:
         """Use loaders in turn, each with a generator of its own that goes on from pass to pass."""
         seeded = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-        loaders = [
-            DataLoader(range(n), 4, shuffle=True, generator=each) for n, each in zip((22, 14), seeded, strict=True)
-        ]
+        sizes = self.options.get("sizes", (22, 14))
+        loaders = [DataLoader(range(n), 4, shuffle=True, generator=each) for n, each in zip(sizes, seeded, strict=True)]
         for epoch in self._epochs():
             for batch in self.loop.batches(loaders[epoch % 2]):
                 self._step(batch)

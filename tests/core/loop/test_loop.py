@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.loop.framework import Resumed
+from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import Halted, NotRestored, Stopped, UnsupportedSetting
 
@@ -102,6 +104,23 @@ def test_saved_between_two_passes_each_loader_goes_on_as_it_was(
     tmp_path: Path, options: dict[str, Any], deaths: list[int]
 ) -> None:
     require_same(tmp_path, deaths, save_every=100, epochs=5, each_epoch=True, **options)
+
+
+def test_a_loader_that_was_interrupted_in_its_second_pass_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
+    require_same(tmp_path, [12], script="twice", save_every=3)
+
+
+def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_the_order_of_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions wrote it."""
+    native = LoopLoader.state
+
+    def state(loader: LoopLoader, *args: Any, **options: Any) -> PassState:
+        return replace(native(loader, *args, **options), numbers=None)
+
+    monkeypatch.setattr(LoopLoader, "state", state)
+    require_same(tmp_path, [8], script="two", save_every=8)
 
 
 def test_loaders_that_are_made_in_each_epoch_are_not_kept(tmp_path: Path) -> None:

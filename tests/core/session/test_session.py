@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepBest, KeepLast
@@ -38,6 +39,17 @@ def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: in
     )
     session.open()
     return session
+
+
+def test_a_loader_that_is_given_again_has_one_tracker_and_one_line_in_the_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frameworks ask for their loaders more than once."""
+    monkeypatch.setenv("RESUME_ADAPTERS_TRACE", str(tmp_path / "trace"))
+    session, loader = begun(tmp_path / "run"), DataLoader(range(4))  # type: ignore[arg-type]
+    assert session.loaders.track(loader) is session.loaders.track(loader)
+    session.run.close()
+    assert (tmp_path / "trace").read_text().count('"data"') == 1
 
 
 def test_a_stop_is_heard_between_two_ends_of_a_step_and_stays(tmp_path: Path) -> None:

@@ -251,8 +251,7 @@ class EpochPasses:
 
     def _is_of_another(self, saved: PassState, loader: LoopLoader) -> bool:
         """Return whether another loader, which this launch has not come to yet, fits a saved state better."""
-        if saved.position is None:
-            return False
+        assert saved.position is not None, "a loader that was numbered has a position"
         own = (loader.prepared, loader.tracked.loader)
         others = [each for each in self._existing if not self.has(each) and all(each is not mine for mine in own)]
         return any(_fit(each, saved.position) > _fit(loader.tracked.loader, saved.position) for each in others)
