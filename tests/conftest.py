@@ -19,6 +19,7 @@ FRAMEWORKS = {
     "lightning": ("lightning",),
     "accelerate": ("accelerate",),
     "deepspeed": ("deepspeed",),
+    "fabric": ("lightning",),
 }
 """The modules that the tests of each folder need."""
 

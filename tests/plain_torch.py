@@ -171,9 +171,9 @@ class PlainTorch(LoopFramework):
     def parts(self) -> dict[str, Stateful]:
         return {**super().parts(), "buffers": ModuleBuffers({0: self.model})}
 
-    def skip_pass(self, loader: Any) -> None:
-        self.skipped_passes += 1
-        super().skip_pass(loader)
+    def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
+        self.skipped_passes += not is_left
+        super().skip_pass(loader, is_left=is_left, is_iterated=is_iterated)
 
     def subjects(self) -> Subjects:
         return observed.subjects([self.model], [self.optimizer], [self.schedule, *self.model.buffers()])
@@ -306,6 +306,8 @@ class Launch:
             "anew": self._anew,
             "in turn": self._in_turn,
             "twice": self._twice,
+            "evaluated": self._evaluated,
+            "in phases": self._in_phases,
         }
         script = scripts.get(self.options.get("script", ""))
         data = self.loader()
@@ -359,6 +361,21 @@ class Launch:
             for each in (data, other, data):
                 for batch in self.loop.batches(each):
                     self._step(batch)
+
+    def _evaluated(self, data: Any) -> None:
+        """Evaluate on the data of the training, in batches of the size that it has by default."""
+        other = DataLoader(data.dataset, 4)
+        for _ in self._epochs():
+            for batch in self.loop.batches(data):
+                self._step(batch)
+            assert len(list(other)) == 6
+
+    def _in_phases(self, data: Any) -> None:
+        """Train with a loader of larger batches from epoch 2 on, over the same data."""
+        other = DataLoader(data.dataset, 2 * self.options["batch"], shuffle=True)
+        for epoch in self._epochs():
+            for batch in self.loop.batches(other if epoch >= 2 else data):
+                self._step(batch)
 
     def _followed(self, data: Any) -> None:
         """Iterate over the loader itself, as a loop does that cannot be wrapped."""

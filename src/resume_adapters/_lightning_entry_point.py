@@ -13,6 +13,7 @@ def callbacks() -> list[Any]:
     """Return the callbacks to add to a Trainer: none, unless the environment asks for it."""
     if os.environ.get(VARIABLE) != "1":
         return []
-    from resume_adapters.lightning.callback import CallbackOfEnvironment
+    from resume_adapters.lightning.callback import CallbackOfEnvironment, come_before_configs
 
+    come_before_configs()
     return [CallbackOfEnvironment()]

@@ -384,6 +384,8 @@ class Job:
                     self.second_optimizer.zero_grad()
             synced = accelerator.sync_gradients
         if synced:
+            if self.local is not None:
+                self.local.step()
             if self.unknown is not None:
                 self.unknown.step()
             if self.ema:

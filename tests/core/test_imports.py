@@ -21,9 +21,19 @@ ADAPTERS = {
     "lightning": {"lightning", "pytorch_lightning"},
     "accelerate": {"accelerate"},
     "deepspeed": {"deepspeed"},
+    "fabric": {"lightning"},
 }
 """The frameworks that each adapter may import. The Trainer trains through accelerate, and peft saves its adapters."""
-FRAMEWORKS = {"transformers", "accelerate", "peft", "lightning", "pytorch_lightning", "deepspeed", "datasets"}
+FRAMEWORKS = {
+    "transformers",
+    "accelerate",
+    "peft",
+    "lightning",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "deepspeed",
+    "datasets",
+}
 TRACKERS = {"mlflow", "tensorboard", "wandb"}
 """They train nothing, and an adapter leaves them to ``_trackers``."""
 PURE = (

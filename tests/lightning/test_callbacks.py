@@ -73,6 +73,23 @@ def test_the_config_of_a_command_line_is_written_again_by_a_launch_that_resumes(
         trainer_of(tmp_path / "other", ResumeCallback(), cli.SaveConfigCallback(Parser(), "fourth")).fit(BoringModel())
 
 
+def test_the_callback_of_the_environment_comes_before_the_config(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Lightning adds it behind the callbacks of the script, and the one that writes the config is one of those."""
+    monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    for config in ("first", "second"):
+        finished._FINISHED.clear()
+        trainer = trainer_of(tmp_path, cli.SaveConfigCallback(Parser(), config))
+        for _ in range(2):
+            trainer.fit(BoringModel())
+            trainer.fit_loop.max_epochs += 1
+        assert (tmp_path / "config.yaml").read_text() == config
+    monkeypatch.delenv("RESUME_ADAPTERS")
+    with pytest.raises(RuntimeError, match="to NOT exist"):
+        trainer_of(tmp_path, cli.SaveConfigCallback(Parser(), "third")).fit(BoringModel())
+
+
 def test_the_environment_leaves_a_trainer_alone_that_saves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

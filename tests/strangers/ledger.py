@@ -21,8 +21,18 @@ import torch
 ADAPTED = bool(os.environ.get("STRANGERS_ADAPTER"))
 """The script is to train with the adapter."""
 
-STEPS = "steps.jsonl"
-END = "end.json"
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def steps_file(rank: int = RANK) -> str:
+    """Return the name of the file of a process's steps."""
+    return f"steps.{rank}.jsonl"
+
+
+def end_file(rank: int = RANK) -> str:
+    """Return the name of the file of what a process ended with."""
+    return f"end.{rank}.json"
+
 
 _seen: dict[int, int] = {}
 
@@ -41,12 +51,17 @@ def step(steps: int, loss: float, optimizers: Iterable[Any], **values: Any) -> N
     """
     _seen[steps] = _seen.get(steps, -1) + 1
     key = f"{steps}.{_seen[steps]}"
-    if key == os.environ.get("STRANGERS_KILL"):
+    if key == os.environ.get("STRANGERS_KILL") and RANK == 0:
         time.sleep(1.0)  # a checkpoint is committed by now: what is logged before the first one is logged twice
         os.kill(os.getpid(), signal.SIGKILL)
     rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
-    with open(STEPS, "a") as file:
-        print(json.dumps([key, {"loss": float(loss), "lr": rates, **values}]), file=file)
+    write(key, {"loss": float(loss), "lr": rates, **values})
+
+
+def write(key: str, values: Mapping[str, Any]) -> None:
+    """Write down what belongs to a moment of the training."""
+    with open(steps_file(), "a") as file:
+        print(json.dumps([key, values]), file=file)
 
 
 def end(modules: Iterable[Any], optimizers: Iterable[Any], **values: Any) -> None:
@@ -60,7 +75,7 @@ def end(modules: Iterable[Any], optimizers: Iterable[Any], **values: Any) -> Non
     weights = [{name: digest(each) for name, each in module.state_dict().items()} for module in modules]
     states = [tree_digest(each if isinstance(each, dict) else each.state_dict()) for each in optimizers]
     found = {"weights": weights, "optimizers": states, "random": random_state(), **values}
-    Path(END).write_text(json.dumps(found, indent=1, sort_keys=True, default=str))
+    Path(end_file()).write_text(json.dumps(found, indent=1, sort_keys=True, default=str))
 
 
 def digest(value: Any) -> str:

@@ -74,7 +74,7 @@ class EngineStrategy:
         """Return nothing: DeepSpeed has buckets of its own, in a fixed order."""
         return []
 
-    def require_alike(self) -> None:
+    def compare(self) -> None:
         """No-op: no process has the whole state."""
 
     def has_lost_buckets(self) -> bool:

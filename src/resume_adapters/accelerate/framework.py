@@ -127,9 +127,9 @@ class AccelerateFramework(LoopFramework):
         """Track the torch loader beneath what ``prepare`` put around it."""
         return self._loaders.track(loader, session)
 
-    def skip_pass(self, loader: Any) -> None:
-        """Count the pass, as Accelerate's loaders do at its end."""
-        if hasattr(loader, "iteration"):
+    def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
+        """Count the pass, as Accelerate's loaders do at its end; a pass that is left is not counted."""
+        if hasattr(loader, "iteration") and not is_left:
             loader.iteration += 1
 
     # ---- Saving
@@ -147,9 +147,9 @@ class AccelerateFramework(LoopFramework):
             self._number = config.iteration
         return self._named[1]
 
-    def require_savable(self) -> None:
-        """Refuse weights that differ between processes, of which only the first one's are saved."""
-        self._strategy.require_alike()
+    def begin_save(self) -> None:
+        """Find out whether the processes hold different weights."""
+        self._strategy.compare()
 
     def save(self, directory: Path) -> None:
         """Let ``save_state`` write; what every rank writes to the same path, rank zero writes alone."""

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from resume_adapters.accelerate import files
+from resume_adapters.accelerate.local_sgd import LocalSteps
 from resume_adapters.accelerate.prepared import Prepared, StepCounter, ddp_around
 from resume_adapters.core.checkpoint.native_files import read_weight_files
+from resume_adapters.core.loop.replicas import Replicas
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
-from resume_adapters.errors import UnsupportedSetting
 
-_SAMPLE = 1 << 16
-"""Bytes that are compared of a larger tensor: where processes train apart, every element differs."""
+
+@dataclass
+class ReplicatedRankState(Record):
+    """What Accelerate does not save of a process under DDP.
+
+    Attributes:
+        local_steps: the steps that the ``LocalSGD`` has counted that the script is in; ``None`` where it is in none.
+    """
+
+    local_steps: int | None = None
 
 
 class ReplicatedStrategy:
@@ -28,18 +37,19 @@ class ReplicatedStrategy:
         accelerator: an ``accelerate.Accelerator``, after ``prepare``.
     """
 
-    rank_state_type: type[Record] = Record
+    rank_state_type: type[Record] = ReplicatedRankState
 
     def __init__(self, accelerator: Any) -> None:
         self._prepared = Prepared(accelerator)
         self._accelerator = accelerator
         self._steps = StepCounter(self._prepared)
         self._modules: list[Any] | None = None
-        self._is_compared = False
         self.models = self._prepared.models
         self.optimizers = self._prepared.optimizers
         self.schedulers = self._prepared.schedulers
         self.invariants = self._prepared.invariants
+        self._replicas = Replicas(self.models, self.optimizers, lambda value: gather_object([value]))
+        self._local = LocalSteps(accelerator, self._replicas.train_apart)
 
     def has_stepped(self) -> bool:
         """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
@@ -54,21 +64,22 @@ class ReplicatedStrategy:
         return {}
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the buffers, where each process has its own."""
+        """Return the buffers, where each process has its own, or all that is trained, where processes train apart."""
         if any(not each.broadcast_buffers for each in self.modules()):
-            return {"buffers": ModuleBuffers(dict(enumerate(self.models)))}
-        return {}
+            return {"buffers": ModuleBuffers(dict(enumerate(self.models))), **self._replicas.parts()}
+        return self._replicas.parts()
 
     def sharded_state(self) -> dict[str, Any]:
         """Return nothing: no state is sharded."""
         return {}
 
-    def rank_state(self) -> Record:
-        """Return nothing: Accelerate saves all that there is."""
-        return Record()
+    def rank_state(self) -> ReplicatedRankState:
+        """Return the count of ``LocalSGD``."""
+        return ReplicatedRankState(self._local.count)
 
-    def load_rank_state(self, state: Record) -> None:
-        """No-op."""
+    def load_rank_state(self, state: ReplicatedRankState) -> None:
+        """Restore the count of ``LocalSGD``."""
+        self._local.restore(state.local_steps)
 
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models."""
@@ -76,27 +87,10 @@ class ReplicatedStrategy:
             self._modules = ddp_around(self.models) if self._accelerator.num_processes > 1 else []
         return self._modules
 
-    def require_alike(self) -> None:
-        """Compare the weights and the optimizers of all processes before the first save; of large tensors a sample.
-
-        Raises:
-            UnsupportedSetting: they differ.
-        """
-        if self._is_compared or self._accelerator.num_processes == 1:
-            return
-        self._is_compared = True
-        weights = [dict(model.named_parameters()) for model in self.models]
-        moments = [optimizer.state_dict()["state"] for optimizer in self.optimizers]
-        states = {"weights": weights, "states of the optimizer": moments}
-        digests = {what: value_digest(state, sampled_above=_SAMPLE) for what, state in states.items()}
-        of_all = gather_object([digests])
-        different = [what for what in states if len({each[what] for each in of_all}) > 1]
-        if different:
-            raise UnsupportedSetting(
-                f"the processes hold different {' and '.join(different)}, as they do under LocalSGD or without DDP, "
-                "and only those of the first process would be saved: let DDP keep them alike (prepare the model, and "
-                "train without LocalSGD)"
-            )
+    def compare(self) -> None:
+        """Find out before the first save whether the processes hold different weights; each saves its own then."""
+        if self._accelerator.num_processes > 1:
+            self._replicas.compare()
 
     def has_lost_buckets(self) -> bool:
         """Return whether DDP must be around a model, and was not found."""
@@ -117,7 +111,9 @@ class ReplicatedStrategy:
             context.load_weights(model, read_weight_files([files.weights(context.files, index)]))
         self._prepared.load_optimizers(context)
         self._prepared.load_schedulers(context, self.schedulers)
+        self._replicas.expect(context)
 
     def close(self) -> None:
-        """Remove what was hooked into optimizers."""
+        """Remove what was hooked into optimizers and ``LocalSGD``."""
         self._steps.close()
+        self._local.close()

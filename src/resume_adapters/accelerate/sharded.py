@@ -71,7 +71,7 @@ class ShardedStrategy:
         """Return nothing: FSDP2 has no buckets."""
         return []
 
-    def require_alike(self) -> None:
+    def compare(self) -> None:
         """No-op: no process has the whole state."""
 
     def has_lost_buckets(self) -> bool:

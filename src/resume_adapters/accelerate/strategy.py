@@ -58,12 +58,8 @@ class AccelerateStrategy(Protocol):
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models."""
 
-    def require_alike(self) -> None:
-        """Refuse replicas that differ between processes.
-
-        Raises:
-            UnsupportedSetting: they do.
-        """
+    def compare(self) -> None:
+        """Find out before the first save whether the processes hold different replicas; each saves its own then."""
 
     def has_lost_buckets(self) -> bool:
         """Return whether DDP must be around a model, and was not found."""

@@ -103,7 +103,7 @@ class DeepSpeedFramework(LoopFramework):
             return kept
 
         self._replaced.enter_context(replaced(loader, "_create_dataloader", begin_pass))  # seam: deepspeed 0.19
-        return LoopLoader(loader, session.loaders.track(kept), self._samples(loader))
+        return LoopLoader(loader, session.loaders.track(kept), self._samples(loader), is_kept=True)
 
     def _writers(self) -> list[Any]:
         """Return the writer of the engine's TensorBoard monitor, which the first process has."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +129,13 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
 class CallbackOfEnvironment(ResumeCallback):
     """A :class:`ResumeCallback` that the environment adds to each trainer. One that saves nothing is left alone."""
 
+    _is_set_up = False
+
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Warn where no ModelCheckpoint saves the whole state; else as the base."""
+        if self._is_set_up:
+            self._is_set_up = False
+            return
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
             if stage == "fit":
                 logger.warning(
@@ -137,3 +144,29 @@ class CallbackOfEnvironment(ResumeCallback):
                 )
             return
         super().setup(trainer, pl_module, stage)
+
+    def set_up_early(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Come before the callbacks of the script, once: Lightning adds those of the environment behind them."""
+        self.setup(trainer, pl_module, stage)
+        self._is_set_up = True
+
+    def _end(self) -> None:
+        self._is_set_up = False
+        super()._end()
+
+
+def come_before_configs() -> None:
+    """Let callbacks of the environment come before the one of LightningCLI, which refuses a directory with a config."""
+    cli: Any = sys.modules.get(f"{pl.__name__}.cli")
+    if cli is None or hasattr(cli.SaveConfigCallback.setup, "__wrapped__"):
+        return
+    native = cli.SaveConfigCallback.setup
+
+    @functools.wraps(native)
+    def setup(writer: Any, trainer: Any, pl_module: Any, stage: str) -> None:
+        for each in trainer.callbacks:
+            if isinstance(each, CallbackOfEnvironment):
+                each.set_up_early(trainer, pl_module, stage)
+        native(writer, trainer, pl_module, stage)
+
+    cli.SaveConfigCallback.setup = setup

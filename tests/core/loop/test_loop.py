@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.state.rng import GeneratorState
-from resume_adapters.errors import Halted, NotRestored, Stopped, UnsupportedSetting
+from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, reasons
 
@@ -96,10 +96,13 @@ def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: P
 
 @pytest.mark.parametrize(
     "options",
-    [{"script": "anew"}, {"script": "in turn"}, {"script": "in turn", "sizes": (22, 22)}, {"script": "twice"}],
+    [
+        *({"script": each} for each in ("anew", "in turn", "twice", "evaluated", "in phases")),
+        {"script": "in turn", "sizes": (22, 22)},
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("deaths", [[8], [14, 6]], ids=str)
+@pytest.mark.parametrize("deaths", [[8], [13], [14, 6]], ids=str)
 def test_saved_between_two_passes_each_loader_goes_on_as_it_was(
     tmp_path: Path, options: dict[str, Any], deaths: list[int]
 ) -> None:
@@ -121,6 +124,19 @@ def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_t
 
     monkeypatch.setattr(LoopLoader, "state", state)
     require_same(tmp_path, [8], script="two", save_every=8)
+
+
+@pytest.mark.parametrize("script", ["", "evaluated"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_another_batch_size_is_noticed_between_two_passes(tmp_path: Path, script: str, epochs: int) -> None:
+    """Also where a loader that is only evaluated has the shape that the training loader had."""
+    options = {"save_every": 100, "each_epoch": True, "script": script}
+    with pytest.raises(Killed):
+        Launch(tmp_path, killed_after(6 * epochs + 1), **options)()
+    last = Launch(tmp_path, batch=5, **options)
+    with pytest.raises(StateMismatch, match="batch size 4, this launch has 5"):
+        last()
+    assert not last.trace
 
 
 def test_loaders_that_are_made_in_each_epoch_are_not_kept(tmp_path: Path) -> None:

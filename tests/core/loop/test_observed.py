@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, MultiStepLR, SequentialLR
 
 from resume_adapters.core.loop.observed import subjects
 
@@ -58,11 +58,68 @@ def test_a_scheduler_a_counter_and_frozen_weights_that_nobody_registered_resume(
     assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
 
 
-def test_schedulers_are_found_from_their_optimizers_unless_they_cannot_be_told_apart() -> None:
+class OtherScheduler:
+    """The shape of timm's: no subclass of torch's, stepped with the number of the epoch or the update."""
+
+    def __init__(self, optimizer: Any, decay: float = 0.9) -> None:
+        self.optimizer, self.decay, self.updates = optimizer, decay, 0
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+
+    def step_update(self) -> None:
+        self.updates += 1
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.decay**self.updates
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "optimizer"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_a_scheduler_of_another_library_resumes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def made(directory: Path, *rest: Any) -> Launch:
+        found = Launch(directory, *rest, given={"lr": 0.01})
+        framework = found.framework
+        other, train = OtherScheduler(framework.optimizer), framework.train
+        framework.schedule = torch.optim.lr_scheduler.LambdaLR(
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1), lambda step: 1.0
+        )
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            loss = train(batch)
+            other.step_update()
+            return loss + 0 * framework.optimizer.param_groups[0]["lr"]
+
+        framework.train = step  # type: ignore[method-assign]
+        return found
+
+    undisturbed = made(tmp_path / "whole")()
+    for after in (5, 6):
+        with pytest.raises(Killed):
+            made(tmp_path / "killed", killed_after(after))()
+    with caplog.at_level("INFO", "resume_adapters"):
+        resumed = made(tmp_path / "killed")()
+    assert resumed.end == undisturbed.end
+    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
+    assert "schedulers['OtherScheduler of optimizer 0']" in caplog.text
+
+
+def test_schedulers_that_nothing_tells_apart_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    launch = Launch(tmp_path, epochs=1)
+    alike = [OtherScheduler(launch.framework.optimizer, decay) for decay in (0.9, 0.8)]
+    with caplog.at_level("INFO", "resume_adapters"):
+        launch()
+    assert caplog.text.count("2 schedulers, each a OtherScheduler of optimizer 0, cannot be told apart") == 1
+    del alike
+
+
+def test_schedulers_are_found_from_their_optimizers() -> None:
     first, second, other = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1) for _ in range(3))
     registered = LinearLR(first)
     sequence = SequentialLR(first, [LinearLR(first), MultiStepLR(first, [1])], milestones=[1])
-    single, *_alike = CosineAnnealingLR(second, 3), MultiStepLR(second, [1]), MultiStepLR(second, [2])
+    single, *several = CosineAnnealingLR(second, 3), MultiStepLR(second, [1]), MultiStepLR(second, [2])
+    alike = [ExponentialLR(second, 0.9) for _ in range(2)]
     foreign = LinearLR(other)
     model = torch.nn.Linear(1, 1)
 
@@ -74,9 +131,16 @@ def test_schedulers_are_found_from_their_optimizers_unless_they_cannot_be_told_a
         def backward(self) -> None: ...
 
     found = subjects([torch.compile(model), Engine()], [first, second], [registered])
-    assert found.roots["schedulers"] == {
-        "SequentialLR of optimizer 0": sequence,
-        "CosineAnnealingLR of optimizer 1": single,
-    }
+    schedulers = found.roots["schedulers"]
+    assert schedulers.pop("SequentialLR of optimizer 0") is sequence
+    assert schedulers.pop("CosineAnnealingLR of optimizer 1") is single
+    names = {name: each for name, each in schedulers.items() if name.startswith("MultiStepLR of optimizer 1 (")}
+    assert len(names) == 2 and set(map(id, names.values())) == set(map(id, several))
+    assert not schedulers.keys() - names
+    assert len(found.unnamed) == 1 and "2 schedulers, each a ExponentialLR of optimizer 1" in found.unnamed[0]
+    for each in several:
+        each.step()
+    assert subjects([model], [first, second], [registered]).roots["schedulers"].keys() >= names.keys()
     assert found.roots["model"] is found.roots["model 1"] is model
+    del alike
     del foreign

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from resume_adapters.core.loop import passes
-from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
@@ -38,16 +35,10 @@ def test_a_launch_whose_steps_would_be_others_is_refused(tmp_path: Path, change:
     assert not launch.trace
 
 
-def test_several_loaders_do_not_go_on_by_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_loaders_do_not_go_on_by_samples(tmp_path: Path) -> None:
     options = {"script": "two", "data": "elastic"}
     with pytest.raises(Killed):
         Launch(tmp_path, killed_after(9), **options)()
-    former = instances(DataLoader)  # which a process of its own would not have
-
-    def of_this_launch(kind: type) -> list[Any]:
-        return [each for each in instances(kind) if all(each is not other for other in former)]
-
-    monkeypatch.setattr(passes, "instances", of_this_launch)
     with pytest.raises(StateMismatch, match="of several training loaders each would have to be divided alike"):
         Launch(tmp_path, batch=8, on_batch_change="keep-samples", **options)()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.loop.carried import Place, calling_script, carried
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
@@ -25,6 +26,11 @@ _NO_LOADER = (
     "after a resume, any others start over"
 )
 
+_CARRIED = (
+    "the loop carries what is in these variables from step to step, and after a resume they start over: keep them in "
+    "run.memory, a dict that is saved, or pass an object with state_dict() as a part"
+)
+
 
 @dataclass
 class LoopRankState(RankState):
@@ -38,6 +44,7 @@ class LoopRankState(RankState):
         framework: the record of :meth:`LoopFramework.rank_state`, as a tree.
         rng: the random state of the process.
         windows: the batches that optimizer steps took.
+        memory: what the script keeps from launch to launch.
     """
 
     epoch: int
@@ -47,6 +54,7 @@ class LoopRankState(RankState):
     framework: dict[str, Any]
     rng: dict[str, Any]
     windows: list[int] | None = None
+    memory: dict[str, Any] | None = None
 
     @property
     def loader_states(self) -> Sequence[PassState]:
@@ -65,12 +73,15 @@ class LoopCheckpointing:
         passes: the passes over the training loaders.
         metrics: the losses and metrics of the loop.
         windows: the batches that optimizer steps take.
+        memory: what the script keeps from launch to launch, on this rank.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
         self.passes = EpochPasses(framework, session)
         self.metrics = LoopMetrics()
         self.windows = StepWindows()
+        self.memory: dict[str, Any] = {}
+        self._script: list[Place] | None = None
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
         self._framework = framework
@@ -110,6 +121,7 @@ class LoopCheckpointing:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
         if consumed:
             self.windows.resume(state.windows or [])
+        self.memory.update(state.memory or {})
         self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
 
@@ -124,6 +136,11 @@ class LoopCheckpointing:
         if self._counted is None:
             self._handed.add(batches)
 
+    def watch_script(self) -> None:
+        """Remember the loop of the script that is running now, and find out at the first save what it carries."""
+        if self._script is None:
+            self._script = calling_script()
+
     def save(self, epoch: int, step: int) -> None:
         """Save a checkpoint. Every rank calls it, with no gradients held.
 
@@ -131,7 +148,7 @@ class LoopCheckpointing:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
         """
-        self._framework.require_savable()
+        self._framework.begin_save()
         self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
         self.metrics.assign_best(name)
@@ -148,6 +165,7 @@ class LoopCheckpointing:
             framework=self._framework.rank_state().to_tree(),
             rng=rng.capture(),
             windows=self.windows.lengths(),
+            memory=self.memory,
         )
 
     def parts(self) -> dict[str, Stateful]:
@@ -165,6 +183,9 @@ class LoopCheckpointing:
         if self._step and not self.passes.are_known:
             entries = [each for each in entries if each.name != "data"]
             entries.append(PartEntry("data", "missing", _NO_LOADER))
+        names = carried(self._script or [])
+        if names:
+            entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
         return [*entries, *self.passes.missing()]
 
     def facts(self) -> CheckpointFacts:

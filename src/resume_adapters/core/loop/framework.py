@@ -102,8 +102,22 @@ class LoopFramework(abc.ABC):
         """Return the gradient norm of the step that has ended; ``None`` where the framework does not have it."""
         return None
 
-    def skip_pass(self, loader: Any) -> None:
-        """Leave a loader as it is after a pass of which every batch was used before the checkpoint."""
+    def passes_begun(self, loader: Any) -> int | None:
+        """Return the passes that a loader has begun, where what the framework puts around it counts them by itself."""
+        return None
+
+    def restore_passes(self, loader: Any, begun: int) -> None:
+        """Let a loader have begun that many passes, as :meth:`passes_begun` returned them."""
+        return
+
+    def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
+        """Leave a loader as it is after a pass of which every batch was used before the checkpoint.
+
+        Args:
+            loader: the loader, as the script has it.
+            is_left: the script leaves the pass before the loader's end.
+            is_iterated: the script iterates over the loader itself, and is given an empty pass.
+        """
         return
 
     # ---- Saving
@@ -116,12 +130,8 @@ class LoopFramework(abc.ABC):
     def checkpoint_name(self, step: int) -> str:
         """Return the name of the directory for a checkpoint of this step."""
 
-    def require_savable(self) -> None:
-        """Refuse to save what differs between ranks and is saved of one alone. Every rank calls it before each save.
-
-        Raises:
-            UnsupportedSetting: something does.
-        """
+    def begin_save(self) -> None:
+        """Find out what :meth:`parts` must know of all ranks. Every rank calls it before each save."""
         return
 
     @abc.abstractmethod

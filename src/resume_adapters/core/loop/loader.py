@@ -32,6 +32,9 @@ class PassState(LoaderState):
         is_reused: it had more than one pass.
         made_in_loop: it did not exist yet when the loop began.
         left_at: the batches after which the script has left the last passes over it; 0 for one that it did not leave.
+        alike: how many loaders of the process had its shape, and how many of these the seeds of its generators, too;
+            itself included. ``None`` in a checkpoint of an older version.
+        begun: the passes over it that the framework has counted; ``None`` where it counts none by itself.
     """
 
     number: int | None
@@ -39,6 +42,8 @@ class PassState(LoaderState):
     is_reused: bool = True
     made_in_loop: bool = False
     left_at: list[int] | None = None
+    alike: list[int] | None = None
+    begun: int | None = None
 
 
 class LoopLoader:
@@ -51,6 +56,7 @@ class LoopLoader:
         fetches_per_batch: batches that the torch loader fetches on this rank for each batch of the loop: one, unless
             rank zero fetches for all.
         looks_ahead: what the loop iterates over fetches a batch ahead by itself.
+        is_kept: the torch loader beneath was made for the loop, in the place of one for each pass.
 
     Attributes:
         consumed: batches of the loop that are done in this pass.
@@ -68,9 +74,11 @@ class LoopLoader:
         fetches_per_batch: int = 1,
         *,
         looks_ahead: bool = False,
+        is_kept: bool = False,
     ) -> None:
         self.prepared = prepared
         self.tracked = tracked
+        self.is_kept = is_kept
         self.global_batch = global_batch
         self.fetches_per_batch = fetches_per_batch
         self.consumed = 0

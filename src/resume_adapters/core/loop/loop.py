@@ -255,6 +255,7 @@ class ResumableLoop:
             metrics: the metrics of a checkpoint of this step in its manifest; retention can choose by them.
         """
         self._guard.count()
+        self._checkpointing.watch_script()
         if self._passes.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
@@ -280,6 +281,15 @@ class ResumableLoop:
     def mean_loss(self) -> float:
         """The mean of the losses since the epoch began, across launches; 0.0 before the first."""
         return self._metrics.mean_loss
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """A dict of the script that is saved with each checkpoint and restored, on each rank: numbers, text, tensors.
+
+        A run that is not resumed yet resumes when it is asked for.
+        """
+        self.resume()
+        return self._checkpointing.memory
 
     # ---- Saving
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.encoding import digest_of
+
+_MOVING = {
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
+    *("best", "num_bad_epochs", "cooldown_counter", "T_cur", "T_i"),
+}
+"""What changes in the state of torch's schedulers as they step."""
 
 
 def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterable[Any], **options: Any) -> Subjects:
@@ -21,8 +29,17 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
     held = [*captured]
     models = [_unwrapped(model) for model in models]
     named = {f"model {index}" if index else "model": model for index, model in enumerate(models)}
+    schedulers = _schedulers(list(optimizers), held)
     return Subjects(
-        roots={**named, "schedulers": _schedulers(list(optimizers), held)}, captured=[*models, *held], **options
+        roots={**named, "schedulers": {name: alike[0] for name, alike in schedulers.items() if len(alike) == 1}},
+        captured=[*models, *held],
+        unnamed=[
+            f"{len(alike)} schedulers, each a {name}, cannot be told apart: after a resume they start over. Pass each "
+            "as a part"
+            for name, alike in schedulers.items()
+            if len(alike) > 1
+        ],
+        **options,
     )
 
 
@@ -33,21 +50,49 @@ def _unwrapped(model: Any) -> Any:
     return model if inner is None else _unwrapped(inner)
 
 
-def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str, Any]:
+def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str, list[Any]]:
     """Return the schedulers that step these optimizers and are not captured, by class and number of the optimizer.
 
-    No optimizer knows its schedulers, so they are looked for among all objects of the process. Two of one class that
-    step the same optimizer cannot be told apart in the next launch: they are left out.
+    No optimizer knows its schedulers, so they are looked for among all objects of the process. Several of one class
+    that step the same optimizer also have what they were made with in their names.
     """
     from torch.optim.lr_scheduler import LRScheduler
 
-    found = instances(LRScheduler)
+    found = [*instances(LRScheduler), *_of_other_libraries(optimizers)]
     inner = {id(child) for each in found for child in getattr(each, "_schedulers", ())}
     known = {id(each) for each in captured}
     numbers = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
-    named: dict[str, list[Any]] = {}
+    alike: dict[str, list[Any]] = {}
     for each in found:
         number = numbers.get(id(getattr(each, "optimizer", None)))
         if number is not None and id(each) not in inner | known:
-            named.setdefault(f"{type(each).__name__} of optimizer {number}", []).append(each)
-    return {name: alike[0] for name, alike in named.items() if len(alike) == 1}
+            alike.setdefault(f"{type(each).__name__} of optimizer {number}", []).append(each)
+    named: dict[str, list[Any]] = {}
+    for name, several in alike.items():
+        for each in several:
+            named.setdefault(name if len(several) == 1 else f"{name}{_made_with(each)}", []).append(each)
+    return named
+
+
+def _made_with(scheduler: Any) -> str:
+    """Return what tells a scheduler of torch from others of its class: the settings that do not change as it steps."""
+    settings = {name: each for name, each in scheduler.state_dict().items() if name not in _MOVING}
+    return f" ({digest_of(settings)})" if hasattr(scheduler, "last_epoch") else ""
+
+
+def _of_other_libraries(optimizers: Sequence[Any]) -> list[Any]:
+    """Return the objects that hold one of these optimizers, have a state and step, such as the schedulers of timm."""
+    holders = gc.get_referrers(*optimizers) if optimizers else []
+    attributes = [each for each in holders if type(each) is dict]
+    owners = [*holders, *(gc.get_referrers(*attributes) if attributes else [])]
+    return list({id(each): each for each in owners if _is_scheduler(each, optimizers)}.values())
+
+
+def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
+    kind = type(each)
+    steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
+    if not steps or hasattr(kind, "parameters") or hasattr(each, "param_groups") or hasattr(each, "last_epoch"):
+        return False
+    held = getattr(each, "__dict__", {}).get("optimizer")
+    has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
+    return has_state and any(held is optimizer for optimizer in optimizers)

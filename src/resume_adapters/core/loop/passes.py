@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
@@ -18,6 +19,9 @@ from resume_adapters.errors import UnsupportedSetting
 
 _SEED = 8
 """Bytes of the state of a generator that are the seed with which it began."""
+
+_begun_with: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The loaders that there were when the runs of this process began."""
 
 
 class EpochPasses:
@@ -45,20 +49,18 @@ class EpochPasses:
         self._saved_begun = 0
         self._saved_epoch = 0
         self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._of_former_runs = _begun_with.copy()
 
     def begin_loop(self) -> None:
         """Remember which loaders there are: one that is made within the loop may be made again for each pass."""
         from torch.utils.data import DataLoader
 
         self._existing = weakref.WeakSet(instances(DataLoader))
+        _begun_with.update(self._existing)
 
     def _made_in_loop(self, loader: LoopLoader) -> bool:
-        from torch.utils.data import DataLoader
-
-        # Accelerate's loaders give the class of the one beneath as theirs; DeepSpeed's make that one in each pass, and
-        # an elastic one has been replaced by another.
-        own = (loader.prepared, loader.tracked.loader)
-        return isinstance(loader.prepared, DataLoader) and not any(each in self._existing for each in own)
+        own = (loader.prepared, loader.tracked.loader)  # an elastic one has been replaced by another
+        return not (loader.is_kept or any(each in self._existing for each in own))
 
     def has(self, loader: Any) -> bool:
         """Return whether a loader was given to the loop: as the script has it, or the torch loader beneath."""
@@ -92,8 +94,7 @@ class EpochPasses:
     def skip(self, loader: LoopLoader) -> None:
         """Leave out a pass of which every batch was used before the checkpoint."""
         loader.tracked.restore_now()
-        if not loader.is_at_limit:  # a framework does not count a pass that is left
-            self._framework.skip_pass(loader.prepared)
+        self._framework.skip_pass(loader.prepared, is_left=loader.is_at_limit)
 
     def begins_round(self, loader: LoopLoader) -> bool:
         """Return whether this loader, of those that are iterated together, is the first.
@@ -167,7 +168,7 @@ class EpochPasses:
             self._external.tracked.keep_digests()
         if self._external.at_end:
             self._external.tracked.resume_at_end()
-            self._framework.skip_pass(prepared)
+            self._framework.skip_pass(prepared, is_iterated=True)
 
     def count_external(self) -> bool:
         """Count a batch of the loader that the script iterates over itself; return whether the next pass has begun."""
@@ -183,8 +184,14 @@ class EpochPasses:
     def states(self) -> list[PassState]:
         """Return where each loader is, with those that this launch has not come to yet."""
         unseen = [state for index, state in enumerate(self._saved) if index not in self._paired]
-        loaders = self._session.loaders
-        return [*unseen, *(each.state(loaders, made_in_loop=self._made_in_loop(each)) for each in self._loaders)]
+        return [*unseen, *map(self._state, self._loaders)]
+
+    def _state(self, loader: LoopLoader) -> PassState:
+        state = loader.state(self._session.loaders, made_in_loop=self._made_in_loop(loader))
+        if state.position is None or state.alike is not None:
+            return state
+        alike = [1 + others for others in self._count_alike(loader, state.position)]
+        return replace(state, alike=alike, begun=self._framework.passes_begun(loader.prepared))
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.
@@ -250,11 +257,24 @@ class EpochPasses:
         return None
 
     def _is_of_another(self, saved: PassState, loader: LoopLoader) -> bool:
-        """Return whether another loader, which this launch has not come to yet, fits a saved state better."""
+        """Return whether a saved state belongs to another loader than one that does not fit it.
+
+        Where as many others fit it as when it was saved, the loader that it was saved of is still one of them. Where
+        they are fewer, that loader has changed, and is this one: loaders that are only evaluated may fit, too.
+        """
         assert saved.position is not None, "a loader that was numbered has a position"
+        if saved.alike is None:
+            return False
+        fits = _fit(loader.tracked.loader, saved.position)
+        others = self._count_alike(loader, saved.position)
+        return any(not fit and found >= before for fit, found, before in zip(fits, others, saved.alike, strict=True))
+
+    def _count_alike(self, loader: LoopLoader, position: LoaderPosition) -> list[int]:
+        """Return how many other loaders have the shape of a position, and how many of these its seeds, too."""
         own = (loader.prepared, loader.tracked.loader)
-        others = [each for each in self._existing if not self.has(each) and all(each is not mine for mine in own)]
-        return any(_fit(each, saved.position) > _fit(loader.tracked.loader, saved.position) for each in others)
+        others = [each for each in self._existing if all(each is not mine for mine in own)]
+        fits = [_fit(each, position) for each in others if each not in self._of_former_runs]
+        return [sum(each) for each in zip(*fits, strict=True)] or [0, 0]
 
     def _forget_former(self, number: int) -> None:
         """Forget loaders that were made within the loop for one such pass: another one is made for each."""
@@ -279,6 +299,9 @@ class EpochPasses:
             self._saved_epoch,
             lambda state: state.loaders[index],
         )
+        passes = self._saved[index].begun
+        if passes is not None:  # of a pass that goes on, the beginning is counted again
+            self._framework.restore_passes(loader.prepared, passes - (self._saved[index].number is not None))
         session.move_schedules()
         begun = session.rescale.take_begun()
         if begun:
@@ -286,8 +309,12 @@ class EpochPasses:
 
 
 def _fit(loader: Any, position: LoaderPosition) -> tuple[bool, bool]:
-    """Return whether a loader has the shape of one that was saved, and generators with the same seeds."""
-    shape = (loader.num_workers, batch_size(loader), length_of(loader.dataset))
+    """Return whether a loader has the shape of one that was saved, and whether its generators have its seeds, too."""
+    if (loader.num_workers, batch_size(loader), length_of(loader.dataset)) != (
+        position.workers,
+        position.batch_size,
+        position.length,
+    ):
+        return False, False
     seeds = {path: state[:_SEED].tolist() for path, state in LoaderRandomState(loader).generators().items()}
-    saved = {path: state[:_SEED].tolist() for path, state in position.generators.items()}
-    return shape == (position.workers, position.batch_size, position.length), seeds == saved
+    return True, seeds == {path: state[:_SEED].tolist() for path, state in position.generators.items()}

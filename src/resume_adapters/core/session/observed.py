@@ -199,6 +199,8 @@ class ObservedState:
     def _compare(self) -> None:
         subjects = self._subjects()
         self._roots = subjects.roots
+        for number, reason in enumerate(subjects.unnamed):
+            self._missing[Path(f"unnamed {number}", ())] = PartEntry("observed", "missing", reason)
         now = census.take(subjects, self._clock)
         for path, leaf in {**self._start.changed(now), **census.trained(subjects, now)}.items():
             if path in self._observed or path in self._missing:

@@ -12,7 +12,7 @@ import functools
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Subjects:
         foreign: prefixes of modules whose objects are not entered.
         read_ahead: names of the roots that change when batches are fetched, not when they are used.
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
+        unnamed: why further objects of the training are not looked at, though nobody captures them.
     """
 
     roots: Mapping[str, Any]
@@ -73,6 +74,7 @@ class Subjects:
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
     trained: Iterable[Any] = ()
+    unnamed: Sequence[str] = ()
 
 
 @dataclass

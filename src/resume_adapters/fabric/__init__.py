@@ -1,0 +1,93 @@
+"""Exact resume for a training loop with Lightning Fabric: :func:`register_for_resume`, and wrap the epochs and batches.
+
+Who saves what, and through which seam:
+
+==========  =========  ==========================================================================================
+part        saved by   seam
+==========  =========  ==========================================================================================
+model       framework  ``fabric.save``; loaded by this adapter, as data
+optimizer   framework  ``fabric.save``
+scheduler   framework  ``fabric.save``, where it was passed; else it is observed
+scaler      core       of the precision ``16-mixed``
+buffers     core       those of each process, under DDP with ``broadcast_buffers=False``
+replicas    core       models and optimizers of each process, where the processes train apart
+counters    core       epoch, step and running loss of the loop; the passes that Fabric's loaders count
+rng         core       after the save, on every rank
+data        core       the loaders given to ``run.batches``, watched beneath what ``setup_dataloaders`` put around them
+metrics     core       ``run.best``
+observed    core       schedulers that nobody registered; what the models hold beside their state dict
+trackers    core       run ids of W&B and MLflow, directories of TensorBoard
+others      core       every further keyword of :func:`register_for_resume`, for example ``ema=ema``
+==========  =========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.cadence import SaveEvery
+from resume_adapters.core.saving.failures import OnSaveError
+from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.fabric.framework import FabricFramework
+from resume_adapters.fabric.objects import FabricObjects, require_supported
+
+
+def register_for_resume(
+    fabric: Any,
+    run_dir: str | os.PathLike[str],
+    *,
+    resume: str | os.PathLike[str] = "auto",
+    keep: Policy | None = None,
+    stop: StopOn | None = None,
+    save_every: SaveEvery | None = None,
+    mtbf: timedelta | None = None,
+    verify: bool = True,
+    on_save_error: OnSaveError = "stop",
+    **parts: Any,
+) -> ResumableLoop:
+    """Make the loop that follows resume by itself. Call it after ``fabric.launch`` and ``fabric.setup``, once.
+
+    Args:
+        fabric: what has set up the models, optimizers and loaders.
+        run_dir: where checkpoints go.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        keep: a retention policy; by default everything is kept.
+        stop: what asks the run to save and leave: signals, the walltime, a stop file.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
+            end of each epoch.
+        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
+        verify: after restoring, compare the live state with the saved one, and refuse a difference.
+        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
+            the next save. Three failures in a row end the run in any case.
+        parts: the models and optimizers that ``fabric.setup`` returned, by name; also schedules, further Statefuls
+            such as ``ema=ema``, and plain torch, numpy and python generators.
+
+    Raises:
+        UnsupportedSetting: no model or optimizer is given, a part cannot save its state, or a setting rules an exact
+            resume out.
+    """
+    require_supported(fabric)
+    objects = FabricObjects(parts)
+    directory = run_directory_override() or os.path.abspath(run_dir)
+    others = {name: each for name, each in parts.items() if name not in objects.by_name()}
+    found = parts_among(others, "run_dir")
+    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_save_error=on_save_error, parts=found)
+    cadence = options.cadence()
+    framework = FabricFramework(fabric, objects)
+    run = ResumableRun(
+        directory,
+        framework=framework.label,
+        resume=resume,
+        keep=keep,
+        stop=stop,
+        cadence=cadence,
+        on_save_error=on_save_error,
+        foreign=framework.foreign,
+    )
+    return ResumableLoop(framework, run, options, each_epoch=cadence is None)

@@ -1,0 +1,215 @@
+"""Lightning Fabric's side of a hand-written loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import read_native
+from resume_adapters.core.checkpoint.validity import NoForeign
+from resume_adapters.core.dataloader.progress import batch_size
+from resume_adapters.core.loop import observed
+from resume_adapters.core.loop.framework import LoopFramework, Resumed
+from resume_adapters.core.loop.guard import Trained
+from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.replicas import Replicas
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.session import Session
+from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.state import keys
+from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.comparison import verify_equal
+from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.fabric.objects import VERSION, FabricObjects
+from resume_adapters.integrations.trackers.runs import Trackers
+
+FILE = "fabric.ckpt"
+"""The file of ``fabric.save`` in a checkpoint."""
+
+
+class FabricFramework(LoopFramework):
+    """A Fabric, and what it has set up.
+
+    Args:
+        fabric: a ``lightning.fabric.Fabric``, launched.
+        objects: the models, optimizers and schedules of the training.
+    """
+
+    channel = "lightning.fabric"
+    registers = "register_for_resume"
+    directory_option = "register_for_resume(fabric, run_dir, ...)"
+
+    def __init__(self, fabric: Any, objects: FabricObjects) -> None:
+        self.label = f"fabric {VERSION}"
+        self.trackers = Trackers(self._writers)
+        self.foreign = NoForeign()
+        self.invariants = {
+            "number of models": len(objects.models),
+            "number of optimizers": len(objects.optimizers),
+        }
+        self._fabric = fabric
+        self._objects = objects
+        self._replicas = Replicas(list(objects.modules().values()), list(objects.inner_optimizers()), _of_all)
+
+    # ---- Steps and data
+
+    def trained(self) -> Trained:
+        """Return what was set up."""
+        objects = self._objects
+        return Trained(list(objects.inner_optimizers()), list(objects.modules().values()))
+
+    def track(self, loader: Any, session: Session) -> LoopLoader:
+        """Track the torch loader beneath what ``setup_dataloaders`` put around it."""
+        beneath = getattr(loader, "_dataloader", loader)  # seam: lightning 2.4-2.6
+        samples = (batch_size(beneath) or 0) * int(self._fabric.world_size)
+        return LoopLoader(loader, session.loaders.track(beneath), samples)
+
+    def is_accumulating(self) -> bool:
+        """Return ``False``: only the script knows, and steps when it does not."""
+        return False
+
+    def has_stepped(self) -> bool:
+        """Return whether an optimizer step ended since the last call; one that a scaler skipped counts."""
+        return self._objects.has_stepped()
+
+    def skip_micro_batches(self, batches: int) -> None:
+        """No-op: a run resumes with the global batch with which it was saved."""
+
+    def passes_begun(self, loader: Any) -> int | None:
+        """Return the passes that a loader has begun, by which Fabric seeds a distributed sampler."""
+        return getattr(loader, "_num_iter_calls", None)  # seam: lightning 2.4-2.6
+
+    def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
+        """Count the pass, as Fabric's loaders do when it begins."""
+        begun = self.passes_begun(loader)
+        if begun is not None and not is_iterated:
+            self.restore_passes(loader, begun + 1)
+
+    def restore_passes(self, loader: Any, begun: int) -> None:
+        """Let a loader have begun that many passes."""
+        loader._num_iter_calls = begun  # seam: lightning 2.4-2.6
+
+    # ---- Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tensors of all models, by their names without wrappers."""
+        found = {}
+        modules = self._objects.modules()
+        for name, module in modules.items():
+            tensors = module.state_dict()
+            prefix = f"{name}." if len(modules) > 1 else ""
+            found.update({f"{prefix}{key}": tensors[each] for key, each in keys.canonical(tensors).items()})
+        return found
+
+    def checkpoint_name(self, step: int) -> str:
+        """Return ``step-<N>``."""
+        return f"step-{step}"
+
+    def begin_save(self) -> None:
+        """Find out whether the processes hold different weights; each saves its own then."""
+        if self._fabric.world_size > 1:
+            self._replicas.compare()
+
+    def save(self, directory: Path) -> None:
+        """Let ``fabric.save`` write."""
+        self._fabric.save(directory / FILE, self._objects.by_name())
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file."""
+        return 0
+
+    def rank_state(self) -> Record:
+        """Return nothing: Fabric has no state of its own but that of its loaders."""
+        return Record()
+
+    def settings(self) -> LaunchSettings:
+        """Return what the optimizers, the schedules and the models were given."""
+        objects = self._objects
+        given = {"precision": self._fabric.strategy.precision.precision}
+        return read_settings(given, objects.inner_optimizers(), objects.schedules.values(), objects.modules().values())
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the loss scale, and what differs between the processes."""
+        found = self._replicas.parts()
+        precision = self._fabric.strategy.precision
+        if getattr(precision, "scaler", None) is not None:
+            found["scaler"] = precision
+        if any(not each.broadcast_buffers for each in self.modules()):
+            found["buffers"] = ModuleBuffers(dict(enumerate(self._objects.modules().values())))
+        return found
+
+    def modules(self) -> list[Any]:
+        """Return the DDP modules around the models."""
+        forward = [inner for model in self._objects.models.values() for inner in model.modules()]
+        return [each for each in forward if isinstance(each, DistributedDataParallel)]
+
+    def subjects(self) -> Subjects:
+        """Return the models, and schedules that were not passed."""
+        objects = self._objects
+        optimizers = list(objects.inner_optimizers())
+        captured = [*objects.schedules.values(), *optimizers]
+        # A schedule may have been made with an optimizer before or after fabric.setup() wrapped it.
+        return observed.subjects(
+            list(objects.modules().values()), [*optimizers, *objects.optimizers.values()], captured
+        )
+
+    def describe(self) -> Sequence[PartEntry]:
+        """Return an entry for each part that ``fabric.save`` saves."""
+        objects = self._objects
+        kinds = {"model": objects.models, "optimizer": objects.optimizers, "scheduler": objects.schedules}
+        return [
+            PartEntry(kind, "framework", f"fabric.save of {', '.join(held)}") for kind, held in kinds.items() if held
+        ]
+
+    def _writers(self) -> list[Any]:
+        """Return the writers of Fabric's TensorBoard loggers, which the first process has."""
+        if not self._fabric.is_global_zero:
+            return []
+        found = [getattr(each, "_experiment", None) for each in self._fabric.loggers]  # seam: lightning 2.4-2.6
+        return [each for each in found if each is not None]
+
+    # ---- Loading
+
+    def load(self, context: RestoreContext) -> None:
+        """Load models, optimizers and schedules, and verify them."""
+        objects = self._objects
+        saved = read_native(context.files.require(FILE))
+        for name, module in objects.modules().items():
+            context.load_weights(module, saved[name])
+        for name, loaded in self._loaded_as_a_whole():
+            loaded.load_state_dict(saved[name])
+            if context.verify:
+                verify_equal(name, saved[name], loaded.state_dict())
+        for schedule in objects.schedules.values():
+            context.rescale.schedules.remember(schedule)
+        self._replicas.expect(context)
+
+    def _loaded_as_a_whole(self) -> Iterator[tuple[str, Any]]:
+        yield from zip(self._objects.optimizers, self._objects.inner_optimizers(), strict=True)
+        yield from self._objects.schedules.items()
+
+    def load_rank_state(self, record: Record) -> None:
+        """No-op."""
+
+    def load_foreign(self, context: RestoreContext) -> Resumed:
+        """Never called: the file of a bare ``fabric.save`` has any name and any content."""
+        raise AssertionError("no checkpoint of the bare Fabric is recognised")
+
+    # ---- Ending
+
+    def close(self) -> None:
+        """Remove what was hooked into optimizers."""
+        self._objects.close()
+
+
+def _of_all(value: Any) -> list[Any]:
+    """Return the values of all processes."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found

@@ -1,0 +1,103 @@
+"""What a Fabric has set up of a training: models, optimizers and schedules, by the names that the script gives them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from resume_adapters.core.requirements import require_version
+from resume_adapters.errors import MissingFramework, UnsupportedSetting
+
+
+def _version() -> str:
+    for name in ("lightning.fabric", "lightning_fabric"):
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            package: Any = importlib.import_module(name.partition(".")[0])
+            return str(package.__version__)
+    raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'resume-adapters[lightning]'")
+
+
+VERSION = _version()
+require_version("lightning", VERSION, "2.4", extra="lightning")
+
+_FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy")
+
+
+class FabricObjects:
+    """The models, optimizers and schedules of a training.
+
+    Args:
+        named: what is trained, by name, as ``fabric.save`` takes it.
+
+    Attributes:
+        models, optimizers: what ``fabric.setup`` returned.
+        schedules: the schedules of torch.
+
+    Raises:
+        UnsupportedSetting: no model or no optimizer that ``fabric.setup`` returned is among it.
+    """
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self.models = {name: each for name, each in named.items() if hasattr(each, "_forward_module")}
+        self.optimizers = {name: each for name, each in named.items() if _is_set_up(each)}
+        self.schedules = {name: each for name, each in named.items() if hasattr(each, "get_last_lr")}
+        if not (self.models and self.optimizers):
+            raise UnsupportedSetting(
+                "register_for_resume() was given no model or no optimizer that fabric.setup() has returned: pass them "
+                "by name, with whatever else must be saved:\n\n"
+                "    model, optimizer = fabric.setup(model, optimizer)\n"
+                "    run = register_for_resume(fabric, run_dir, model=model, optimizer=optimizer)\n"
+            )
+        self._steps = 0
+        for each in self.optimizers.values():
+            if not any(known is self for known in each._callbacks):  # several optimizers may share this list
+                each._callbacks.append(self)  # seam: lightning 2.4-2.6
+
+    def by_name(self) -> dict[str, Any]:
+        """Return all of them, as ``fabric.save`` takes them."""
+        return {**self.models, **self.optimizers, **self.schedules}
+
+    def modules(self) -> dict[str, Any]:
+        """Return the models as the script made them."""
+        return {name: each.module for name, each in self.models.items()}
+
+    def inner_optimizers(self) -> Iterator[Any]:
+        """Yield the optimizers of torch."""
+        for each in self.optimizers.values():
+            yield each.optimizer
+
+    def on_after_optimizer_step(self, **_: Any) -> None:
+        """Count a step; Fabric calls it after each, also after one that a scaler has skipped."""
+        self._steps += 1
+
+    def has_stepped(self) -> bool:
+        """Return whether an optimizer step ended since the last call."""
+        steps, self._steps = self._steps, 0
+        return steps > 0
+
+    def close(self) -> None:
+        """Count no longer."""
+        for each in self.optimizers.values():
+            each._callbacks[:] = [known for known in each._callbacks if known is not self]  # seam: lightning 2.4-2.6
+
+
+def _is_set_up(each: Any) -> bool:
+    """Return whether an object is an optimizer that Fabric has wrapped."""
+    return hasattr(each, "param_groups") and hasattr(each, "_callbacks")
+
+
+def require_supported(fabric: Any) -> None:
+    """Refuse a strategy that shards or moves the state.
+
+    Raises:
+        UnsupportedSetting: it is one.
+    """
+    found = type(fabric.strategy).__name__
+    if found not in _FOLLOWED:
+        raise UnsupportedSetting(
+            f"Fabric's {found} shards or moves the state in a way that is not followed, so this run cannot be resumed "
+            "exactly: train on one device or with DDP, or with FSDP2 or DeepSpeed under Accelerate or a Lightning "
+            "Trainer"
+        )

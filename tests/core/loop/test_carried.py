@@ -1,0 +1,171 @@
+"""Variables that a script carries from step to step are found in its source, and what it keeps in ``run.memory``."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.loop.carried import Place, calling_script, carried
+from resume_adapters.errors import NotSerialisable
+
+from plain_torch import Killed, Launch, killed_after, manifest
+
+FOUND: dict[str, tuple[str, list[str]]] = {
+    "a patience": (
+        """
+best, patience = float("inf"), 0
+for epoch in range(2):
+    loss = 1.0
+    step()
+    if loss < best:
+        best = loss
+        patience = 0
+    else:
+        patience += 1
+    if patience > 3:
+        break
+""",
+        ["best", "patience"],
+    ),
+    "a sum that is reset in each epoch": (
+        """
+for epoch in range(2):
+    running = 0.0
+    for batch in range(2):
+        running += batch
+        step()
+    print(running)
+""",
+        ["running"],
+    ),
+    "a list": ("losses = []\nwhile True:\n    losses.append(1.0)\n    step()\n    break\n", ["losses"]),
+    "in a function, and in the one that calls it": (
+        """
+def train(loader):
+    seen: int = 0
+    for batch in loader:
+        seen += 1
+        step()
+
+def main():
+    epochs = -1
+    for epoch in range(2):
+        epochs += 1
+        train(range(3))
+
+main()
+""",
+        ["seen", "epochs"],
+    ),
+    "a batch fetched ahead": (
+        """
+batch = None
+for _ in range(2):
+    loss = batch
+    batch = [1]
+    step()
+""",
+        ["batch"],
+    ),
+    "in what it is computed from": ("x = math.inf\nfor _ in range(2):\n    x = min(x, 1)\n    step()\n", ["x"]),
+    "nothing that each step begins with": (
+        """
+loss, batch, rate = None, None, 0.0
+total = 0
+for batch in range(2):
+    with open("/dev/null"):
+        loss: float = 2.0 * batch
+    rate = loss
+    print(rate, loss, total)
+    step()
+""",
+        [],
+    ),
+    "nothing that comes of the run": (
+        "steps = abs(3)\nfor _ in range(2):\n    steps += 1\n    step()\n",
+        [],
+    ),
+    "nothing of a function that is defined there": (
+        """
+total = 0
+for _ in range(2):
+    def add():
+        total = 1
+        return total
+    class Kept:
+        total += 1 if False else 0
+    step()
+""",
+        [],
+    ),
+    "nothing without a loop": ("total = 0\ntotal += 1\nstep()\n", []),
+    "nothing of another loop": ("total = {}\nfor _ in range(2):\n    step()\nfor _ in range(2):\n    total = {}\n", []),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_a_loop_carries(what: str, tmp_path: Path) -> None:
+    source, names = FOUND[what]
+    script = tmp_path / "train.py"
+    script.write_text("import math\n" + source)
+    places: list[list[Place]] = []
+    runpy.run_path(str(script), {"step": lambda: places.append(calling_script())})
+    here = [each for each in places[0] if each.code.co_filename == str(script)]
+    found = carried(here)
+    assert [each.split("`")[1] for each in found] == names
+    assert all("(train.py:" in each for each in found)
+    assert carried([]) == []
+
+
+def test_a_script_without_a_source_carries_nothing_that_is_known(tmp_path: Path) -> None:
+    places: list[list[Place]] = []
+    source = "total = 0\nfor _ in range(2):\n    total += 1\n    print(total)\n    step()\n"
+    for file in (tmp_path / "gone.py", tmp_path / "changed.py"):
+        exec(compile(source, str(file), "exec"), {"step": lambda: places.append(calling_script())})
+    (tmp_path / "changed.py").write_text("for")
+    assert [carried(each[:1]) for each in places] == [[], [], [], []]
+
+
+def test_what_the_loop_of_a_run_carries_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    launch = Launch(tmp_path, epochs=1)
+    data, steps = launch.loader(), 0
+    with caplog.at_level("INFO", "resume_adapters"), launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(data):
+                launch._step(batch)
+                steps += 1
+                assert steps
+    assert caplog.text.count("`steps` (test_carried.py:") == 1
+    assert "keep them in run.memory" in caplog.text
+
+
+def test_the_memory_of_a_run_goes_on(tmp_path: Path) -> None:
+    def train(launch: Launch) -> dict[str, Any]:
+        launch.loop.memory.setdefault("seen", 0)
+        launch.loop.memory.setdefault("rows", [])
+        data = launch.loader()
+        with launch.loop:
+            for _ in launch.loop.epochs(3):
+                for batch in launch.loop.batches(data):
+                    launch.loop.memory["seen"] += 1
+                    launch.loop.memory["rows"] = [*launch.loop.memory["rows"][-1:], batch.sum()]
+                    launch._step(batch)
+        return launch.loop.memory
+
+    expected = train(Launch(tmp_path / "never"))
+    with pytest.raises(Killed):
+        train(Launch(tmp_path / "run", killed_after(7)))
+    found = train(Launch(tmp_path / "run"))
+    assert found == expected and found["seen"] == 18
+    assert manifest(tmp_path / "run" / "latest")["step"] == 18
+
+
+def test_what_is_no_data_is_not_kept(tmp_path: Path) -> None:
+    launch = Launch(tmp_path)
+    launch.loop.memory["model"] = torch.nn.Linear(1, 1)
+    with pytest.raises(NotSerialisable, match="memory"):
+        launch()

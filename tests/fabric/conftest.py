@@ -1,0 +1,25 @@
+"""Fixtures of Fabric's tests: one forking server and the reference runs, shared by a whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import contract
+from launch import COMPILERS, Server
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def bench() -> Iterator[contract.Bench]:
+    server = Server("torch", "lightning.fabric", *COMPILERS)
+    yield contract.Bench(server, HERE / "job.py")
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
+    return contract.References(bench, tmp_path_factory.mktemp)

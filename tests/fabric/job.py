@@ -1,0 +1,279 @@
+"""A small hand-written loop with Fabric, in every variation that the tests need. Started by ``launch.Server``.
+
+Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoints below ``out`` and its trace to
+``trace.<rank>``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+import cycles
+
+from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+
+FEATURES = 8
+
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return CONFIG["samples"]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+        y = x.sum().sin()
+        return {"x": x + 0.1 * torch.randn(FEATURES) if CONFIG["augment"] else x, "y": y}
+
+
+def network() -> torch.nn.Module:
+    norm = torch.nn.BatchNorm1d(CONFIG["width"]) if CONFIG["batch_norm"] else torch.nn.Identity()
+    first, last = torch.nn.Linear(FEATURES, CONFIG["width"]), torch.nn.Linear(CONFIG["width"], 1)
+    made: Any = torch.nn.Sequential(first, norm, torch.nn.ReLU(), torch.nn.Dropout(0.2), last, torch.nn.Flatten(0))
+    return torch.compile(made, backend="eager") if CONFIG["compile"] else made
+
+
+class Bare:
+    """The loop's surface without the package: saves at the same moments, and never resumes."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.global_step = 0
+        self.due = False
+
+    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
+        yield from range(count)
+        if self.global_step % CONFIG["save_every"]:
+            self._save()
+
+    def enumerate(self, loader: Any) -> Iterator[tuple[int, Any]]:
+        for pair in enumerate(loader):
+            yield pair
+            if self.due:
+                self._save()
+
+    def step(self, **_: Any) -> None:
+        if self.job.synced:
+            self.global_step += 1
+            self.due = self.global_step % CONFIG["save_every"] == 0
+
+    def _save(self) -> None:
+        self.due = False
+        self.job.fabric.save(f"out/step-{self.global_step}/fabric.ckpt", self.job.saved())
+
+
+DEFAULTS: dict[str, Any] = {
+    "seed": 0,
+    "width": 16,
+    "samples": 50,
+    "batch": 4,
+    "epochs": 3,
+    "max_steps": None,
+    "accumulate": 2,
+    "augment": False,
+    "workers": 0,
+    "shuffle": True,
+    "batch_norm": False,
+    "own_buffers": False,
+    "compile": False,
+    "apart": False,
+    "ema": False,
+    "second": False,
+    "evaluate": False,
+    "anew": False,
+    "unpassed": False,
+    "limit": None,
+    "scaler": False,
+    "save_every": 5,
+    "load": None,
+    "wrapped": True,
+    "strategy": "auto",
+    "options": {},
+}
+
+
+def new_fabric() -> Fabric:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    strategy: Any = CONFIG["strategy"]
+    if ranks > 1:
+        buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
+        strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy, precision="32-true")
+    fabric.launch()
+    if CONFIG["scaler"]:  # Fabric makes one only where there is an accelerator; this one overflows
+        from lightning.fabric.plugins.precision import MixedPrecision
+
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
+        precision = MixedPrecision("16-mixed", "cpu", scaler)
+        precision._desired_input_dtype = torch.float32
+        precision.forward_context = torch.enable_grad
+        fabric._strategy._precision = fabric._precision = precision
+    return fabric
+
+
+class Job:
+    """Everything the loop uses."""
+
+    def __init__(self) -> None:
+        self.fabric = new_fabric()
+        self.fabric.seed_everything(CONFIG["seed"], workers=False, verbose=False)
+        self.plain = network()
+        self.ema = Ema(self.plain) if CONFIG["ema"] else None
+        optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
+        self.model, self.optimizer = self.fabric.setup(self.plain, optimizer)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)
+        if CONFIG["second"]:
+            self.other = torch.nn.Linear(FEATURES, 1)
+            self.second, self.second_optimizer = self.fabric.setup(
+                self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
+            )
+        self.loader = self.new_loader()
+        self.synced = False
+        if not CONFIG["cycles"]:
+            self.run: Any = Bare(self) if CONFIG["bare"] else self.registered("out")
+
+    def new_loader(self) -> Any:
+        options = {"num_workers": CONFIG["workers"], "shuffle": CONFIG["shuffle"]}
+        return self.fabric.setup_dataloaders(torch.utils.data.DataLoader(Data(), CONFIG["batch"], **options))
+
+    def saved(self) -> dict[str, Any]:
+        found = {"model": self.model, "optimizer": self.optimizer}
+        if CONFIG["second"]:
+            found |= {"second": self.second, "second_optimizer": self.second_optimizer}
+        return found if CONFIG["unpassed"] else {**found, "schedule": self.schedule}
+
+    def registered(self, run_directory: str) -> Any:
+        from resume_adapters.fabric import register_for_resume
+
+        return register_for_resume(
+            self.fabric,
+            run_directory,
+            save_every=CONFIG["save_every"],
+            resume=CONFIG["resume"],
+            keep=policy(),
+            **CONFIG["options"],
+            **self.saved(),
+            **({"ema": self.ema} if self.ema else {}),
+        )
+
+    def train(self) -> None:
+        run = self.run
+        for _ in run.epochs(CONFIG["epochs"], max_steps=CONFIG["max_steps"]):
+            event("epoch_begin", run.global_step)
+            loader = self.new_loader() if CONFIG["anew"] else self.loader
+            batches = run.enumerate(loader) if CONFIG["limit"] is None else run.enumerate(loader, limit=CONFIG["limit"])
+            for micro, batch in batches:
+                self.step(batch, micro)
+            self.evaluate()
+            event("epoch_end", run.global_step)
+
+    def train_unwrapped(self) -> None:
+        start = self.run.resume(self.loader)
+        for epoch in range(start.epoch, CONFIG["epochs"]):
+            done = start.batches if epoch == start.epoch else 0
+            for micro, batch in enumerate(self.loader, done):
+                self.step(batch, micro)
+        self.run.finish()
+
+    def step(self, batch: dict[str, torch.Tensor], micro: int) -> None:
+        run, fabric = self.run, self.fabric
+        step, rate = run.global_step, self.schedule.get_last_lr()[0]
+        self.synced = (micro + 1) % CONFIG["accumulate"] == 0
+        apart = CONFIG["apart"]
+        with fabric.no_backward_sync(self.model, enabled=apart or not self.synced):
+            loss = (self.model(batch["x"]) - batch["y"]).square().mean()
+            fabric.backward(loss / CONFIG["accumulate"])
+        event("backward", step)
+        if CONFIG["second"]:
+            other = (self.second(batch["x"] + torch.randn_like(batch["x"])).squeeze(1) - batch["y"]).square().mean()
+            fabric.backward(other)
+        if self.synced:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if CONFIG["second"]:
+                self.second_optimizer.step()
+                self.second_optimizer.zero_grad()
+            self.schedule.step()
+            if self.ema:
+                self.ema.update()
+        trace(step=step, loss=loss.item().hex(), batch=digest(batch["x"], batch["y"]), lr=float(rate).hex())
+        event("batch_end", step)
+        run.step(loss=loss)
+        if self.synced:
+            event("step_end", run.global_step)
+
+    def evaluate(self) -> None:
+        if not CONFIG["evaluate"]:
+            return
+        self.model.eval()
+        with torch.no_grad():  # over the data of the training: Fabric counts this pass, too
+            losses = [(self.model(batch["x"]) - batch["y"]).square().mean() for batch in self.loader]
+        self.model.train()
+        trace(evaluation=torch.stack(losses).mean().item().hex(), step=self.run.global_step)
+
+    def finish(self) -> None:
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        trace(
+            final=True,
+            weights=digest(*self.plain.state_dict().values()),
+            second=digest(*self.other.state_dict().values()) if CONFIG["second"] else None,
+            optimizer=digest(*(each["exp_avg_sq"] for each in self.optimizer.state_dict()["state"].values())),
+            global_step=self.run.global_step,
+            ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
+            scaler=scaler.state_dict() if scaler else None,
+            schedule=self.schedule.last_epoch,
+            passes=self.loader._num_iter_calls,
+            draws=draws(),
+        )
+
+
+class Cycles:
+    """One Fabric and what it has set up, and a registration for each run."""
+
+    event = "step_end"
+
+    def __init__(self) -> None:
+        self.job = Job()
+        self.directory = ""
+
+    def prepare(self, cycle: cycles.Cycle, run_directory: str) -> None:
+        CONFIG["max_steps"], self.directory = cycle.steps, run_directory
+
+    def train(self) -> None:
+        self.job.run = self.job.registered(self.directory)
+        with self.job.run:
+            self.job.train()
+
+    def outline(self) -> dict[str, Any]:
+        job = self.job
+        inner = job.optimizer.optimizer
+        return {
+            "hidden": [cycles.hidden(each) for each in (job.fabric, job.loader, inner)],
+            "callbacks": len(job.optimizer._callbacks),
+            "hooks": cycles.hooks(inner, module=job.plain),
+        }
+
+
+def main() -> None:
+    configure("out", DEFAULTS)
+    if CONFIG["cycles"]:
+        cycles.train_in_cycles(Cycles())
+        return
+    job = Job()
+    if CONFIG["load"]:
+        job.fabric.load(CONFIG["load"], job.saved())
+    if CONFIG["wrapped"]:
+        job.train()
+    else:
+        job.train_unwrapped()
+    event("train_end", job.run.global_step)
+    job.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The laws for Fabric, each with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contract
+
+KILL = {"event": "step_end", "step": 13}
+EARLY = {"event": "step_end", "step": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [({"augment": True, "workers": 2, "evaluate": True, "second": True}, 1), ({"samples": 100, "evaluate": True}, 2)],
+    ids=["one", "two-ranks"],
+)
+def test_an_uninterrupted_run_is_the_bare_one(
+    config: dict[str, Any], ranks: int, bench: contract.Bench, tmp_path: Path
+) -> None:
+    """Law 0."""
+    bare = contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
+    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
+    contract.require_same_steps(ours, bare, start=0)
+    contract.require_same_end(ours, bare)
+    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out")
+
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "plain": (1, {"augment": True}),
+    "workers-ema": (1, {"augment": True, "workers": 2, "ema": True}),
+    "two-optimizers": (1, {"second": True, "batch_norm": True}),
+    "evaluation": (1, {"evaluate": True}),
+    "compile": (1, {"compile": True}),
+    "scaler": (1, {"scaler": True}),
+    "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
+    "a-loader-made-in-each-epoch": (1, {"anew": True, "save_every": 6}),
+    "limited": (1, {"limit": 8, "samples": 60, "epochs": 5, "save_every": 4}),
+    "unwrapped": (1, {"wrapped": False, "samples": 48, "augment": True}),
+    "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True}),
+    "two-ranks-last-batch": (2, {"samples": 96, "save_every": 6}),
+    "two-ranks-limited": (2, {"samples": 100, "limit": 8, "epochs": 5, "save_every": 4}),
+    "two-ranks-unwrapped-last-batch": (2, {"samples": 96, "save_every": 6, "wrapped": False}),
+    "two-ranks-own-buffers": (2, {"samples": 100, "batch_norm": True, "own_buffers": True}),
+    "two-ranks-that-train-apart": (2, {"samples": 100, "apart": True, "ema": True}),
+    "three-ranks-rebuilt-buckets": (3, {"samples": 150, "width": 40_000}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Laws 1 and 2."""
+    ranks, config = CASES[case]
+    kills = [{**EARLY, "rank": ranks - 1}, {**KILL, "rank": 0}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
+
+
+MOMENTS = {
+    "first step": {"event": "step_end", "step": 1},
+    "in an accumulation window": {"event": "batch_end", "step": 17},
+    "before the optimizer": {"event": "backward", "step": 17},
+    "at the end of an epoch": {"event": "epoch_end", "step": 12},
+    "at the start of an epoch": {"event": "epoch_begin", "step": 12},
+    "after the last save": {"event": "train_end", "step": 18},
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 1."""
+    config = {"augment": True, "samples": 48}
+    assert bench.run(tmp_path, {**config, "kill": MOMENTS[moment]}).killed
+    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
+
+
+def test_a_stop_that_reaches_one_rank_stops_all(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 8."""
+    config = {"augment": True, "samples": 100}
+    send = {"event": "backward", "step": 12, "rank": 1, "send": "SIGUSR1"}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2, within=3)
+
+
+def test_each_part_is_said(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 9."""
+    outcome = bench.run(tmp_path, {"second": True}).require_success()
+    assert "model      captured by framework: fabric.save of model, second" in outcome.output
+    for part in ("optimizer", "scheduler", "counters", "rng", "data", "metrics", "trackers"):
+        assert f"resume-adapters: {part} " in outcome.output, part
+
+
+def test_a_plain_script_loads_what_was_saved(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 10."""
+    assert bench.run(tmp_path, {"second": True, "kill": KILL}).killed
+    config = {"second": True, "bare": True, "load": "out/step-10/fabric.ckpt", "epochs": 0}
+    bench.run(tmp_path, config).require_success()
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and final["schedule"] == 10
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "batch": ({"batch": 8}, 1, "batch size 4, this launch has 8"),
+    "ranks": ({}, 2, "was saved with number of ranks 1, this launch has 2"),
+    "another optimizer": ({"second": True}, 1, "number of models 1, this launch has 2"),
+    "another model": ({"width": 32}, 1, "0.weight: saved float32[16, 8], the model has float32[32, 8]"),
+    "a strategy": ({"strategy": "dp"}, 1, "DataParallelStrategy shards or moves the state"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, tmp_path: Path) -> None:
+    change, ranks, words = REFUSED[what]
+    assert bench.run(tmp_path, {"kill": EARLY}).killed
+    outcome = bench.run(tmp_path, change, ranks=ranks)
+    assert 1 in outcome.statuses and words in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
+
+
+def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.finished_does_nothing_again(bench, tmp_path, {}, ("weights", "global_step", "draws", "schedule"))
+
+
+def test_a_hundred_runs_of_one_fabric_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 12."""
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})
