@@ -70,7 +70,7 @@ class RunDirectoryUnusable(ResumeError, OSError):
 
 
 class RunHalted(ResumeError, RuntimeError):
-    """The run was halted and has not been released by ``resume-adapters resume``."""
+    """The run was halted and has not been released by ``resume-adapters unhalt``."""
 
 
 class SaveFailed(ResumeError, OSError):

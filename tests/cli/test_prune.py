@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
-from resume_adapters.cli import policy
+from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.storage.local import LocalStorage
@@ -117,10 +117,10 @@ def test_refuses_while_the_run_may_be_running(command, run_dir, host):
 
 
 def test_reads_every_option_as_its_policy():
-    joined = policy.join(3, [KeepBest(2, "accuracy", "max")], 100, "1.5h")
+    joined = policy_text.join(3, [KeepBest(2, "accuracy", "max")], 100, "1.5h")
     expected = KeepBest(2, "accuracy", "max") | KeepLast(3) | KeepEvery(100) | KeepWithin(timedelta(hours=1.5))
     assert joined == expected
-    assert policy.best("accuracy:max:2") == KeepBest(2, "accuracy", "max")
-    assert policy.best("eval_loss") == KeepBest(1, "eval_loss", "min")
+    assert policy_text.best("accuracy:max:2") == KeepBest(2, "accuracy", "max")
+    assert policy_text.best("eval_loss") == KeepBest(1, "eval_loss", "min")
     periods = {"30s": 30, "90m": 5400, "12h": 43200, "7d": 604800, "1w": 604800}
-    assert {text: policy.period(text).total_seconds() for text in periods} == periods
+    assert {text: policy_text.period(text).total_seconds() for text in periods} == periods

@@ -58,7 +58,7 @@ def halt(run_dir):
 def test_stop_waits_until_the_run_has_saved_and_left(command, run_dir, training):
     done = command("stop", run_dir, "--wait", "--json")
     assert done.code == 0
-    assert (done.json["state"], done.json["reason"]) == ("stopped", "resume-adapters stop")
+    assert (done.json["state"], done.json["reason"], done.json["asked"]) == ("stopped", "resume-adapters stop", True)
     assert training.wait(10) == 0
     assert not (run_dir / ".resume" / "stop").exists()
 
@@ -113,7 +113,8 @@ def test_waiting_tells_that_the_run_ended_otherwise(command, run_dir, training):
 
 def test_stop_does_nothing_where_nothing_runs(command, run_dir):
     done = command("stop", run_dir, "--wait", "--json")
-    assert (done.code, done.json["state"]) == (0, "finished")
+    assert (done.code, done.json["state"], done.json["asked"]) == (0, "finished", False)
+    assert "Nothing runs in" in command("stop", run_dir).out
     assert not (run_dir / ".resume" / "stop").exists()
 
 
@@ -128,20 +129,23 @@ def test_only_a_process_on_this_host_can_be_killed(command, run_dir):
 # ---- status --watch
 
 
-def test_watch_follows_the_run_to_its_end(command, run_dir, training):
+def test_watch_waits_for_the_next_launch_and_follows_it_to_its_end(command, run_dir, training):
     watching = subprocess.Popen(
         [sys.executable, "-m", "resume_adapters.cli", "status", run_dir, "--watch", "--json"], stdout=subprocess.PIPE
     )
     time.sleep(3.5)
     training.send_signal(signal.SIGTERM)
+    training.wait()
+    time.sleep(2.5)
+    assert watching.poll() is None, "a stopped run is launched again"
+    halt(run_dir)
     out, _ = watching.communicate(timeout=20)
     assert watching.returncode == 0
     documents = [json.loads(line) for line in out.splitlines()]
-    assert len(documents) >= 3
-    assert documents[-1]["state"] == "stopped"
-    assert documents[0]["step"] < documents[-1]["step"]
-    live = documents[-2]
-    assert live["state"] == "running"
+    states = [each["state"] for each in documents]
+    assert states == sorted(states, key=["running", "stopped", "halted"].index) and states[-1] == "halted"
+    live = documents[states.index("stopped") - 1]
+    assert documents[0]["step"] < live["step"]
     assert live["rate"] > 0
     assert live["eta"] > time.time()
 
@@ -153,7 +157,7 @@ def test_the_live_status_is_for_people_too(command, run_dir, training):
         assert words in text
 
 
-# ---- resume
+# ---- unhalt
 
 
 def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
@@ -161,7 +165,7 @@ def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
     assert "halted" in command("status", run_dir).out
     with pytest.raises(RunHalted):
         ResumableRun(run_dir).open()
-    done = command("resume", run_dir, "--json")
+    done = command("unhalt", run_dir, "--json")
     assert done.code == 0
     assert done.json["state"] == "stopped"
     assert "the loss is not finite; a human let it go on" in done.json["reason"]
@@ -170,10 +174,18 @@ def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
     run.close()
 
 
-def test_resume_leaves_another_run_as_it_is(command, run_dir):
+def test_unhalt_leaves_another_run_as_it_is(command, run_dir):
     before = status(run_dir)
-    assert command("resume", run_dir).code == 0
+    assert command("unhalt", run_dir).code == 0
     assert status(run_dir) == before
+
+
+def test_its_former_name_does_the_same_and_says_so(command, run_dir):
+    halt(run_dir)
+    done = command("resume", run_dir, "--json")
+    assert (done.code, done.json["state"]) == (0, "stopped")
+    assert "`resume` is called `unhalt` now" in done.err
+    assert "│ resume " not in command("--help").out
 
 
 # ---- rewind
@@ -193,6 +205,11 @@ def test_rewind_sets_later_checkpoints_aside(command, run_dir):
     run.close()
 
 
+def test_rewind_takes_a_name_too(command, run_dir):
+    done = command("rewind", run_dir, "checkpoint-20", "--json")
+    assert (done.code, done.json["step"], list(done.json["set_aside"])) == (0, 20, ["checkpoint-30"])
+
+
 def test_rewind_fences_off_what_still_runs_unnoticed(command, run_dir, make_run):
     run = ResumableRun(run_dir)
     run.open()
@@ -209,9 +226,17 @@ def test_rewind_refuses_a_running_run(command, run_dir, training):
     assert (run_dir / "checkpoint-30").is_dir()
 
 
-@pytest.mark.parametrize(("step", "code", "words"), [(15, 2, "it has 10, 20, 30"), (20, 1, "model.bin")])
+@pytest.mark.parametrize(
+    ("step", "code", "words"),
+    [
+        (15, 2, "it holds checkpoint-7, checkpoint-10, checkpoint-20, checkpoint-30"),
+        (20, 1, "model.bin"),
+        ("checkpoint-7", 2, "is foreign; expected a committed checkpoint: checkpoint-10"),
+    ],
+)
 def test_rewind_refuses_a_step_that_cannot_be_resumed_from(command, run_dir, step, code, words, flip):
     flip(run_dir / "checkpoint-20" / "model.bin")
+    (run_dir / "checkpoint-7").mkdir()
     done = command("rewind", run_dir, step)
     assert done.code == code
     assert words in done.err

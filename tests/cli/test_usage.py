@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-COMMANDS = [["ls"], ["status"], ["verify"], ["prune", "--keep-last", "1"], ["stop"], ["resume"], ["journal"]]
+import resume_adapters
+
+COMMANDS = [["ls"], ["status"], ["verify"], ["prune", "--keep-last", "1"], ["stop"], ["unhalt"], ["journal"], ["du"]]
 READING = [*COMMANDS, ["status", "--watch"], ["export"]]
 
 
@@ -42,7 +48,21 @@ def test_exits_with_2_on_wrong_usage(command, run_dir, words):
     assert command(*[run_dir if word == "RUN" else word for word in words]).code == 2
 
 
-ALL = ["ls", "status", "journal", "verify", "diff", "prune", "stop", "resume", "rewind", "export", "drill", "demo"]
+ALL = [
+    "ls",
+    "status",
+    "journal",
+    "du",
+    "verify",
+    "diff",
+    "prune",
+    "stop",
+    "unhalt",
+    "rewind",
+    "export",
+    "drill",
+    "demo",
+]
 
 
 @pytest.mark.parametrize("words", [*([name] for name in ALL), []], ids=str)
@@ -81,6 +101,41 @@ def test_completes_its_commands_in_a_shell(command, shell):
         "from resume_adapters.cli import main; main()"
     )
     done = command(code=code)
-    assert "resume" in done.out
     assert "rewind" in done.out
     assert "prune" not in done.out
+
+
+@pytest.mark.parametrize("words", ["verify RUN checkpoint-20 ", "rewind RUN ", "export RUN ", "du RUN "])
+def test_completes_the_names_of_checkpoints(command, run_dir, words):
+    """Those of the run directory before; none where there is no such directory."""
+
+    def completed(directory) -> list[str]:
+        asked = f"resume-adapters {words.replace('RUN', str(directory))}checkpoint-"
+        code = (
+            f"import os; os.environ.update(_RESUME_ADAPTERS_COMPLETE='complete_bash', COMP_WORDS={asked!r},"
+            f"COMP_CWORD='{len(asked.split()) - 1}'); from resume_adapters.cli import main; main()"
+        )
+        return command(code=code).out.split()
+
+    assert completed(run_dir) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+    assert completed(run_dir.parent / "missing") == []
+
+
+def test_says_its_version_and_its_help(command):
+    done = command("--version")
+    assert (done.code, done.out) == (0, f"resume-adapters {resume_adapters.__version__}\n")
+    for words in (["-h"], ["ls", "-h"]):
+        assert (command(*words).code, command(*words).out) == (0, command(*words[:-1], "--help").out)
+
+
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["journal"]], ids=" ".join)
+def test_a_row_is_a_line_where_there_is_no_terminal(run_dir, make_run, words):
+    """A pipe has no width at which a table would have to wrap."""
+    make_run(run_dir, {40: {"reason": "a reason " * 30, "metrics": {"eval_loss": 1.0}}})
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "resume_adapters.cli", *words, run_dir], env=environment, capture_output=True, text=True
+    )
+    if words == ["ls"]:
+        assert "a reason " * 29 in done.stdout and len(done.stdout.splitlines()) == 5
+    assert done.stderr == "" and not any(line.startswith(" ") for line in done.stdout.splitlines())

@@ -3,15 +3,16 @@
 ==============  ==============================================================================
 command         does
 ==============  ==============================================================================
-``ls``          list the checkpoints of a run directory, oldest first
+``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
 ``journal``     list what happened to the run: starts, commits, stops
+``du``          show what each checkpoint, and each part of it, costs on disk
 ``verify``      read every file of the committed checkpoints and compare the digests
 ``diff``        compare two checkpoints part by part
 ``prune``       remove what a retention policy does not keep
 ``stop``        ask the run to save and leave
-``resume``      allow a halted run to be launched again
-``rewind``      set the checkpoints after a step aside, so that the next launch resumes there
+``unhalt``      allow a halted run to be launched again
+``rewind``      set the checkpoints after one aside, so that the next launch resumes there
 ``export``      write the weights of a checkpoint to one safetensors file
 ``drill``       run your own command with real faults and compare it with an undisturbed run
 ``demo``        kill a training run three times and compare it with one that was never killed
@@ -51,8 +52,8 @@ def main() -> None:
         from resume_adapters.cli.app import app
 
         # Each registers its command; --help lists them in this order.
-        from resume_adapters.cli.commands import ls, status, journal, verify, diff, prune  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import stop, resume, rewind, export, drill, demo  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import ls, status, journal, du, verify, diff, prune  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import stop, unhalt, rewind, export, drill, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from resume_adapters._version import __version__
+from resume_adapters.cli import run_directory
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
@@ -20,17 +24,52 @@ EXIT_CODES = (
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Inspect, verify and prune a run directory of resume-adapters, and steer its run.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EXIT_CODES,
 )
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory that the run saves its checkpoints in.")]
+_RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
+RunDirs = Annotated[
+    list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+
+
+_UNLIMITED = 10_000
+"""Columns of a table that is not printed on a terminal: each of its rows is one line."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"resume-adapters {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
+
+
+def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the checkpoints of the run directory on the command line whose names begin so."""
+    given = context.params.get("run_dir")
+    try:
+        names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
+    except (ResumeError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def console() -> Console:
     """Return the console that tables are printed on."""
-    return Console(highlight=False)
+    is_narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_narrow else _UNLIMITED)
 
 
 def require_not_running(run: RunDirectory, force: bool) -> None:

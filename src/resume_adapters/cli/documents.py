@@ -19,6 +19,9 @@ from resume_adapters.core.run_directory.status import RunState, is_alive, observ
 
 Document = dict[str, Any]
 
+READABLE = "readable"
+"""The verdict on a checkpoint without digests, whose files have the structure of their formats."""
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -32,8 +35,8 @@ class Damage:
 class Verdict:
     """The result of verifying a checkpoint.
 
-    ``verdict`` is ``valid`` or ``damaged``, or the state of a checkpoint that has no manifest. ``extra`` are files
-    that its manifest does not name: nothing reads them.
+    ``verdict`` is ``valid`` or ``damaged``, ``readable``, or the state of a checkpoint that has no manifest. ``extra``
+    are files that its manifest does not name: nothing reads them.
     """
 
     name: str
@@ -42,6 +45,15 @@ class Verdict:
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
     extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a name in a run directory costs on disk, in bytes; ``parts`` has a file's part of the state."""
+
+    name: str
+    bytes: int
+    parts: dict[str, int]
 
 
 def write(document: Document) -> None:
@@ -128,6 +140,22 @@ def status(run: RunDirectory) -> Document:
         "without_progress": [msgspec.to_builtins(launch) for launch in wasted],
         "damaged": [row.path.name for row in run.damaged],
     }
+
+
+def overview(runs: list[RunDirectory]) -> Document:
+    """Describe several runs, each as :func:`status` does, with the sizes of its checkpoints."""
+    return {"runs": [{**status(run), **_sizes(run)} for run in runs]}
+
+
+def _sizes(run: RunDirectory) -> Document:
+    sizes = [row.manifest.bytes for row in run.rows if row.manifest]
+    return {"checkpoints": len(run.rows), "bytes": sum(sizes)}
+
+
+def usage(run: RunDirectory, found: list[Usage]) -> Document:
+    """Describe what checkpoints cost on disk."""
+    rows = [msgspec.to_builtins(each) for each in found]
+    return {"run_directory": str(run.path), "checkpoints": rows, "bytes": sum(each.bytes for each in found)}
 
 
 def verdicts(run: RunDirectory, found: list[Verdict]) -> Document:

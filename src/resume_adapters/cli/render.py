@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from resume_adapters.core.run_directory.room import format_bytes
 _STYLES = {
     "committed": "green",
     "valid": "green",
+    "readable": "cyan",
     "finished": "green",
     "running": "green",
     "pending": "yellow",
@@ -124,6 +126,47 @@ def status(console: Console, document: dict[str, Any]) -> None:
     console.print(status_table(document))
 
 
+def status_of_one_or_all(document: dict[str, Any]) -> Table:
+    """Return how a run is, or an overview of several."""
+    return overview_table(document) if "runs" in document else status_table(document)
+
+
+def overview_table(document: dict[str, Any]) -> Table:
+    """Return a line for each run, of :func:`resume_adapters.cli.documents.overview`."""
+    table = _table("name", "state", "step", "last commit", "checkpoints", "size", right=("step", "checkpoints", "size"))
+    paths = [run["run_directory"] for run in document["runs"]]
+    above = os.path.commonpath([os.path.dirname(path) for path in paths])
+    for run, path in zip(document["runs"], paths, strict=True):
+        table.add_row(
+            escape(os.path.relpath(path, above)),
+            state(run["state"]),
+            _progress(run),
+            _last_commit(run),
+            str(run["checkpoints"]),
+            size(run["bytes"]),
+        )
+    return table
+
+
+def usage(console: Console, document: dict[str, Any]) -> None:
+    """Print what checkpoints cost on disk, and how much of it is which part."""
+    rows = document["checkpoints"]
+    totals = {part: sum(row["parts"].get(part, 0) for row in rows) for row in rows for part in row["parts"]}
+    parts = sorted(totals, key=lambda part: (-totals[part], part))
+    shown, rest = (parts, []) if len(parts) <= _COLUMNS else (parts[: _COLUMNS - 1], parts[_COLUMNS - 1 :])
+    headings = [escape(part) for part in shown] + ["others"] * bool(rest)
+    table = _table("name", "total", *headings, right=("total", *headings))
+    for row in [*rows, {"name": "in all", "bytes": document["bytes"], "parts": totals}]:
+        of_rest = [sum(row["parts"].get(part, 0) for part in rest)] * bool(rest)
+        cells = [row["parts"].get(part) for part in shown] + of_rest
+        table.add_row(escape(row["name"]), size(row["bytes"]), *map(size, cells))
+    console.print(table)
+
+
+_COLUMNS = 5
+"""Parts of the state that have a column of their own; the smallest share one."""
+
+
 def status_table(document: dict[str, Any]) -> Table:
     """Return how a run is, of :func:`resume_adapters.cli.documents.status`, as a table of labels and values."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -214,14 +257,20 @@ def verdicts(console: Console, document: dict[str, Any]) -> None:
     if document["checkpoints"]:
         console.print(table)
     else:
-        console.print("There is no committed checkpoint to verify.")
+        console.print("There is no checkpoint to verify.")
     for row in document["checkpoints"]:
         for damage in row["damage"]:
             console.print(f"{escape(row['name'])} is {state('damaged')}: {escape(damage['reason'])}", soft_wrap=True)
         if row["extra"]:
             extra = escape(extra_in_words(row["extra"]))
             console.print(f"{escape(row['name'])}: its manifest does not name {extra}, which is not read")
-        if row["verdict"] not in ("valid", "damaged"):
+        if row["verdict"] == "readable":
+            console.print(
+                f"{escape(row['name'])} is {state('readable')}: it was made without this package and has no digests; "
+                "only the structure of its files was checked",
+                soft_wrap=True,
+            )
+        elif row["verdict"] not in ("valid", "damaged"):
             console.print(f"{escape(row['name'])} is {state(row['verdict'])}: it has no manifest to compare with")
 
 

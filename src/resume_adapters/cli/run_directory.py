@@ -111,6 +111,22 @@ class RunDirectory:
                 f"no checkpoint of {self.path} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
             )
 
+    def checkpoint(self, named: str) -> CheckpointInfo:
+        """Return a checkpoint by its name, its path, or its step.
+
+        Raises:
+            UnsupportedSetting: there is none.
+        """
+        name = Path(named).name
+        found = [row for row in self.rows if row.path.name == name]
+        if not found and name.isdecimal():
+            of_step = [row for row in self.rows if row.step == int(name)]
+            found = sorted(of_step, key=lambda row: row.state == "committed")
+        if not found:
+            known = ", ".join(row.path.name for row in self.rows)
+            raise UnsupportedSetting(f"there is no checkpoint {named} in {self.path}; it holds {known or 'none'}")
+        return found[-1]
+
     def control(self) -> ControlDirectory:
         """Return the run's ``.resume`` directory."""
         return ControlDirectory(STORAGE, self.path, time.time)
@@ -127,13 +143,20 @@ class RunDirectory:
         return status, "" if status else f"there is no {CONTROL}/status.json"
 
 
+def resolved(path: Path) -> Path:
+    """Return the absolute path of a run directory; of a project directory, that of ``checkpoints/`` in it."""
+    path = Path(os.path.abspath(path))
+    is_project = not (path / CONTROL).is_dir() and (path / _CHECKPOINTS / CONTROL).is_dir()
+    return path / _CHECKPOINTS if is_project else path
+
+
 def read(path: Path) -> RunDirectory:
-    """Read a run directory.
+    """Read a run directory; of a project directory, the run directory ``checkpoints/`` in it.
 
     Raises:
         RunDirectoryUnusable: the path does not exist, cannot be read, or is not a run directory.
     """
-    path = Path(os.path.abspath(path))
+    path = resolved(path)
     try:
         empty = not os.listdir(path)
         history = ControlDirectory(STORAGE, path, time.time).journal.committed()
@@ -155,6 +178,46 @@ def read(path: Path) -> RunDirectory:
             f"{path} {holds}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
     return RunDirectory(path, rows, _latest(path))
+
+
+def read_all(paths: list[Path]) -> list[RunDirectory]:
+    """Read several run directories, or those below a directory that is none; what else is given is left out.
+
+    Raises:
+        RunDirectoryUnusable: one path is given, and it neither is a run directory nor has one below it; or several are,
+            and there is none among them.
+    """
+    found: list[RunDirectory] = []
+    problem: RunDirectoryUnusable | None = None
+    for path in paths:
+        try:
+            found.append(read(path))
+        except RunDirectoryUnusable as error:
+            problem = problem or error
+            found += [read(each) for each in _below(Path(os.path.abspath(path)))]
+    if not found and problem is not None:
+        raise problem
+    return found
+
+
+def _below(path: Path) -> list[Path]:
+    """Return the run directories below a directory, by name; none in a checkpoint or in another run directory."""
+    found = []
+    for directory, names, _ in os.walk(path):
+        here = Path(directory)
+        if CONTROL in names:
+            found.append(here)
+        is_deep = len(here.relative_to(path).parts) >= _DEPTH
+        within = [] if is_deep or CONTROL in names else sorted(name for name in names if not name.startswith("."))
+        names[:] = [name for name in within if state_of(STORAGE, here / name) is CheckpointState.FOREIGN]
+    return sorted(found)
+
+
+_CHECKPOINTS = "checkpoints"
+"""Where Accelerate and Lightning put the run directory in a project directory."""
+
+_DEPTH = 5
+"""How many levels below a directory run directories are looked for."""
 
 
 def _latest(path: Path) -> str | None:

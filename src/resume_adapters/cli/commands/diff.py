@@ -19,7 +19,7 @@ from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, has
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.native_parts import holds_state
 from resume_adapters.core.checkpoint.validity import read_manifest
-from resume_adapters.errors import NoValidCheckpoint, RunDirectoryUnusable
+from resume_adapters.errors import NoValidCheckpoint, RunDirectoryUnusable, UnsupportedSetting
 
 _HELP = "A checkpoint, or a run directory: its newest valid checkpoint."
 
@@ -27,7 +27,7 @@ _HELP = "A checkpoint, or a run directory: its newest valid checkpoint."
 @app.command(epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help=_HELP)],
-    b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name of a checkpoint beside A.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name or step of one beside A.")],
     json: Json = False,
 ) -> None:
     """Compare two checkpoints: which parts of the state are equal, and what differs.
@@ -60,8 +60,8 @@ def _choose(path: Path, first: Path) -> Side:
     """
     if not os.path.lexists(path) and len(path.parts) == 1:
         first = Path(os.path.realpath(first))
-        beside = (first.parent if _is_checkpoint(first) else first) / path
-        path = beside if os.path.lexists(beside) else path
+        directory = first.parent if _is_checkpoint(first) else first
+        path = _beside(directory, path.name) or path
     path = Path(os.path.realpath(path)) if path.exists() else path
     if _is_checkpoint(path):
         manifest = _manifest(path)
@@ -73,6 +73,16 @@ def _choose(path: Path, first: Path) -> Side:
     if run.anchor is None:
         raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to compare", path=run.path)
     return Side(Path(os.path.realpath(run.anchor.path)), run.anchor.step, is_newest=True)
+
+
+def _beside(directory: Path, named: str) -> Path | None:
+    """Return the checkpoint of a run directory with a name or step; ``None`` if there is none."""
+    if os.path.lexists(directory / named):
+        return directory / named
+    try:
+        return run_directory.read(directory).checkpoint(named).path
+    except (RunDirectoryUnusable, UnsupportedSetting):
+        return None
 
 
 def _manifest(path: Path) -> Manifest | None:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -41,7 +41,12 @@ _WEIGHT_KEYS = ("state_dict", "module")
 def export(
     run_dir: RunDir,
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="A name; by default what a restart would resume from.")
+        str | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help="A name or step; by default what a restart would resume from.",
+            autocompletion=complete_checkpoint,
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; must be new.")] = (
         Path("model.safetensors")
@@ -90,10 +95,10 @@ def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
         if run.anchor is None:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
         return run.anchor
-    by_name = {row.path.name: row for row in run.rows if row.step is not None}
-    if Path(wanted).name not in by_name:
-        raise UnsupportedSetting(f"there is no valid checkpoint {wanted} in {run.path}; it holds {', '.join(by_name)}")
-    return by_name[Path(wanted).name]
+    found = run.checkpoint(wanted)
+    if found.step is None:
+        raise UnsupportedSetting(f"{found.path} is {found.state}; expected a valid checkpoint")
+    return found
 
 
 def _weight_files(row: CheckpointInfo) -> list[Path]:

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from resume_adapters.cli import documents, policy, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
+from resume_adapters.cli import documents, render, run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDirs, app, console
+from resume_adapters.cli.run_directory import RunDirectory
+from resume_adapters.core.checkpoint import policy_text
 
 
 @app.command(name="ls", epilog=EXIT_CODES)
 def list_checkpoints(
-    run_dir: RunDir,
+    run_dir: RunDirs,
     best: Annotated[
         str | None, typer.Option(metavar="METRIC[:min|max]", help="Mark the best by this metric, and show it.")
     ] = None,
@@ -20,13 +22,27 @@ def list_checkpoints(
 ) -> None:
     """List the checkpoints of a run directory, oldest first.
 
-    Only the sizes of the files are checked. To check their content, use verify.
+    Of several run directories, or of a directory above them (ls runs), an overview: one line for each run. Only the
+    sizes of the files are checked. To check their content, use verify.
     """
-    run = run_directory.read(run_dir)
-    wanted = policy.best(best) if best is not None else None
+    runs = run_directory.read_all(run_dir)
+    if len(runs) > 1 or runs[0].path not in map(run_directory.resolved, run_dir):
+        _show_overview(runs, json)
+    run = runs[0]
+    wanted = policy_text.best(best) if best is not None else None
     document = documents.checkpoints(run, run.best(wanted))
     if json:
         documents.write(document)
     else:
         render.checkpoints(console(), document, wanted.metric if wanted else None)
     raise typer.Exit(1 if run.damaged else 0)
+
+
+def _show_overview(runs: list[RunDirectory], json: bool) -> None:
+    """Print one line for each run, and end the command."""
+    document = documents.overview(runs)
+    if json:
+        documents.write(document)
+    else:
+        console().print(render.overview_table(document))
+    raise typer.Exit(1 if any(run.damaged for run in runs) else 0)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from resume_adapters.cli import documents, policy, render, run_directory
+from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console, require_not_running
 from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.errors import NoValidCheckpoint
 
@@ -37,8 +38,8 @@ def prune_run(
     """
     run = run_directory.read(run_dir)
     fence = run.control().fencing.no_start_from_now()
-    bests = [policy.best(text) for text in keep_best or []]
-    keep = policy.join(keep_last, bests, keep_every, keep_within)
+    bests = [policy_text.best(text) for text in keep_best or []]
+    keep = policy_text.join(keep_last, bests, keep_every, keep_within)
     for each in bests:
         run.require_metric(each.metric)
     plan = plan_prune(STORAGE, run.path, keep, run.control().journal.committed(), now=time.time())

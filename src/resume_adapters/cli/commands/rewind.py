@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console, require_not_running
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console, require_not_running
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import LATEST
@@ -23,17 +23,23 @@ from resume_adapters.errors import UnsupportedSetting
 @app.command(epilog=EXIT_CODES)
 def rewind(
     run_dir: RunDir,
-    step: Annotated[int, typer.Argument(metavar="STEP", help="The step of a committed checkpoint.")],
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A committed checkpoint: its name or step.", autocompletion=complete_checkpoint
+        ),
+    ],
     force: Annotated[bool, typer.Option("--force", help="Rewind even if the run seems to be running.")] = False,
     json: Json = False,
 ) -> None:
-    """Take a run back: the next launch resumes from the checkpoint of STEP.
+    """Take a run back: the next launch resumes from CHECKPOINT.
 
     That checkpoint is verified first. The later ones are moved to .resume/set-aside, not deleted. A job that still
     runs in the directory unnoticed can no longer commit.
     """
     run = run_directory.read(run_dir)
-    chosen = _committed_at(run, step)
+    chosen = _committed(run, checkpoint)
+    step = chosen.manifest.step if chosen.manifest else 0
     require_not_running(run, force)
     open_checkpoint(STORAGE, chosen.path, NoForeign())
     document = {
@@ -48,12 +54,12 @@ def rewind(
         render.rewinding(console(), document)
 
 
-def _committed_at(run: RunDirectory, step: int) -> CheckpointInfo:
-    found = [row for row in run.rows if row.state == "committed" and row.step == step]
-    if not found:
-        known = ", ".join(str(row.step) for row in run.rows if row.state == "committed")
-        raise UnsupportedSetting(f"{run.path} has no committed checkpoint of step {step}; it has {known or 'none'}")
-    return found[0]
+def _committed(run: RunDirectory, named: str) -> CheckpointInfo:
+    found = run.checkpoint(named)
+    if found.state != "committed":
+        known = ", ".join(row.path.name for row in run.rows if row.state == "committed")
+        raise UnsupportedSetting(f"{found.path} is {found.state}; expected a committed checkpoint: {known or 'none'}")
+    return found
 
 
 def _rewind(run: RunDirectory, chosen: CheckpointInfo, step: int) -> dict[str, str]:

@@ -35,11 +35,12 @@ def stop(
 ) -> None:
     """Ask the run to save and leave. It does so at the end of a step, within a second or so.
 
-    If the run is not running, nothing is done. The same launch resumes it.
+    If the run is not running, nothing is done, and stop says so. The same launch resumes it.
     """
     run = run_directory.read(run_dir)
     status, _ = run.status()
-    if _may_be_running(status):
+    runs = _may_be_running(status)
+    if runs:
         assert status is not None
         if force:
             _kill(run, status, ask=not yes)
@@ -47,10 +48,14 @@ def stop(
             run.control().stop_file.request("resume-adapters stop")
         if wait or force:
             _wait_for_end(run)
-    document = documents.status(run_directory.read(run_dir))
+    document = {**documents.status(run_directory.read(run_dir)), "asked": runs}
     if json:
         documents.write(document)
     else:
+        if not runs:
+            console().print(
+                f"Nothing runs in {visible(str(run.path))}: nothing was asked.", markup=False, soft_wrap=True
+            )
         render.status(console(), document)
     raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,15 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
+from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console
 from resume_adapters.cli.documents import Damage, Verdict
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.cli.structure import verify_structure
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew
+
+_VERIFIED = ("committed", "damaged", "foreign")
+"""The states of checkpoints that are verified where none is named."""
 
 
 @app.command(epilog=EXIT_CODES)
@@ -28,11 +31,17 @@ def verify(
     run_dir: RunDir,
     checkpoints: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CHECKPOINT]...", help="Names; by default all committed checkpoints."),
+        typer.Argument(
+            metavar="[CHECKPOINT]...", help="Names or steps; by default all.", autocompletion=complete_checkpoint
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Read every file of the committed checkpoints and compare it with the manifest's digest."""
+    """Read every file of the committed checkpoints and compare it with the manifest's digest.
+
+    A checkpoint that was made without this package has no digests. Of that one, only the structure of the files is
+    checked: nothing is torn, and every shard of the weights is there. Its verdict is then readable, not valid.
+    """
     run = run_directory.read(run_dir)
     found = _verify_all(_choose(run, checkpoints or []))
     document = documents.verdicts(run, found)
@@ -40,7 +49,7 @@ def verify(
         documents.write(document)
     else:
         render.verdicts(console(), document)
-    all_valid = bool(found) and all(each.verdict == "valid" for each in found)
+    all_valid = bool(found) and all(each.verdict in ("valid", documents.READABLE) for each in found)
     raise typer.Exit(0 if all_valid else 1)
 
 
@@ -48,14 +57,10 @@ def _choose(run: RunDirectory, names: list[str]) -> list[CheckpointInfo]:
     """Return the checkpoints to verify: the named ones, or all that were ever committed.
 
     Raises:
-        UnsupportedSetting: the run directory has no checkpoint of that name.
+        UnsupportedSetting: the run directory has no checkpoint of that name or step.
     """
-    by_name = {row.path.name: row for row in run.rows}
-    wanted = [Path(name).name for name in names]
-    for name in wanted:
-        if name not in by_name:
-            raise UnsupportedSetting(f"there is no checkpoint {name} in {run.path}; it holds {', '.join(by_name)}")
-    return [by_name[name] for name in wanted] or [row for row in run.rows if row.state in ("committed", "damaged")]
+    known = [row for row in run.rows if row.state in _VERIFIED]
+    return [run.checkpoint(name) for name in names] or known
 
 
 def _verify_all(rows: list[CheckpointInfo]) -> list[Verdict]:
@@ -83,6 +88,8 @@ def _verify(row: CheckpointInfo, advance: Callable[[str, int], object]) -> Verdi
     """
     manifest = _manifest_of(row)
     if manifest is None:
+        if row.state == "foreign":
+            return verify_structure(row.path)
         if row.state != "damaged":
             return Verdict(row.path.name, row.state)
         file = manifest_path(STORAGE, row.path).relative_to(row.path).as_posix() if row.path.is_dir() else ""

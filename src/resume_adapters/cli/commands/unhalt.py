@@ -1,6 +1,8 @@
-"""``resume``: allow a halted run to be launched again."""
+"""``unhalt``: allow a halted run to be launched again."""
 
 from __future__ import annotations
+
+import sys
 
 from msgspec.structs import replace
 
@@ -10,7 +12,7 @@ from resume_adapters.core.run_directory.status import RunState
 
 
 @app.command(epilog=EXIT_CODES)
-def resume(run_dir: RunDir, json: Json = False) -> None:
+def unhalt(run_dir: RunDir, json: Json = False) -> None:
     """Allow a halted run to be launched again: the next launch resumes it. Any other run stays as it is."""
     run = run_directory.read(run_dir)
     status, _ = run.status()
@@ -22,3 +24,10 @@ def resume(run_dir: RunDir, json: Json = False) -> None:
         documents.write(document)
     else:
         render.status(console(), document)
+
+
+@app.command("resume", epilog=EXIT_CODES, hidden=True)
+def former_name(run_dir: RunDir, json: Json = False) -> None:
+    """Do what ``unhalt`` does: its name up to version 0.1."""
+    print("resume-adapters: `resume` is called `unhalt` now, and goes with the next version", file=sys.stderr)
+    unhalt(run_dir, json)

@@ -1,4 +1,4 @@
-"""Parse a retention policy from command line options."""
+"""Parse a retention policy, and the periods in it, from text."""
 
 from __future__ import annotations
 
