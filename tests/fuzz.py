@@ -71,7 +71,10 @@ class Damage:
         self._random = random.Random(seed)
         for _ in range(self._random.choice([1, 1, 1, 2, 3])):
             mutate = self._random.choice(MUTATIONS)
-            path = self._random.choice(self._files() or [directory / "none"])
+            files = self._files()
+            if not files:
+                break  # the one before took all that there was
+            path = self._random.choice(files)
             self.done.append(f"{mutate.__name__.lstrip('_')} {path.relative_to(directory)}")
             mutate(self, path)
 
