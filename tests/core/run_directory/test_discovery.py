@@ -383,7 +383,7 @@ def test_a_directory_that_is_not_one_nodes_is_refused(tmp_path: Path) -> None:
     """Nodes share it, or the ranks of a node do not."""
     shared = on_nodes(lambda rank, options: Miniature(tmp_path / "shared", **options))
     apart = on_nodes(lambda rank, options: Miniature(tmp_path / str(rank), **options), ranks=4)
-    for refused, seen in ((shared, "ranks 0, 1, whose"), (apart, "ranks 1, whose")):
+    for refused, seen in ((shared, "the ranks 0, 1 see it"), (apart, "the ranks 1 see it")):
         assert [type(each) for each in refused] == [UnsupportedSetting] * len(refused)
         assert seen in str(refused[0])
     assert not list((tmp_path / "shared" / ".resume").iterdir())
