@@ -2,6 +2,7 @@
 
 Read ``loop.py`` (what a script calls), ``passes.py`` and ``loader.py`` (the loaders of an epoch),
 ``checkpointing.py`` (what is saved), then ``framework.py`` (what an adapter implements). ``metrics.py`` keeps losses
-and best values. ``guard.py`` refuses a loop that trains past the run, ``windows.py`` notices a script that counts
-batches itself, and ``observed.py`` says where undeclared state is looked for, with ``objects.py``.
+and best values, ``replicas.py`` saves models that differ between the ranks. ``guard.py`` refuses a loop that trains
+past the run, ``windows.py`` notices a script that counts batches itself, ``carried.py`` names variables that the script
+carries from step to step, and ``observed.py`` says where undeclared state is looked for, with ``objects.py``.
 """
