@@ -143,7 +143,7 @@ class PlainTorch(LoopFramework):
             torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
 
     def load(self, context: RestoreContext) -> None:
-        saved = torch.load(context.path / WEIGHTS, weights_only=True)
+        saved = torch.load(context.files.require(WEIGHTS), weights_only=True)
         context.load_weights(self.model, saved["model"])
         context.rescale.schedules.remember(self.schedule)
         self.optimizer.load_state_dict(saved["optimizer"])

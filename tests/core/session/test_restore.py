@@ -181,3 +181,34 @@ def test_a_checkpoint_of_another_version_of_the_format_is_refused(
         launch()
     assert (refused.value.path, refused.value.step) == (tmp_path / "checkpoint-4", 4)
     assert not launch.trace
+
+
+DAMAGED = {
+    "trackers.json": ((), [], "trackers.json holds a list, expected a mapping"),
+    "architecture.json": ((), [], "architecture.json holds a list, expected a mapping"),
+    "rank-00000.json": (("loaders",), {}, "loaders in rank-00000.json is a dict, expected list"),
+}
+"""What this package does not write: the file, where in it, the content, and what is said of it."""
+
+
+@pytest.mark.parametrize("file", DAMAGED)
+def test_content_that_this_package_does_not_write_is_damage(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named, and the previous checkpoint is resumed."""
+    native, (keys, content, words), written = _write_encoded, DAMAGED[file], []
+
+    def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
+        written.append(f"{name}.json")
+        if written.count(file) == 2 and written[-1] == file:
+            damaged = {**encoding.decode(document, tensors), keys[0]: content} if keys else content
+            document, tensors = encoding.encode(damaged)
+        native(storage, directory, name, document, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "_write_encoded", write)
+        with pytest.raises(Killed):
+            Launch(tmp_path, killed_after(9))()
+    resumed = Launch(tmp_path)()
+    assert f"checkpoint-8 is damaged: {words}. It was set aside. Resuming from checkpoint-4." in caplog.text
+    assert len(resumed.trace) == 14

@@ -162,8 +162,9 @@ class Session:
 
     def move_schedules(self) -> None:
         """Move the schedules to where the run is by samples, if it resumes by samples."""
-        for line in self.rescale.move_schedules():
-            if self.run.ranks.rank == 0:
+        lines = self.rescale.move_schedules()
+        if self.run.ranks.rank == 0:
+            for line in lines:
                 logger.info("%s", line)
 
     def _load_observed(self) -> None:
