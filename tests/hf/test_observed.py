@@ -39,7 +39,9 @@ def test_weights_that_the_optimizer_updates_beside_those_of_the_model_are_known(
     head = torch.nn.Linear(2, 2)
     trainer = Trainer(model=torch.nn.Linear(2, 2), args=TrainingArguments(str(tmp_path), report_to=[], use_cpu=True))
     trainer.create_optimizer().add_param_group({"params": head.parameters()})
-    assert {id(each) for each in head.parameters()} <= {id(each) for each in observed.subjects(trainer).trained}
+    subjects = observed.subjects(trainer)
+    for tensors in (subjects.trained, subjects.cleared):
+        assert {id(each) for each in head.parameters()} <= {id(each) for each in tensors}
 
 
 def test_it_is_said_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:

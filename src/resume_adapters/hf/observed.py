@@ -47,13 +47,16 @@ def subjects(trainer: Any) -> Subjects:
         *(trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, trainer.accelerator),
         *(trainer.args, trainer.state, trainer.control, trainer.callback_handler, *trainer.callback_handler.callbacks),
     ]
+    groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups  # it is made after the first look
+    trained = [each for group in groups for each in group["params"]]
     return Subjects(
         roots={name: root for name, root in roots.items() if root is not None},
         captured=captured,
         ignored=IGNORED,
         foreign=FOREIGN,
         read_ahead=frozenset(("data_collator", "train_dataset", "eval_dataset")),
-        trained=[each for group in trainer.optimizer.param_groups for each in group["params"]],
+        trained=trained,
+        cleared=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
     )
 
 

@@ -23,6 +23,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
 from resume_adapters.hf.data import TrainingData
 from resume_adapters.hf.evaluation import InterruptibleEvaluation
@@ -120,6 +121,7 @@ class TrainerSession:
         if self.session.trace is not None:
             self.framework.observe_grad_norm(self.session.trace.set_grad_norm)
         self.framework.continue_tensorboards()
+        self.session.prepare_observing()
         if context is None:
             return None
         self._resumed = context.rank_state
@@ -205,7 +207,12 @@ class TrainerSession:
             self.data.restore_rng()
 
     def begin_training(self, control: Any) -> None:
-        """Restore what the trainer resets after it has loaded a checkpoint, and verify what it loaded."""
+        """Restore what the trainer resets after it has loaded a checkpoint, and verify what it loaded.
+
+        Raises:
+            UnsupportedSetting: the trainer has a loop of its own, which did not ask where to go on.
+        """
+        self._require_restored()
         self._started = time.monotonic()
         context = self.context
         if context is not None:
@@ -221,6 +228,13 @@ class TrainerSession:
         for module in self.framework.modules():
             self.session.restorer.align_buckets(module)
 
+    def _require_restored(self) -> None:
+        if self.context is not None and self.phase is SessionPhase.OPENED:
+            raise UnsupportedSetting(
+                f"{type(self.trainer).__name__} trains in a loop of its own, which begins at the start although "
+                f"{self.context.path.name} was found: leave the callback out, or let the loop be the Trainer's"
+            )
+
     # ---- Training
 
     def before_epoch(self) -> None:
@@ -229,7 +243,12 @@ class TrainerSession:
             self.session.begin_observing()
 
     def begin_epoch(self) -> None:
-        """Count epochs; the micro-batches of a resumed one are counted on."""
+        """Count epochs; the micro-batches of a resumed one are counted on.
+
+        Raises:
+            UnsupportedSetting: see :meth:`begin_training`.
+        """
+        self._require_restored()
         self.epoch += 1
         if self.phase is SessionPhase.BETWEEN_EPOCHS:
             self.data.begin_epoch()

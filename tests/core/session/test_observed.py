@@ -239,6 +239,90 @@ def test_a_module_that_an_optimizer_updates_is_captured_before_its_first_update(
     assert {str(each.path) for each in state.capture()} == expected
 
 
+def test_a_gradient_that_is_left_where_all_are_cleared_is_captured_while_it_is_there(tmp_path: Path) -> None:
+    def held(saved: Any = None) -> tuple[torch.nn.Linear, ObservedState]:
+        head = torch.nn.Linear(2, 2)
+        return head, observing(Trainer(), saved, cleared=list(head.parameters()))
+
+    head, state = held()
+    for _ in range(3):
+        state.before_save(is_last=False)
+    assert state.capture() == [] == state.describe(), "all are cleared"
+    head.bias.grad = torch.tensor([1.0, 2.0])
+    state.before_save(is_last=False)
+    saved = through_disk(state, tmp_path)
+    assert [entry.note for entry in state.describe()] == ["gradients of optimizer.params"]
+    resumed, again = held(saved)
+    assert resumed.bias.grad is not None and resumed.bias.grad.tolist() == [1, 2] and resumed.weight.grad is None
+    resumed.bias.grad.add_(1)
+    again.hold()
+    resumed.bias.grad.add_(1)
+    assert [each.value.tolist() for each in again.capture()] == [[2, 3]]
+    again.release()
+    resumed.zero_grad()
+    again.before_save(is_last=True)
+    assert again.capture() == [] == again.describe()
+
+
+def test_a_gradient_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
+    state = observing(Trainer(), cleared=list(first.parameters()))
+    first.weight.grad = torch.ones(2, 2)
+    state.before_save(is_last=False)
+    observing(Trainer(), through_disk(state, tmp_path), cleared=list(other.parameters()))
+    assert "optimizer.params[0].grad was saved, and is not restored: RuntimeError" in caplog.text
+    assert other.weight.grad is None
+
+
+def test_what_is_made_of_the_weights_on_the_way_to_the_first_step_is_captured_though_it_stays(tmp_path: Path) -> None:
+    def launched(weight: float, saved: Any = None) -> tuple[Any, ObservedState]:
+        trainer: Any = Trainer()
+        trainer.start, trainer.steps, trainer.data = None, None, Given(0)
+        roots = {"trainer": trainer, "data": trainer.data}
+        state = ObservedState(lambda: Subjects(roots, read_ahead=frozenset(("data",))), "register")
+        if saved is not None:
+            state.load(*saved)
+        state.prepare()
+        trainer.start, trainer.steps = [torch.full((2,), weight)], 20
+        trainer.named, trainer.anchor = {"a": torch.full((2,), weight)}, torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(trainer.anchor.weight, weight)
+        trainer.data.value = torch.ones(2)
+        state.begin()
+        return trainer, state
+
+    first, state = launched(1.0)
+    for _ in range(2):
+        state.before_save(is_last=False)
+    saved = through_disk(state, tmp_path)
+    paths = {f"trainer.{name}" for name in ("start", "named", "anchor.weight", "anchor.bias")}
+    assert {str(each.path) for each in saved[0]} == paths
+    second, state = launched(2.0, saved)
+    assert second.start[0].tolist() == second.named["a"].tolist() == second.anchor.weight[0].tolist() == [1, 1]
+    assert torch.equal(second.anchor.bias, first.anchor.bias)
+    state.before_save(is_last=False)
+    assert {str(each.path) for each in state.capture()} == paths and not state.describe()[1:]
+
+
+class Twin(torch.nn.Linear):
+    """Of another type, and with the same tensors."""
+
+
+def test_a_module_that_is_made_in_training_is_named_and_one_that_is_replaced_is_captured() -> None:
+    trainer: Any = Trainer()
+    trainer.average = None
+    state = observing(trainer)
+    trainer.average, trainer.other = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.BatchNorm1d(2)
+    trainer.loss = torch.nn.Dropout()
+    trainer.reference = Twin(2, 2)
+    state.before_save(is_last=False)
+    assert {str(each.path) for each in state.capture()} == {"trainer.reference.weight", "trainer.reference.bias"}
+    missing = [entry.note for entry in state.describe() if entry.by == "missing"]
+    assert [note.partition(" was made after the first step had begun")[0] for note in missing] == [
+        "trainer.average, a Sequential,",
+        "trainer.other, a BatchNorm1d,",
+    ]
+
+
 class Given:
     def __init__(self, value: Any) -> None:
         self.value = value

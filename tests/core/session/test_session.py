@@ -72,6 +72,9 @@ def test_an_evaluation_without_the_metric_of_the_policy_is_an_error(tmp_path: Pa
     with pytest.raises(UnsupportedSetting, match=r"expected one of its metrics\. It has epoch"):
         session.require_metrics({"epoch": 2})
     session.run.close()
+    without = begun(tmp_path / "without", keep=KeepLast(1))
+    without.require_metrics(())
+    without.run.close()
 
 
 def test_a_run_is_finished_at_the_step_and_with_the_horizon_that_it_was_left_at(tmp_path: Path) -> None:

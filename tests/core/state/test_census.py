@@ -312,6 +312,16 @@ def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -
     assert census.take(Subjects(roots), lambda: next(times), seconds=0.5).left_out == 2, "the objects and the numbers"
 
 
+def test_what_came_between_two_censuses_is_known_where_the_first_is_whole() -> None:
+    roots = {"trainer": Thing(copies={"a": [torch.ones(1)]}, steps=[1], layer=torch.nn.Linear(1, 1, bias=False))}
+    data = {"data": Thing(cached=torch.ones(1))}
+    subjects = Subjects({**roots, **data}, read_ahead=frozenset(data))
+    start = census.take(subjects, lambda: 0.0)
+    found = census.made(subjects, Census(), start)
+    assert {str(at) for at in found} == {"trainer.copies", "trainer.layer.weight"}
+    assert census.made(subjects, Census(left_out=1), start) == census.made(subjects, start, start) == {}
+
+
 def test_a_path_that_leads_nowhere_finds_nothing() -> None:
     model = Network()
     roots = {"trainer": Thing(items=[1], named={"a": 1}, pair=(1,), slots=Slotted()), "model": model}

@@ -3,6 +3,8 @@
 A census is taken before the first step, before the first two saves of a launch, after its first evaluation, and before
 the save of a stop. What differs, is data and belongs to nobody is captured from then on at each save, and restored
 before the first step. What differs and is not data is named. Between saves, nothing is done.
+
+Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
 """
 
 from __future__ import annotations
@@ -29,7 +31,12 @@ TENSORS = "observed_tensors"
 _CENSUSES = 2
 """Saves of a launch before which a census is taken."""
 
-_OF_MODULES = {"tensor": "tensors", "requires_grad": "requires_grad"}
+_TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "grad": ("gradients", 0)}
+"""How a user knows what is observed in numbers: its name, and the steps to the object that has it."""
+
+_CLEARED = "optimizer.params"
+"""The root of the tensors whose gradients are cleared before each save."""
+
 _SHOWN = 12
 """Paths that a log line lists at most."""
 
@@ -93,7 +100,9 @@ class ObservedState:
         self._registers = registers
         self._clock = clock
         self._roots: Mapping[str, Any] = {}
+        self._before: Census | None = None
         self._start = Census()
+        self._made: set[Path] = set()
         self._censuses = 0
         self._has_evaluated = False
         self._observed: dict[Path, _Observed] = {}
@@ -114,6 +123,14 @@ class ObservedState:
         """
         self._saved, self._tensors = saved, dict(tensors)
 
+    def prepare(self) -> None:
+        """Look at what is there before the framework starts the training, and anything is loaded.
+
+        The tensors that a callback makes on the way to the first step are made of the weights of then: a resume would
+        make them of others. So they are captured, changed or not.
+        """
+        self._before = census.take(self._subjects(), self._clock)
+
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
 
@@ -122,12 +139,19 @@ class ObservedState:
         if self.has_begun:
             return
         self.has_begun = True
-        subjects = self._subjects()
-        self._roots = subjects.roots
+        subjects = self._look()
         self._restore_all()
         self._start = census.take(subjects, self._clock)
+        if self._before is not None:
+            self._made = set(census.made(subjects, self._before, self._start))
         if self._start.left_out:
             logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
+
+    def _look(self) -> Subjects:
+        """Return what there is to look at now."""
+        subjects = self._subjects()
+        self._roots = {**subjects.roots, _CLEARED: [*subjects.cleared]}
+        return subjects
 
     def _restore_all(self) -> None:
         """Restore values where their path still leads to the same type; log those that do not fit."""
@@ -177,12 +201,14 @@ class ObservedState:
             self._compare()
         else:
             self._compare_frozen()
+        self._find_gradients()
 
     def hold(self) -> None:
         """Let :meth:`capture` return the state of now, until :meth:`release`: an evaluation may be interrupted."""
         if self.has_begun:
             if self._censuses < _CENSUSES:
                 self._compare()
+            self._find_gradients()
             # Copied: what an evaluation changes in place, it must not change here.
             self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
@@ -197,12 +223,12 @@ class ObservedState:
             self._compare()
 
     def _compare(self) -> None:
-        subjects = self._subjects()
-        self._roots = subjects.roots
+        subjects = self._look()
         for number, reason in enumerate(subjects.unnamed):
             self._missing[Path(f"unnamed {number}", ())] = PartEntry("observed", "missing", reason)
         now = census.take(subjects, self._clock)
-        for path, leaf in {**self._start.changed(now), **census.trained(subjects, now)}.items():
+        made = {path: now.leaves[path] for path in now.leaves if path in self._made}
+        for path, leaf in {**self._start.changed(now), **census.trained(subjects, now), **made}.items():
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:
@@ -210,6 +236,8 @@ class ObservedState:
                 continue
             if path.root in subjects.read_ahead:
                 self._name_read_ahead(path, leaf)
+            elif leaf.kind is LeafKind.MODULE:
+                self._name_module(path, leaf.type)
             elif leaf.kind is LeafKind.OPAQUE:
                 self._name(path, leaf.type)
             else:
@@ -222,6 +250,15 @@ class ObservedState:
                 live = object_path.get(self._roots, path)
                 if live is not ABSENT and live != leaf.fingerprint:
                     self._observe(path, leaf)
+
+    def _find_gradients(self) -> None:
+        """Observe the gradients that are there now, and no longer those of an earlier save."""
+        for path in [path for path in self._observed if path.root == _CLEARED]:
+            del self._observed[path]
+        for index, tensor in enumerate(self._roots[_CLEARED]):
+            if tensor.grad is not None:
+                path = Path(_CLEARED).to("[]", index).to("grad", "grad")
+                self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
 
     def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
         for each in census.tensors_with(subjects, path):
@@ -238,6 +275,14 @@ class ObservedState:
             "missing",
             f"{path}, a {kind}, has changed since the start and is not data: after a resume it starts over. Give it "
             f"state_dict() and load_state_dict(), and register it with {self._registers}(...)",
+        )
+
+    def _name_module(self, path: Path, kind: str) -> None:
+        self._missing[path] = PartEntry(
+            "observed",
+            "missing",
+            f"{path}, a {kind}, was made after the first step had begun: a resume makes it again, from what is there "
+            f"then. Make it before the first step, or register it with {self._registers}(...)",
         )
 
     def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
@@ -293,10 +338,8 @@ class ObservedState:
         """Return an entry for what is captured, and one for each thing that is not."""
         shown: dict[str, None] = {}
         for path in self._observed:
-            # Of a module there are many, and the module is what a user knows.
-            step = path.steps[-1].kind
-            of_module = f"{_OF_MODULES[step]} of {Path(path.root, path.steps[:1])}" if step in _OF_MODULES else ""
-            shown[of_module or str(path)] = None
+            named, steps = _TOGETHER.get(path.steps[-1].kind, ("", 0))
+            shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
         captured = [PartEntry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
         return [*captured, *self._missing.values()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,10 @@ class Session:
         """Restore what :meth:`random_state` returned."""
         restore_with(saved, self.options.generators)
 
+    def prepare_observing(self) -> None:
+        """Look at what there is before the framework starts the training, where a callback may add to it then."""
+        self.observed.prepare()
+
     def begin_observing(self) -> None:
         """Restore the undeclared state, and begin to look for more; once.
 
@@ -227,21 +231,25 @@ class Session:
         """Say why the next checkpoint is saved."""
         self.reason = reason
 
-    def require_metrics(self, found: Mapping[str, Any]) -> None:
+    def require_metrics(self, found: Iterable[str]) -> None:
         """Check that an evaluation has what the retention policy ranks by, before anything is removed because of it.
 
+        Every rank calls it. A metric may be known to one rank alone.
+
         Args:
-            found: the metrics of a whole evaluation, by name.
+            found: names of the metrics of a whole evaluation, as far as this rank knows them.
 
         Raises:
             UnsupportedSetting: naming the metric that it lacks.
         """
-        for name in sorted(self.run.pruner.keep.metrics - found.keys()):
+        wanted = self.run.pruner.keep.metrics
+        known = set().union(*self.run.ranks.gather(sorted(found))) if wanted else set()
+        for name in sorted(wanted - known):
             whole = f"eval_{name}"
-            question = did_you_mean(whole if whole in found else name, found)
+            question = did_you_mean(whole if whole in known else name, known)
             raise UnsupportedSetting(
                 f"the retention policy keeps the best by {name!r}, and the evaluation has no such metric: "
-                f"{question or 'expected one of its metrics.'} It has {', '.join(sorted(found))}"
+                f"{question or 'expected one of its metrics.'} It has {', '.join(sorted(known))}"
             )
 
     # ---- Saving

@@ -65,6 +65,7 @@ class Subjects:
         foreign: prefixes of modules whose objects are not entered.
         read_ahead: names of the roots that change when batches are fetched, not when they are used.
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
+        cleared: those of them whose gradients are cleared before each save; one that is there is used by a later step.
         unnamed: why further objects of the training are not looked at, though nobody captures them.
     """
 
@@ -74,6 +75,7 @@ class Subjects:
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
     trained: Iterable[Any] = ()
+    cleared: Iterable[Any] = ()
     unnamed: Sequence[str] = ()
 
 
@@ -101,7 +103,9 @@ class Census:
                 continue
             if any(path.is_below(each) for each in opaque):
                 continue
-            if leaf.kind is LeafKind.OPAQUE:
+            if leaf.kind is LeafKind.MODULE and before is not None and before.kind is LeafKind.MODULE:
+                continue  # replaced: its tensors are compared
+            if leaf.kind in (LeafKind.OPAQUE, LeafKind.MODULE):
                 opaque.append(path)
             found[path] = leaf
         return found
@@ -159,6 +163,31 @@ def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
     return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
 
 
+def made(subjects: Subjects, before: Census, start: Census) -> dict[Path, Leaf]:
+    """Return the tensors, and the data with tensors, that came between two censuses: they may be copies of weights.
+
+    Args:
+        subjects: what was walked.
+        before: taken before a framework starts a training.
+        start: taken before its first step.
+    """
+    if before.left_out:
+        return {}
+    found = {}
+    for path, leaf in start.leaves.items():
+        if leaf == before.leaves.get(path) or path.root in subjects.read_ahead:
+            continue
+        is_data = leaf.kind is LeafKind.DATA and _holds_array(get(subjects.roots, path))
+        if is_data or leaf.kind is LeafKind.TENSOR:
+            found[path] = leaf
+    return found
+
+
+def _holds_array(data: Any) -> bool:
+    held = [*data, *data.values()] if isinstance(data, dict) else data if type(data) in _CONTAINERS else ()
+    return is_array(data) or any(map(_holds_array, held))
+
+
 class _Walk:
     def __init__(self, subjects: Subjects, objects: int, has_time: Callable[[], bool]) -> None:
         self._subjects = subjects
@@ -199,6 +228,7 @@ class _Walk:
             fixed = isinstance(owner, tuple)  # nothing can be restored there
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, _fingerprint(value))
         elif is_module(value):
+            self._add_module(path, value)
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
         elif is_generator(value):
             self._add(path, LeafKind.STATEFUL, value, value_digest(value))
@@ -229,6 +259,11 @@ class _Walk:
     def _add(self, path: Path, kind: LeafKind, value: Any, fingerprint: Any) -> None:
         identity = weakref.ref(value) if kind is LeafKind.DATA and is_array(value) else None
         self._census.leaves[path] = Leaf(kind, type_name(value), fingerprint, identity)
+
+    def _add_module(self, path: Path, value: Any) -> None:
+        held = (each for part in value.modules() for each in (*part._parameters.values(), *part._buffers.values()))
+        if any(each is not None and id(each) not in self._captured for each in held):
+            self._add(path, LeafKind.MODULE, value, None)
 
     def _add_stateful(self, path: Path, value: Any) -> None:
         try:

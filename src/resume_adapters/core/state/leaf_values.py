@@ -14,11 +14,15 @@ from resume_adapters.errors import NotSerialisable
 
 
 class LeafKind(enum.Enum):
-    """How a leaf is captured: as data, through its ``state_dict()``, in place in its module, or not at all."""
+    """How a leaf is captured: as data, through its ``state_dict()``, in place in its module, or not at all.
+
+    A module is captured by its tensors, where it is there before the first step of each launch.
+    """
 
     DATA = "data"
     STATEFUL = "stateful"
     TENSOR = "tensor"
+    MODULE = "module"
     OPAQUE = "opaque"
 
 
@@ -68,6 +72,8 @@ def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *,
 def _assign(owner: Any, step: Step, value: Any) -> None:
     if step.kind == "[]":
         owner[step.key] = value
+    elif step.kind == "grad":
+        owner.grad = value
     elif step.key in slots(owner):
         setattr(owner, step.key, value)
     else:

@@ -15,7 +15,8 @@ class Step(NamedTuple):
 
     Attributes:
         kind: ``"."`` for an attribute, ``"[]"`` for an item of a container, ``"tensor"`` for a parameter or buffer of a
-            module by its name there, ``"requires_grad"`` for whether that parameter is trained.
+            module by its name there, ``"requires_grad"`` for whether that parameter is trained, ``"grad"`` for the
+            gradient of a tensor.
         key: the name, key or index.
     """
 
@@ -71,6 +72,9 @@ def _follow(owner: Any, step: Step) -> Any:
         if held is None:
             return ABSENT
         return held if step.kind == "tensor" else bool(held.requires_grad)
+    if step.kind == "grad":
+        gradient = getattr(owner, "grad", None)
+        return ABSENT if gradient is None else gradient
     if step.kind == "[]":
         if isinstance(owner, dict):
             return owner.get(step.key, ABSENT)
