@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, ModelPr
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.nn.utils import prune
 
+from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
@@ -137,3 +138,45 @@ def test_groups_that_finetuning_has_added_are_no_changed_settings(
             trainer_of(tmp_path, Unfreezing(), ResumeCallback(), max_epochs=epochs).fit(Layered())
     (line,) = [each for each in caplog.messages if "Settings that differ" in each]
     assert "this launch's max_epochs 3 (was 2)." in line
+
+
+class Logging(BoringModel):
+    """Logs at each place where a metric may come from."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        output = super().training_step(batch, batch_idx)
+        self.log("train_loss", output["loss"], on_step=False, on_epoch=True)
+        return output
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("val_loss", 1.0)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_accuracy", 0.5)
+
+
+WITHIN = {"limit_train_batches": 4, "val_check_interval": 2}
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "step"),
+    [
+        *((metric, {}, None) for metric in ("val_loss", "train_loss", "train_accuracy")),
+        *((metric, WITHIN, None) for metric in ("val_loss", "train_loss")),
+        ("train_accuracy", {"limit_val_batches": 0}, None),
+        ("val_loss", {"check_val_every_n_epoch": 2}, None),
+        ("val_los", {}, 3),
+        ("val_los", WITHIN, 2),
+        ("train_los", {"limit_val_batches": 0}, 3),
+    ],
+)
+def test_a_metric_of_the_policy_that_nobody_logs_is_an_error(
+    metric: str, options: dict[str, Any], step: int | None, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, ResumeCallback(keep=KeepBest(1, metric)), **{"limit_val_batches": 2, **options})
+    if step is None:
+        trainer.fit(Logging())
+        return
+    with pytest.raises(UnsupportedSetting, match=f"the best by '{metric}', .* did you mean `{metric}s`"):
+        trainer.fit(Logging())
+    assert trainer.global_step == step

@@ -105,6 +105,16 @@ class Loops:
         """Batches of the running epoch that were begun."""
         return int(self.epoch.batch_progress.current.ready)
 
+    @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch that ended is the last of its epoch."""
+        return bool(self.epoch.batch_progress.is_last_batch)
+
+    def logged_names(self) -> list[str]:
+        """Return the names under which the running epoch has logged, or will at its end."""
+        names = {each.meta.name for each in self.epoch._results.values()}
+        return sorted({*names, *(f"{name}{suffix}" for name in names for suffix in ("_step", "_epoch"))})
+
     def progress(self) -> LoopProgress:
         """Capture every counter of the loops."""
         counters = {name: counter.state_dict() for name, counter in _counters(self.fit, "")}

@@ -83,7 +83,7 @@ class FitSession:
         self._save_point: SavePoint | None = None
         self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
-        self._is_training = False
+        self._is_training = self._has_validated = self._has_ended_epoch = False
         self._metric_attributes = epoch_sums.attributes(trainer.lightning_module)
 
     # ---- Resuming
@@ -101,6 +101,7 @@ class FitSession:
         self._session.open()
         self._prefer_newer_hpc()
         context = self._session.context
+        self._session.prepare_observing()
         if self.loops.have_loaders:  # a strategy that is set up before it loads may have asked for them
             self._register_loaders()
         if context is None:
@@ -247,9 +248,18 @@ class FitSession:
             self._session.trace.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def set_save_point(self, point: SavePoint) -> None:
-        """Set where in the training a checkpoint is saved from now on."""
+        """Set where in the training a checkpoint is saved from now on.
+
+        Raises:
+            UnsupportedSetting: a validation within an epoch lacks what the retention policy ranks by.
+        """
         self._session.observed.release()
         self._save_point = point
+        self._has_ended_epoch = self._has_ended_epoch or point is SavePoint.EPOCH
+        if point is SavePoint.VALIDATION:
+            self._has_validated = True
+            if not self.loops.is_last_batch:  # else the hooks of the epoch's end may log more
+                self._session.require_metrics([*self._trainer.callback_metrics, *self.loops.logged_names()])
 
     def end_batch(self) -> None:
         """At an optimizer step, ask whether to save, and whether to stop."""
@@ -328,7 +338,12 @@ class FitSession:
         Args:
             path: the checkpoint.
             native: the trainer's own save, to the path that it is given.
+
+        Raises:
+            UnsupportedSetting: a whole epoch lacks what the retention policy ranks by.
         """
+        if self._has_ended_epoch and (self._has_validated or not self._trainer.enable_validation):
+            self._session.require_metrics(self._trainer.callback_metrics)
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
             engine.require_no_accumulation(self._framework.engine)
         self._unwanted.discard(path.name)

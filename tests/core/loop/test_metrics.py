@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from resume_adapters import KeepBest
 from resume_adapters.errors import UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, manifest, reasons
@@ -51,3 +52,20 @@ def test_a_step_may_tell_no_loss_and_other_metrics(tmp_path: Path) -> None:
                 launch.loop.step(metrics={"norm": 0.25})
     assert manifest(tmp_path / "checkpoint-4")["metrics"] == {"norm": 0.25}
     assert launch.loop.mean_loss == 0.0
+
+
+@pytest.mark.parametrize("metric", ["eval_loss", "loss", "eval_los"])
+def test_a_metric_of_the_policy_that_no_evaluation_has_is_an_error_at_the_next_save(
+    metric: str, tmp_path: Path
+) -> None:
+    def evaluate(launch: Launch) -> None:
+        if launch.loop.global_step == 5:
+            launch.loop.best(1.0, name="eval_loss")
+
+    launch = Launch(tmp_path, evaluate, save_every=4, keep=KeepBest(1, metric))
+    if metric != "eval_los":
+        launch()
+        return
+    with pytest.raises(UnsupportedSetting, match=r"the best by 'eval_los', .* did you mean `eval_loss`"):
+        launch()
+    assert launch.loop.global_step == 5 and (tmp_path / "checkpoint-4").is_dir()

@@ -147,8 +147,13 @@ class LoopCheckpointing:
         Args:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
+
+        Raises:
+            UnsupportedSetting: the script has evaluated, and the policy ranks by what it was never given.
         """
         self._framework.begin_save()
+        if self.metrics.has_evaluated:
+            self._session.require_metrics(self.metrics.names)
         self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
         self.metrics.assign_best(name)

@@ -33,10 +33,14 @@ class LoopMetrics:
 
     Attributes:
         best_checkpoint: name of the checkpoint that has the best value; ``None`` before the first.
+        names: names of the losses and metrics that this launch was given.
+        has_evaluated: it was given one that may be the best.
     """
 
     def __init__(self) -> None:
         self.best_checkpoint: str | None = None
+        self.names: set[str] = set()
+        self.has_evaluated = False
         self._losses = LossSum(0, 0.0)
         self._current: dict[str, Any] = {}
         self._best: dict[str, float] = {}
@@ -50,6 +54,7 @@ class LoopMetrics:
             self._current["loss"] = value
         if metrics:
             self._current.update(metrics)
+        self.names |= self._current.keys()
 
     def begin_epoch(self) -> None:
         """Begin a new mean of the losses."""
@@ -71,6 +76,8 @@ class LoopMetrics:
         worst = math.inf if mode == "min" else -math.inf
         former = self._best.get(name, worst)
         self._current[name] = metric
+        self.has_evaluated = True
+        self.names.add(name)
         if not (metric < former if mode == "min" else metric > former):  # so a NaN is never the best
             return False
         self._best[name], self._is_new_best = metric, True
