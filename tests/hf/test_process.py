@@ -20,6 +20,7 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
@@ -337,6 +338,39 @@ def test_a_misspelt_metric_is_an_error_at_the_first_evaluation(tmp_path: Path) -
     assert {"eval_a_loss", "eval_b_loss"} <= manifest["manifest"]["metrics"].keys()
 
 
+class Understated(torch.utils.data.BatchSampler):
+    """Says that it has fewer batches than it yields, as the samplers of several datasets in turn do."""
+
+    def __len__(self) -> int:
+        return super().__len__() - 3
+
+
+class InTurns(Trainer):
+    def get_train_dataloader(self) -> Any:
+        order = torch.utils.data.SequentialSampler(self.train_dataset)
+        batches = Understated(order, self.args.train_batch_size, drop_last=False)
+        loader = torch.utils.data.DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_epoch_has_no_more_batches_than_its_loader_says(accumulation: int, tmp_path: Path) -> None:
+    def trained(directory: Path, *callbacks: Any) -> list[Any]:
+        options = {"max_steps": -1, "num_train_epochs": 2, "logging_steps": 1, "save_steps": 1}
+        options["gradient_accumulation_steps"] = accumulation
+        made = InTurns(
+            model=Line(), args=arguments(directory, **options), train_dataset=samples(), callbacks=[*callbacks]
+        )
+        finished._FINISHED.clear()
+        made.train()
+        return [each.get(name) for each in made.state.log_history for name in ("step", "epoch", "loss", "train_loss")]
+
+    for step in (2, 4):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "killed", ResumeCallback(), Dying(step))
+    assert trained(tmp_path / "killed", ResumeCallback()) == trained(tmp_path / "bare")
+
+
 # ---- Trainings that the callback does not see
 
 
@@ -360,6 +394,42 @@ class Logging(Trainer):
         self.log({"loss": 1.0})
 
 
+class Silent(Trainer):
+    """Trains by itself: its loop calls nothing of the trainer."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.step()
+
+
+class SilentWithin(Trainer):
+    """Has a loop of its own within train(), which calls nothing of the trainer."""
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        Silent.train(self)  # type: ignore[arg-type]
+        return TrainOutput(4, 0.0, {"train_loss": 0.0})
+
+
+class Announcing(Trainer):
+    """Has a loop of its own within train(), which calls the trainer's events and resumes nothing."""
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.create_optimizer_and_scheduler(4)
+        for event in ("on_train_begin", "on_epoch_begin", "on_step_begin"):
+            self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control)
+        return TrainOutput(0, 0.0, {"train_loss": 0.0})
+
+
+def test_a_loop_of_its_own_that_resumes_nothing_is_refused_where_there_is_a_checkpoint(tmp_path: Path) -> None:
+    Announcing(model=Line(), args=arguments(tmp_path), train_dataset=samples(), callbacks=[ResumeCallback()]).train()
+    trainer(tmp_path, save_steps=2, max_steps=2).train()
+    finished._FINISHED.clear()
+    again = Announcing(model=Line(), args=arguments(tmp_path), train_dataset=samples(), callbacks=[ResumeCallback()])
+    with pytest.raises(UnsupportedSetting, match=r"Announcing trains in a loop of its own, .* checkpoint-2 was found"):
+        again.train()
+
+
 def test_a_training_that_neither_saves_nor_resumes_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,8 +443,15 @@ def test_a_training_that_neither_saves_nor_resumes_is_a_warning(
     late.trainer = lambda: made
     made.train()
     assert len(found := warned()) == 1 and "was not there when train() began" in found[0]
-    for kind, reason in ((Unreached, "did not begin it"), (Logging, "its loop logs")):
-        kind(model=Line(), args=arguments(tmp_path / "b"), callbacks=[ResumeCallback()]).train()
+    kinds = {Unreached: "did not begin it", Logging: "its loop logs"}
+    kinds |= {each: f"{each.__name__} trains in a loop of its own" for each in (Silent, SilentWithin)}
+    for kind, reason in kinds.items():
+        made = kind(model=Line(), args=arguments(tmp_path / kind.__name__), callbacks=[ResumeCallback()])
+        optimizer = torch.optim.SGD(Line().parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.step()
+        assert warned() == [], "the optimizer has nothing to do with the trainer"
+        made.train()
         assert len(found := warned()) == 1 and reason in found[0]
     trainer(tmp_path / "c", eval_strategy="steps", eval_steps=2, logging_steps=1).train()
     trainer(tmp_path / "d").evaluate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,13 +12,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from resume_adapters.core.checkpoint.retention import Policy
-from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.options import OptionsCallback, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.hf.outside import OutsideTraining
 from resume_adapters.hf.session import TrainerSession
 
 
@@ -64,7 +63,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         **parts: Any,
     ) -> None:
         self._run_dir = run_dir
-        self._has_trained = self._has_warned = False
+        self._has_trained = False
+        self._outside = OutsideTraining(self)
         super().__init__(
             resume=resume,
             keep=keep,
@@ -79,7 +79,12 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy has: the options, but not the training call that is under way."""
-        return {name: value for name, value in vars(self).items() if name != "session"}
+        return {name: value for name, value in vars(self).items() if name not in ("session", "_outside")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be a copy."""
+        vars(self).update(state)
+        self._outside = OutsideTraining(self)
 
     @contextlib.contextmanager
     def training(self, trainer: Any, resume: Any, ignore_keys: list[str] | None) -> Iterator[TrainerSession]:
@@ -123,30 +128,16 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         if self.session is not None:
             self.session.begin_training(control)
         else:
-            self._warn_outside("Trainer.train() of this package did not begin it")
+            self._outside.warn("Trainer.train() of this package did not begin it")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Be ready to warn of another training."""
-        self._has_warned = False
+        self._outside.forget()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Warn of a training that logs, and calls no other event."""
         if state.global_step and not self._has_trained:
-            self._warn_outside("its loop logs and does not call Trainer.train()")
-
-    def _warn_outside(self, found: str) -> None:
-        """Warn once that a training goes on which neither saves nor resumes."""
-        if self.session is not None or self._has_warned:
-            return
-        self._has_warned = True
-        is_patched = hasattr(importlib.import_module("transformers.trainer").Trainer.train, "resume_adapters")
-        reloaded = "" if is_patched else " transformers.trainer was reloaded after resume_adapters.hf was imported."
-        logger.warning(
-            "This training neither saves with ResumeCallback nor resumes: %s.%s Add the callback before train(), let "
-            "the train() of a subclass call super().train(), and reload neither transformers nor resume_adapters.",
-            found,
-            reloaded,
-        )
+            self._outside.warn("its loop logs and does not call Trainer.train()")
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count epochs."""
@@ -156,9 +147,10 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave before the first step if a stop was asked for while data were skipped."""
         if self.session is not None:
+            self._outside.end()
             self.session.begin_step()
         else:
-            self._warn_outside("the callback was not there when train() began")
+            self._outside.warn("the callback was not there when train() began")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""

@@ -77,6 +77,12 @@ class TrainingData:
         """Return the micro-batches of the next step that are done: in steps of another size."""
         return self.consumed % self._session.rescale.accumulation
 
+    def left_of(self, batches: int) -> int:
+        """Return how many of some micro-batches the epoch still has, by its length: a loader may yield more."""
+        if self._length is None or self._session.loaders.topology_changes:
+            return batches
+        return max(min(batches, self._length - self.consumed), 0)
+
     # ---- In a checkpoint
 
     def state(self, *, between_epochs: bool, stopping: bool) -> LoaderState:
@@ -90,8 +96,13 @@ class TrainingData:
         assert loader is not None, "the trainer has its loader"
         used = min(self.consumed * self._fetches, loader.fetched)
         whole = between_epochs and (not stopping or (loader.exhausted and used == loader.fetched))
-        position = loader.position_between() if whole else loader.position(used)
+        position = loader.position_between() if whole or self._leaves_rest(loader) else loader.position(used)
         return self._session.loaders.state(position, self.consumed, self.global_batch)
+
+    def _leaves_rest(self, loader: TrackedLoader) -> bool:
+        """Return whether the pass is used up by its length, and the loader has more, which nobody asks for."""
+        is_used_up = self._length is not None and self.consumed >= self._length
+        return is_used_up and not loader.exhausted and loader.fetched >= self.consumed * self._fetches
 
     def first_slice(self) -> Any:
         """Return what fills up the last batch of a dispatching loader's running pass."""

@@ -188,8 +188,11 @@ class LoopSeams:
         native()
         self.events.restore_counters()
 
-    def get_batch_samples(self, native: Callable[..., Any], *args: Any) -> Any:
-        return ([], None) if self.events.epoch_is_over else native(*args)
+    def get_batch_samples(self, native: Callable[..., Any], epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        if self.events.epoch_is_over:
+            return [], None
+        # The loop of a resumed epoch would take all that is left; later versions count the steps that are.
+        return native(epoch_iterator, self.session.data.left_of(num_batches), device)
 
     def training_step(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.events.join_loss(native(*args, **kwargs))
