@@ -38,6 +38,14 @@ ADAPTERS = {
 }
 """Of each framework the adapter, which is its folder of tests, and the versions."""
 
+LIBRARIES = {
+    "newest": (),
+    "older": (
+        *("transformers==4.57.6", "trl==0.24.0", "sentence-transformers==5.1.2", "peft==0.18.1", "datasets==4.4.2"),
+    ),
+}
+"""The versions of the libraries whose scripts are killed as they are: those of constraints.txt, and older ones."""
+
 _AT_ONCE = ["-n", "2", "--dist", "loadgroup"]
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -250,12 +258,24 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
-def strangers(session: nox.Session) -> None:
-    """Kill scripts in the shape of public ones, and compare with the same script, bare and undisturbed."""
-    install(session, "-e", ".[test-all]", "sentence-transformers>=5.1", "trl>=0.23")
+@nox.parametrize("libraries", list(LIBRARIES))
+def strangers(session: nox.Session, libraries: str) -> None:
+    """Kill scripts in the shape of public ones, and compare with the same script, bare and undisturbed.
+
+    The loops with Accelerate and DeepSpeed run with the newest versions alone.
+    """
+    pins = LIBRARIES[libraries]
+    named = any((ROOT / word.partition("::")[0]).exists() for word in session.posargs)
+    folder = "tests/strangers/test_strangers.py" if pins else "tests/strangers"
+    if pins:
+        free = ("tokenizers", "huggingface-hub", "dill", "fsspec", "multiprocess")
+        gone = (*free, *(each.partition("==")[0] for each in pins))
+        session.install("-c", str(_constraints(session, gone)), "-e", ".[test-hf]", *pins)
+    else:
+        install(session, "-e", ".[test-all]", "sentence-transformers>=5.1", "trl>=0.23")
     environment = {"RESUME_ADAPTERS_STRANGERS": "1", **_ONE_THREAD}
-    named = [] if any((ROOT / word.partition("::")[0]).exists() for word in session.posargs) else ["tests/strangers"]
-    session.run("python", "-m", "pytest", *_AT_ONCE, *named, *session.posargs, env=environment)
+    words = [*_AT_ONCE, *(() if named else (folder,)), *session.posargs]
+    session.run("python", "-m", "pytest", *words, env=environment)
 
 
 @nox.session

@@ -63,7 +63,14 @@ def end() -> dict[str, Any]:
         "logs": logs,
         "best": [trainer.state.best_metric, trainer.state.best_global_step],
         "random": random_state(),
+        "files": final_files(),
     }
+
+
+def final_files() -> dict[str, str]:
+    """Return the digests of the weights that the script has written, other than in checkpoints."""
+    found = [file for file in Path().rglob("*.safetensors") if "checkpoint-" not in str(file)]
+    return {str(file): digest(file.read_bytes()) for file in found if not file.is_relative_to("out/.resume")}
 
 
 def best_weights(trainer: Trainer) -> dict[str, str] | None:
