@@ -171,8 +171,17 @@ class PlainTorch(LoopFramework):
     def parts(self) -> dict[str, Stateful]:
         return {**super().parts(), "buffers": ModuleBuffers({0: self.model})}
 
+    def passes_begun(self, loader: Any) -> int | None:
+        return loader.begun if isinstance(loader, Ahead) else super().passes_begun(loader)
+
+    def restore_passes(self, loader: Any, begun: int) -> None:
+        super().restore_passes(loader, begun)
+        loader.begun = begun
+
     def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
         self.skipped_passes += not is_left
+        if isinstance(loader, Ahead):
+            loader.begun += not is_iterated
         super().skip_pass(loader, is_left=is_left, is_iterated=is_iterated)
 
     def subjects(self) -> Subjects:
@@ -233,11 +242,13 @@ class Ahead:
 
     def __init__(self, beneath: DataLoader[Any]) -> None:
         self.beneath = beneath
+        self.begun = 0
 
     def __len__(self) -> int:
         return len(self.beneath)
 
     def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
         batches = iter(self.beneath)
         batch = next(batches, None)
         while batch is not None:
@@ -315,6 +326,7 @@ class Launch:
             (script or self._plain)(data)
         weights = {name: tensor.tolist() for name, tensor in self.framework.model.state_dict().items()}
         counts = [self.loop.global_step, self.loop.epoch, self.framework.schedule.last_epoch]
+        counts.append(self.framework.passes_begun(data))
         self.end = [weights, counts, torch.rand(2).tolist()]
         return self
 

@@ -27,7 +27,13 @@ from miniature import GivenContent
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ADAPTERS = {"hf": "transformers", "lightning": "lightning", "accelerate": "accelerate", "deepspeed": "deepspeed"}
+ADAPTERS = {
+    "hf": "transformers",
+    "lightning": "lightning",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "fabric": "lightning",
+}
 
 _BLOCK = re.compile(r"(?P<kept><!-- not run: .+ -->\n+)?^ *```(?P<kind>\w+)\n(?P<code>.*?)^ *```$", re.M | re.S)
 
@@ -115,7 +121,7 @@ def test_the_pages_of_the_frameworks_have_the_same_headings() -> None:
 
 
 PARTS = [
-    *("model", "optimizer", "scheduler", "scaler", "registered", "buffers", "counters"),
+    *("model", "optimizer", "scheduler", "scaler", "registered", "buffers", "replicas", "counters"),
     *("rng", "data", "metrics", "callbacks", "observed", "trackers", "others"),
 ]
 """Every part of the state under any framework, in the order of the docstrings and the pages."""
@@ -129,4 +135,4 @@ def test_who_saves_what_is_told_in_the_same_order_in_the_docstring_and_on_the_pa
     rows = re.findall(r"^\| ([\w, ]+) \| .+ \| .+ \|$", section.partition("\n##")[0], re.M)
     on_page = [name for row in rows[1:] for name in row.split(", ")]
     assert told == on_page == [name for name in PARTS if name in told]
-    assert {*PARTS} - {*told} <= {"registered", "buffers", "callbacks"}, "what not every framework has"
+    assert {*PARTS} - {*told} <= {"registered", "buffers", "replicas", "callbacks"}, "what not every framework has"

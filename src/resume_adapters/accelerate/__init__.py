@@ -12,7 +12,8 @@ scheduler   framework  ``save_state``, where it was prepared; else name it: ``sc
 scaler      both       ``save_state``, and by the core
 registered  both       ``register_for_checkpointing``; restored by the core, by name
 buffers     core       those of each process, under FSDP2 and under DDP with ``broadcast_buffers=False``
-counters    core       epoch, step and running loss of the loop; ``accelerator.step``; ``iteration``
+replicas    core       models and optimizers of each process, under ``LocalSGD`` and where they differ otherwise
+counters    core       epoch, step and running loss of the loop; ``run.memory``; ``accelerator.step``; ``iteration``
 rng         core       after the save, on every rank (``random_states_*.pkl`` stays for the bare Accelerate)
 data        core       the loaders given to ``run.batches``, watched beneath what ``prepare`` put around them
 metrics     core       ``run.best``

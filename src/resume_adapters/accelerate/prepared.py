@@ -9,6 +9,7 @@ from typing import Any
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.schedules import replay, steps_each
+from resume_adapters.core.loop.observed import in_places
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import verify_equal
@@ -62,8 +63,8 @@ class Prepared:
     def load_schedulers(self, context: RestoreContext, schedulers: Sequence[Any]) -> None:
         """Load schedulers, and verify them; on a different number of processes, step them again."""
         before, here = context.saved_by, self.accelerator.num_processes
-        for index, scheduler in enumerate(schedulers):
-            saved = files.pickled(context.files, "scheduler", index)
+        states = [files.pickled(context.files, "scheduler", index) for index in range(len(schedulers))]
+        for index, (scheduler, saved) in enumerate(zip(schedulers, in_places(states, schedulers), strict=True)):
             context.rescale.schedules.remember(scheduler, steps_each(scheduler, here))
             if before != here and not context.rescale.keeps_samples:
                 replay(scheduler, saved, before, here)

@@ -69,9 +69,10 @@ def test_a_save_within_the_last_batch_of_an_elastic_order_resumes_in_the_next_ep
     assert last.loop.resume().step == 6
 
 
-def test_a_loop_that_cannot_be_wrapped_is_given_an_empty_pass_where_one_was_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", ["shuffled", "ahead"])
+def test_a_loop_that_cannot_be_wrapped_is_given_an_empty_pass_where_one_was_over(tmp_path: Path, data: str) -> None:
     """Saved between two passes, so that the rest of the first has no batch."""
-    options = {"script": "followed", "between": True, "save_every": 100}
+    options = {"script": "followed", "between": True, "save_every": 100, "data": data}
     expected = Launch(tmp_path / "never", **options)()
     with pytest.raises(Killed):
         Launch(tmp_path / "run", killed_after(8), **options)()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, MultiStepLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, MultiStepLR, SequentialLR, StepLR
 
-from resume_adapters.core.loop.observed import subjects
+from resume_adapters.core.loop.observed import in_places, subjects
 
 from plain_torch import Killed, Launch, killed_after
 
@@ -144,3 +144,21 @@ def test_schedulers_are_found_from_their_optimizers() -> None:
     assert found.roots["model"] is found.roots["model 1"] is model
     del alike
     del foreign
+
+
+def test_schedulers_that_have_changed_places_are_known_by_their_settings(caplog: pytest.LogCaptureFixture) -> None:
+    def made(*steps: int) -> list[Any]:
+        first, second = (torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1) for _ in range(2))
+        return [StepLR(first, steps[0]), StepLR(second, steps[1])]
+
+    saved = made(3, 7)
+    for count, each in enumerate(saved, 2):
+        for _ in range(count):
+            each.step()
+    states = [each.state_dict() for each in saved]
+    with caplog.at_level("INFO", "resume_adapters"):
+        assert in_places(states, made(3, 7)) == in_places(states, made(3, 8)) == states
+        assert in_places([states[0], states[0]], made(3, 3)) == [states[0], states[0]]
+        assert not caplog.text
+        assert in_places(states, made(7, 3)) == states[::-1]
+    assert "in another order than when they were saved" in caplog.text

@@ -1,6 +1,6 @@
 """Variables that a script carries from one step to the next, such as a patience: nobody saves them.
 
-The source of the loop says which they are: names that have a constant before it, and that its body reads and changes.
+The source of the loop says which they are: names that have a value before it, and that its body reads and changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import Any
 _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"], "<")
 """How the files of this package and of Python begin, and what has no file."""
 
+_CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
+"""What is in an expression that asks for the time."""
+
 _LOOPS = (ast.For, ast.While)
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -30,10 +33,12 @@ class Place:
     Attributes:
         code: what is running.
         line: the line at which it is.
+        data: the variables that hold data now.
     """
 
     code: CodeType
     line: int
+    data: frozenset[str]
 
 
 def calling_script() -> list[Place]:
@@ -43,7 +48,8 @@ def calling_script() -> list[Place]:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts:
-            found.append(Place(frame.f_code, frame.f_lineno))
+            data = frozenset(name for name, value in frame.f_locals.items() if _is_data(value))
+            found.append(Place(frame.f_code, frame.f_lineno, data))
         frame = frame.f_back
     return found
 
@@ -59,11 +65,40 @@ def _carried_at(place: Place) -> Iterator[str]:
     loops = [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, place.line)]
     if not loops:
         return
-    innermost = loops[-1]
-    constants = {name: line for node in _within(scope) for name, line in _constants(node) if line < innermost.lineno}
-    for name, line in constants.items():
-        if any(_is_carried(loop, name) for loop in loops if loop.lineno > line):
-            yield f"`{name}` ({Path(file).name}:{line})"
+    run = _receiver(loops[-1], place.line)
+    values: dict[str, ast.expr] = {}
+    lines: dict[str, int] = {}
+    for node in _within(scope):
+        for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
+            values[name], lines[name] = value, getattr(node, "lineno", 0)
+    for name in [each for each in values if each in place.data]:
+        if _begins_again(values[name], run) and any(
+            _is_carried(loop, name, grows=_is_container(values[name])) for loop in loops if loop.lineno > lines[name]
+        ):
+            yield f"`{name}` ({Path(file).name}:{lines[name]})"
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is data, or gives data one after the other."""
+    kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, Iterator)
+    return isinstance(value, kinds) or hasattr(type(value), "__array__")
+
+
+def _receiver(loop: ast.AST, line: int) -> str:
+    """Return how the script writes the run whose method it calls at a line; nothing where it calls another function."""
+    calls = [node for node in _within(loop) if isinstance(node, ast.Call) and node.lineno <= line <= _end(node)]
+    steps = [each.func for each in calls if isinstance(each.func, ast.Attribute) and each.func.attr == "step"]
+    return ast.unparse(steps[0].value) if steps else ""
+
+
+def _begins_again(value: ast.expr, run: str) -> bool:
+    """Return whether a variable has the same value at the start of each launch: none that follows from the run."""
+    words = ast.unparse(value)
+    return not (run and f"{run}." in words) and not any(word in words for word in _CLOCKS)
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _scope(file: str, code: CodeType) -> ast.AST:
@@ -80,7 +115,7 @@ def _scope(file: str, code: CodeType) -> ast.AST:
 def _holds(node: ast.stmt, line: int) -> bool:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(each.lineno for each in decorators)])
-    return first <= line <= (node.end_lineno or first)
+    return first <= line <= _end(node)
 
 
 def _within(scope: ast.AST) -> Iterator[ast.AST]:
@@ -91,36 +126,29 @@ def _within(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _within(node)
 
 
-def _constants(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield the names that a statement gives a constant, each with its line."""
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that a statement assigns, each with its value, or with that of the whole statement."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        pairs = [(target, node.value)]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-            pairs = list(zip(target.elts, node.value.elts, strict=False))
-        for name, value in pairs:
-            if isinstance(name, ast.Name) and _is_constant(value):
-                yield name.id, node.lineno
+        if isinstance(target, ast.Name):
+            yield target.id, node.value
+        elif isinstance(target, ast.Tuple):
+            given = node.value.elts if isinstance(node.value, ast.Tuple) else []
+            values = given if len(given) == len(target.elts) else [node.value] * len(target.elts)
+            named = zip(target.elts, values, strict=True)
+            yield from ((each.id, value) for each, value in named if isinstance(each, ast.Name))
 
 
-def _is_constant(value: ast.expr) -> bool:
-    """Return whether an expression is a number, ``None`` or the like, ``float("inf")``, or an empty container."""
-    if isinstance(value, ast.UnaryOp):
-        return _is_constant(value.operand)
-    if isinstance(value, ast.Call):
-        return ast.unparse(value.func) in ("float", "int") and all(map(_is_constant, value.args))
-    if isinstance(value, ast.List | ast.Tuple | ast.Set):
-        return not value.elts
-    if isinstance(value, ast.Dict):
-        return not value.keys
-    return isinstance(value, ast.Constant) or ast.unparse(value) in ("math.inf", "np.inf", "torch.inf", "inf")
+def _is_container(value: ast.expr) -> bool:
+    """Return whether an expression is an empty list or dict: ``append`` and ``update`` of others may do anything."""
+    return isinstance(value, ast.List | ast.Dict) and not ast.unparse(value).strip("[]{}")
 
 
-def _is_carried(loop: ast.For | ast.While, name: str) -> bool:
+def _is_carried(loop: ast.For | ast.While, name: str, *, grows: bool) -> bool:
     """Return whether the body of a loop changes a variable, and reads what the iteration before has left in it."""
     nodes = [node for node in _within(loop) if _names(node, name)]
-    if not any(_is_change(node, name) for node in nodes):
+    if not any(_is_change(node, name) and (grows or not _is_growth(node, name)) for node in nodes):
         return False
     assigned = next((each for each in _unconditional(loop) if name in _assigned(each)), None)
     reads = [node for node in nodes if _is_read(node, name)]

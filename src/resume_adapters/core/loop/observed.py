@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from resume_adapters.core.log import logger
 from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.encoding import digest_of
@@ -70,14 +71,26 @@ def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str,
     named: dict[str, list[Any]] = {}
     for name, several in alike.items():
         for each in several:
-            named.setdefault(name if len(several) == 1 else f"{name}{_made_with(each)}", []).append(each)
+            named.setdefault(name if len(several) == 1 else f"{name}{_settings(each)}", []).append(each)
     return named
 
 
-def _made_with(scheduler: Any) -> str:
-    """Return what tells a scheduler of torch from others of its class: the settings that do not change as it steps."""
-    settings = {name: each for name, each in scheduler.state_dict().items() if name not in _MOVING}
-    return f" ({digest_of(settings)})" if hasattr(scheduler, "last_epoch") else ""
+def made_with(state: Mapping[str, Any]) -> str | None:
+    """Return a digest of the state of a scheduler of torch without what changes as it steps; ``None``: it has none."""
+    return digest_of({name: each for name, each in state.items() if name not in _MOVING})
+
+
+def in_places(saved: Sequence[dict[str, Any]], schedulers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the saved states of schedulers in the order of those of this launch, where some have changed places."""
+    before, now = [made_with(each) for each in saved], [made_with(each.state_dict()) for each in schedulers]
+    if before == now or len(set(before)) < len(before) or set(before) != set(now):
+        return [*saved]
+    logger.info("The schedulers are in another order than when they were saved. Each is known by its settings.")
+    return [saved[before.index(each)] for each in now]
+
+
+def _settings(scheduler: Any) -> str:
+    return f" ({made_with(scheduler.state_dict())})" if hasattr(scheduler, "last_epoch") else ""
 
 
 def _of_other_libraries(optimizers: Sequence[Any]) -> list[Any]:
