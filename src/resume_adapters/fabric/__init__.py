@@ -11,7 +11,7 @@ scheduler   framework  ``fabric.save``, where it was passed; else it is observed
 scaler      core       of the precision ``16-mixed``
 buffers     core       those of each process, under DDP with ``broadcast_buffers=False``
 replicas    core       models and optimizers of each process, where the processes train apart
-counters    core       epoch, step and running loss of the loop; the passes that Fabric's loaders count
+counters    core       epoch, step and running loss of the loop; ``run.memory``; the passes that Fabric's loaders count
 rng         core       after the save, on every rank
 data        core       the loaders given to ``run.batches``, watched beneath what ``setup_dataloaders`` put around them
 metrics     core       ``run.best``
