@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loader import LoopLoader, PassState
+from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
@@ -138,6 +139,15 @@ def test_another_batch_size_is_noticed_between_two_passes(tmp_path: Path, script
     with pytest.raises(StateMismatch, match="batch size 4, this launch has 5"):
         last()
     assert not last.trace
+
+
+def test_a_checkpoint_that_does_not_say_how_many_loaders_were_alike_had_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As earlier versions wrote it."""
+    native = EpochPasses.states
+    monkeypatch.setattr(EpochPasses, "states", lambda passes: [replace(each, alike=None) for each in native(passes)])
+    require_same(tmp_path, [8], script="in turn", save_every=100, each_epoch=True)
 
 
 def test_loaders_that_are_made_in_each_epoch_are_not_kept(tmp_path: Path) -> None:

@@ -263,11 +263,10 @@ class EpochPasses:
         they are fewer, that loader has changed, and is this one: loaders that are only evaluated may fit, too.
         """
         assert saved.position is not None, "a loader that was numbered has a position"
-        if saved.alike is None:
-            return False
+        known = saved.alike or [1, 1]
         fits = _fit(loader.tracked.loader, saved.position)
         others = self._count_alike(loader, saved.position)
-        return any(not fit and found >= before for fit, found, before in zip(fits, others, saved.alike, strict=True))
+        return any(not fit and found >= before for fit, found, before in zip(fits, others, known, strict=True))
 
     def _count_alike(self, loader: LoopLoader, position: LoaderPosition) -> list[int]:
         """Return how many other loaders have the shape of a position, and how many of these its seeds, too."""
