@@ -166,6 +166,33 @@ def test_what_a_loop_carries(what: str, tmp_path: Path) -> None:
     assert carried([]) == []
 
 
+class Stopper:
+    """Stops early, as the one in Accelerate's examples."""
+
+    def __init__(self) -> None:
+        self.count, self.lowest, self.patience, self.losses = 0, float("inf"), 3, [1.0]
+
+    def check(self, loss: float) -> None:
+        self.count, self.lowest, self.last = self.count + 1, min(self.lowest, loss), loss
+        self.losses.append(loss)
+
+
+class Saved(Stopper):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_an_object_of_the_script_counts() -> None:
+    stopper, saved, left = Stopper(), Saved(), Stopper()
+    places = calling_script()
+    assert carried(places[:1]) == []
+    for each in (stopper, saved):
+        each.check(0.5)
+    found = [f"`stopper.{name}` (of a Stopper)" for name in ("count", "lowest", "last")]
+    assert carried(places[:1]) == found
+    del left
+
+
 def test_a_script_without_a_source_carries_nothing_that_is_known(tmp_path: Path) -> None:
     places: list[list[Place]] = []
     source = "total = 0\nfor _ in range(2):\n    total += 1\n    print(total)\n    step()\n"

@@ -1,6 +1,7 @@
 """Variables that a script carries from one step to the next, such as a patience: nobody saves them.
 
-The source of the loop says which they are: names that have a value before it, and that its body reads and changes.
+The source of the loop says which they are: names that have a value before it, and that its body reads and changes. Of
+objects of the script's own classes, such as one that stops early, the attributes are compared.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class Place:
         code: what is running.
         line: the line at which it is.
         data: the variables that hold data now.
+        objects: the variables that hold objects of the script's own classes, with their attributes now.
     """
 
     code: CodeType
     line: int
     data: frozenset[str]
+    objects: dict[str, tuple[Any, dict[str, Any]]]
 
 
 def calling_script() -> list[Place]:
@@ -46,17 +49,45 @@ def calling_script() -> list[Place]:
     found = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts:
-            data = frozenset(name for name, value in frame.f_locals.items() if _is_data(value))
-            found.append(Place(frame.f_code, frame.f_lineno, data))
+        if _is_of_script(frame.f_code.co_filename):
+            held = frame.f_locals
+            data = frozenset(name for name, value in held.items() if _is_data(value))
+            objects = {name: (each, _attributes(each)) for name, each in held.items() if _is_own(each)}
+            found.append(Place(frame.f_code, frame.f_lineno, data, objects))
         frame = frame.f_back
     return found
 
 
 def carried(places: list[Place]) -> list[str]:
-    """Return the variables that the loops around these places carry from step to step, each with its file and line."""
-    return list(dict.fromkeys(name for place in places for name in _carried_at(place)))
+    """Return the variables that the loops around these places carry from step to step, each with its file and line.
+
+    The attributes of objects are those that have changed since the places were found.
+    """
+    names = [name for place in places for name in (*_carried_at(place), *_changed_at(place))]
+    return list(dict.fromkeys(names))
+
+
+def _changed_at(place: Place) -> Iterator[str]:
+    for name, (each, before) in place.objects.items():
+        for attribute, value in _attributes(each).items():
+            if attribute not in before or before[attribute] != value:
+                yield f"`{name}.{attribute}` (of a {type(each).__name__})"
+
+
+def _is_of_script(file: str) -> bool:
+    return not file.startswith(_NOT_THE_SCRIPT) and "site-packages" not in Path(file).parts
+
+
+def _is_own(each: Any) -> bool:
+    """Return whether an object is of a class of the script, and neither saves itself nor gives data."""
+    kind = type(each)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
+    known = callable(each) or any(hasattr(kind, name) for name in ("state_dict", "__iter__", "__getitem__"))
+    return _is_of_script(file) and hasattr(each, "__dict__") and not known
+
+
+def _attributes(each: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(each).items() if isinstance(value, int | float | str | None)}
 
 
 def _carried_at(place: Place) -> Iterator[str]:
