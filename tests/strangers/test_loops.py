@@ -10,9 +10,9 @@ import pytest
 from loops import ends_as_without
 from strangers import HERE
 
-ACCELERATE = ("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free")
+ACCELERATE = ("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free", "early_stopping")
 FINDERS = ("lr_find", "scale_batch_size", "LearningRateFinder", "BatchSizeFinder")
-LIGHTNING = ("finetuning", "average", "validations")
+LIGHTNING = ("lightning_finetuning", "lightning_average", "lightning_validations", "lightning_gan", "fabric_mnist")
 
 
 def needs(framework: str) -> pytest.MarkDecorator:
@@ -39,7 +39,7 @@ def test_a_finder_of_lightning(finder: str, tmp_path: Path) -> None:
 @needs("lightning")
 @pytest.mark.parametrize("name", LIGHTNING)
 def test_a_script_of_lightning(name: str, tmp_path: Path) -> None:
-    ends_as_without(HERE / "scripts" / f"lightning_{name}.py", tmp_path, 18)
+    ends_as_without(HERE / "scripts" / f"{name}.py", tmp_path, 18)
 
 
 @needs("jsonargparse")

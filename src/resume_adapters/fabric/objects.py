@@ -50,14 +50,16 @@ class FabricObjects:
                 "    model, optimizer = fabric.setup(model, optimizer)\n"
                 "    run = register_for_resume(fabric, run_dir, model=model, optimizer=optimizer)\n"
             )
+        known = self.models.keys() | self.optimizers.keys() | self.schedules.keys()
+        self._named = {name: each for name, each in named.items() if name in known}
         self._steps = 0
         for each in self.optimizers.values():
             if not any(known is self for known in each._callbacks):  # several optimizers may share this list
                 each._callbacks.append(self)  # seam: lightning 2.4-2.6
 
     def by_name(self) -> dict[str, Any]:
-        """Return all of them, as ``fabric.save`` takes them."""
-        return {**self.models, **self.optimizers, **self.schedules}
+        """Return all of them in the order in which they were given, as ``fabric.save`` takes them."""
+        return self._named
 
     def modules(self) -> dict[str, Any]:
         """Return the models as the script made them."""
