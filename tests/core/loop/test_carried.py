@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.loop.carried import Place, calling_script, carried
+from resume_adapters.core.loop.carried import Place, calling_script, carried, changed
 from resume_adapters.errors import NotSerialisable
 
 from plain_torch import Killed, Launch, killed_after, manifest
@@ -185,11 +185,11 @@ class Saved(Stopper):
 def test_what_an_object_of_the_script_counts() -> None:
     stopper, saved, left = Stopper(), Saved(), Stopper()
     places = calling_script()
-    assert carried(places[:1]) == []
+    assert changed(places[:1]) == []
     for each in (stopper, saved):
         each.check(0.5)
     found = [f"`stopper.{name}` (of a Stopper)" for name in ("count", "lowest", "last")]
-    assert carried(places[:1]) == found
+    assert changed(places[:1]) == found
     del left
 
 

@@ -59,12 +59,13 @@ def calling_script() -> list[Place]:
 
 
 def carried(places: list[Place]) -> list[str]:
-    """Return the variables that the loops around these places carry from step to step, each with its file and line.
+    """Return the variables that the loops around these places carry from step to step, each with its file and line."""
+    return list(dict.fromkeys(name for place in places for name in _carried_at(place)))
 
-    The attributes of objects are those that have changed since the places were found.
-    """
-    names = [name for place in places for name in (*_carried_at(place), *_changed_at(place))]
-    return list(dict.fromkeys(names))
+
+def changed(places: list[Place]) -> list[str]:
+    """Return the attributes of objects of the script that have changed since the places were found."""
+    return list(dict.fromkeys(name for place in places for name in _changed_at(place)))
 
 
 def _changed_at(place: Place) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.loop.carried import Place, calling_script, carried
+from resume_adapters.core.loop.carried import Place, calling_script, carried, changed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
@@ -82,6 +82,7 @@ class LoopCheckpointing:
         self.windows = StepWindows()
         self.memory: dict[str, Any] = {}
         self._script: list[Place] | None = None
+        self._carried: list[str] | None = None
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
         self._framework = framework
@@ -188,7 +189,9 @@ class LoopCheckpointing:
         if self._step and not self.passes.are_known:
             entries = [each for each in entries if each.name != "data"]
             entries.append(PartEntry("data", "missing", _NO_LOADER))
-        names = carried(self._script or [])
+        if self._script is not None and self._carried is None:
+            self._carried = carried(self._script)
+        names = [*(self._carried or []), *changed(self._script or [])]
         if names:
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
         return [*entries, *self.passes.missing()]
