@@ -1,7 +1,7 @@
 """Run a script that knows nothing of this: ``watch.py SCRIPT``, in the working directory.
 
 What its trainer ended with is written to ``end.RANK.json``. ``STRANGERS_CALLBACK`` adds the one line before each
-``train()``; ``STRANGERS_KILL=N`` kills the process when its trainer begins the first micro-step after step N.
+``train()``; ``STRANGERS_KILL=N`` kills the process when its trainer begins the step after step N.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_callback import CallbackHandler
 
 from ledger import digest, random_state
 
@@ -29,18 +30,19 @@ trained: list[Trainer] = []
 
 def watch() -> None:
     """Keep each trainer that trains, and kill the process where that is asked for."""
-    train, step, kill = Trainer.train, Trainer.training_step, int(os.environ.get("STRANGERS_KILL", "-1"))
+    train, begin = Trainer.train, CallbackHandler.on_step_begin
+    kill = int(os.environ.get("STRANGERS_KILL", "-1"))
 
     def kept(self: Trainer, *args: Any, **kwargs: Any) -> Any:
         trained.append(self)
         return train(self, *args, **kwargs)
 
-    def killed(self: Trainer, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step == kill:
+    def killed(self: CallbackHandler, args: Any, state: Any, control: Any) -> Any:
+        if state.global_step == kill:
             os.kill(os.getpid(), signal.SIGKILL)
-        return step(self, *args, **kwargs)
+        return begin(self, args, state, control)
 
-    Trainer.train, Trainer.training_step = kept, killed  # type: ignore[method-assign]
+    Trainer.train, CallbackHandler.on_step_begin = kept, killed  # type: ignore[method-assign]
 
 
 def end() -> dict[str, Any]:
@@ -81,7 +83,7 @@ def best_weights(trainer: Trainer) -> dict[str, str] | None:
     best = trainer.state.best_model_checkpoint
     if os.environ.get("STRANGERS_CALLBACK") or best is None or not trainer.args.load_best_model_at_end:
         return None
-    if not isinstance(trainer.model, PreTrainedModel):
+    if trainer.is_fsdp_enabled or not isinstance(trainer.model, PreTrainedModel):
         return None
     with torch.random.fork_rng():
         found = type(trainer.model).from_pretrained(best)

@@ -476,6 +476,7 @@ def test_a_session_saves_and_restores_it_but_not_what_parts_capture(
     session.run.close()
     second = Trainer()
     session, framework = begun(tmp_path, second)
+    session.prepare_observing()
     session.begin_observing()
     session.begin_observing()
     assert (second.count, second.metrics) == (first.count, first.metrics)

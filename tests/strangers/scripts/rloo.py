@@ -11,8 +11,9 @@ def distinct(completions, **_):
     return [float(len(set(each.split()))) for each in completions]
 
 
+language_model().save_pretrained("base")
 trainer = RLOOTrainer(
-    model=language_model(),
+    model="base",  # it makes its reference model from there
     reward_funcs=[distinct, lambda completions, **_: [len(each) / 10 for each in completions]],
     args=RLOOConfig(
         "out",
