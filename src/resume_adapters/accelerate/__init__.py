@@ -49,7 +49,8 @@ from resume_adapters.core.requirements import require_version
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
+from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
@@ -60,13 +61,13 @@ def register_for_resume(
     accelerator: accelerate.Accelerator,
     *,
     run_dir: str | os.PathLike[str] | None = None,
-    resume: str | os.PathLike[str] = "auto",
+    resume: ResumeFrom = "auto",
     keep: Policy | None = None,
     stop: StopOn | None = None,
     save_every: SaveEvery | None = None,
     mtbf: timedelta | None = None,
     verify: bool = True,
-    on_batch_change: str = "refuse",
+    on_batch_change: OnBatchChange = "refuse",
     on_save_error: OnSaveError = "stop",
     **parts: Any,
 ) -> ResumableLoop:
@@ -75,7 +76,9 @@ def register_for_resume(
     Args:
         accelerator: what prepared the models, optimizers, schedulers and loaders.
         run_dir: where checkpoints go; by default ``checkpoints`` in the accelerator's ``project_dir``.
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the

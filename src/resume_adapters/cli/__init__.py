@@ -3,6 +3,7 @@
 ==============  ==============================================================================
 command         does
 ==============  ==============================================================================
+``run``         run a training command: its Trainers resume, without a change to a script
 ``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
 ``journal``     list what happened to the run: starts, commits, stops
@@ -53,7 +54,7 @@ def main() -> None:
 
         # Each registers its command; --help lists them in this order.
         from resume_adapters.cli.commands import ls, status, journal, du, verify, diff, prune  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import stop, unhalt, rewind, export, drill, demo  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, stop, unhalt, rewind, export, drill, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -42,7 +42,8 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
+from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
@@ -55,7 +56,9 @@ class ResumeHooks(ResumableLoop):
         engine: what ``deepspeed.initialize`` returned.
         run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``. With ``use_node_local_storage`` in
             DeepSpeed's configuration, a directory on a disk of each node.
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; by default everything is kept, as DeepSpeed does.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
@@ -77,13 +80,13 @@ class ResumeHooks(ResumableLoop):
         engine: Any,
         run_dir: str | os.PathLike[str],
         *,
-        resume: str | os.PathLike[str] = "auto",
+        resume: ResumeFrom = "auto",
         keep: Policy | None = None,
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
         verify: bool = True,
-        on_batch_change: str = "refuse",
+        on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:

@@ -16,7 +16,8 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import OptionsCallback, run_directory_override
+from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.options import OnBatchChange, OptionsCallback, ResumeFrom
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.hf.outside import OutsideTraining
 from resume_adapters.hf.session import TrainerSession
@@ -28,7 +29,9 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     Args:
         run_dir: where the checkpoints go, and whatever else the trainer writes while it trains; by default
             ``args.output_dir``. Each training of a process needs a directory of its own.
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default the
@@ -52,13 +55,13 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         self,
         *,
         run_dir: str | os.PathLike[str] | None = None,
-        resume: str | os.PathLike[str] = "auto",
+        resume: ResumeFrom = "auto",
         keep: Policy | None = None,
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
         verify: bool = True,
-        on_batch_change: str = "refuse",
+        on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:

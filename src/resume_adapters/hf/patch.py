@@ -15,6 +15,7 @@ from resume_adapters.core.patching import overridden
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf.callback import ResumeCallback
 from resume_adapters.hf.session import TrainerSession
+from resume_adapters.hf.unedited import CallbackOfEnvironment
 
 if hasattr(Trainer, "_run_epoch"):  # seam: transformers 5.3 to 5.23
     from resume_adapters.hf.loop import LoopSeams
@@ -133,13 +134,32 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
         yield
 
 
+def _callback_of(trainer: Any, *, is_search: bool) -> ResumeCallback | None:
+    """Return the callback of a training call; ``None`` if there is none, or if its training is under way.
+
+    The one that the environment has added moves behind the script's callbacks, where a script would have added it.
+    """
+    found = [each for each in trainer.callback_handler.callbacks if isinstance(each, ResumeCallback)]
+    if any(each.session is not None for each in found):
+        return None
+    own = [each for each in found if not isinstance(each, CallbackOfEnvironment)]
+    for each in found:
+        if isinstance(each, CallbackOfEnvironment):
+            trainer.remove_callback(each)
+            if each.serves(trainer, has_other=bool(own), is_search=is_search):
+                trainer.add_callback(each)
+                return each
+    return own[0] if own else None
+
+
 def _train(native: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(native)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        callback = next((each for each in self.callback_handler.callbacks if isinstance(each, ResumeCallback)), None)
-        if callback is None or callback.session is not None:
+        is_search = kwargs.get("trial") is not None or bool(args and args[0] is not None)
+        callback = _callback_of(self, is_search=is_search)
+        if callback is None:
             return native(self, resume_from_checkpoint, *args, **kwargs)
-        if kwargs.get("trial") is not None or (args and args[0] is not None):
+        if is_search:
             raise UnsupportedSetting(
                 "a hyperparameter search starts many runs in one directory: leave the callback out"
             )

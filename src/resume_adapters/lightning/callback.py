@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import SavePoint
-from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories, saving
+from resume_adapters.lightning.model_checkpoints import assign_directories, move_directories
 from resume_adapters.lightning.patch import ResumingTrainer
 from resume_adapters.lightning.session import FitSession
 from resume_adapters.lightning.supported import require_local, require_supported
@@ -27,7 +26,9 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     finds such a checkpoint. A path starts a run that has no checkpoint of its own.
 
     Args:
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; by default what each ModelCheckpoint keeps.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; beside what each
@@ -124,49 +125,3 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.end()
-
-
-class CallbackOfEnvironment(ResumeCallback):
-    """A :class:`ResumeCallback` that the environment adds to each trainer. One that saves nothing is left alone."""
-
-    _is_set_up = False
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Warn where no ModelCheckpoint saves the whole state; else as the base."""
-        if self._is_set_up:
-            self._is_set_up = False
-            return
-        if isinstance(trainer, pl.Trainer) and not saving(trainer):
-            if stage == "fit":
-                logger.warning(
-                    "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
-                    "save_weights_only=True): it trains without being resumed."
-                )
-            return
-        super().setup(trainer, pl_module, stage)
-
-    def set_up_early(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Come before the callbacks of the script, once: Lightning adds those of the environment behind them."""
-        self.setup(trainer, pl_module, stage)
-        self._is_set_up = True
-
-    def _end(self) -> None:
-        self._is_set_up = False
-        super()._end()
-
-
-def come_before_configs() -> None:
-    """Let callbacks of the environment come before the one of LightningCLI, which refuses a directory with a config."""
-    cli: Any = sys.modules.get(f"{pl.__name__}.cli")
-    if cli is None or hasattr(cli.SaveConfigCallback.setup, "__wrapped__"):
-        return
-    native = cli.SaveConfigCallback.setup
-
-    @functools.wraps(native)
-    def setup(writer: Any, trainer: Any, pl_module: Any, stage: str) -> None:
-        for each in trainer.callbacks:
-            if isinstance(each, CallbackOfEnvironment):
-                each.set_up_early(trainer, pl_module, stage)
-        native(writer, trainer, pl_module, stage)
-
-    cli.SaveConfigCallback.setup = setup

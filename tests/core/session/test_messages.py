@@ -11,7 +11,13 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheck
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.session.messages import log_extra, log_passed_over, log_start, log_wasted
+from resume_adapters.core.session.messages import (
+    log_extra,
+    log_passed_over,
+    log_sibling,
+    log_start,
+    log_wasted,
+)
 from resume_adapters.errors import UnsupportedSetting
 
 import miniature
@@ -27,6 +33,22 @@ def test_a_start_says_what_it_takes_and_what_it_passed_over(caplog: pytest.LogCa
     assert first == "checkpoint-20 is damaged: model.bin is torn. It was set aside. Resuming from checkpoint-10."
     assert second.startswith("checkpoint-10 was made without this package")
     assert third == "checkpoint-20 is damaged: model.bin is torn. It was set aside. Starting from step 0."
+
+
+def test_an_unfinished_run_in_a_directory_of_another_time_is_named(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Once the run has a checkpoint of its own, or was told where to start, it has found what it looks for."""
+    earlier = Miniature(tmp_path / "run_2026-01-01")
+    earlier.commit(3)
+    earlier.run.set_state(RunState.STOPPED, step=3, epoch=0.1)
+    earlier.run.close()
+    caplog.clear()
+    log_sibling(Miniature(tmp_path / "run_2026-01-01").run)
+    log_sibling(Miniature(tmp_path / "run_2026-01-02", resume="scratch").run)
+    assert not caplog.messages
+    log_sibling(Miniature(tmp_path / "run_2026-01-03").run)
+    assert "run_2026-01-01 differs in its digits alone, and the run in it was stopped at step 3" in caplog.text
 
 
 def test_launches_without_progress_are_said_with_how_each_ended(caplog: pytest.LogCaptureFixture) -> None:

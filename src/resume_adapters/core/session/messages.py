@@ -12,6 +12,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.siblings import unfinished_sibling
 
 
 def log_start(choice: ResumeChoice) -> None:
@@ -44,6 +45,23 @@ def log_passed_over(run: ResumableRun) -> None:
         path,
         chosen.path.name,
     )
+
+
+def log_sibling(run: ResumableRun) -> None:
+    """Log that a run starts from zero in a directory that is new at each launch, beside an unfinished one."""
+    if run.resumed is not None or run.resume != "auto":
+        return
+    sibling = unfinished_sibling(run.storage, run.directory)
+    if sibling is not None:
+        logger.warning(
+            "This run starts from step 0 in %s. The name of %s differs in its digits alone, and the run in it was %s "
+            "at step %d. If this launch was to continue it, give both the same directory: one that is named after the "
+            "time or the job is new at each launch.",
+            run.directory,
+            sibling.path,
+            sibling.state,
+            sibling.status.step,
+        )
 
 
 def log_wasted(launches: Sequence[WastedLaunch]) -> None:

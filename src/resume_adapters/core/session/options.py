@@ -8,33 +8,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
 from resume_adapters.core.saving.failures import OnSaveError
+from resume_adapters.core.session.environment import SAVE_EVERY
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
-RUN_DIRECTORY, SAVE_EVERY = "RESUME_ADAPTERS_RUN_DIR", "RESUME_ADAPTERS_SAVE_EVERY"
-"""The environment variables that come before the run directory and the ``save_every`` of the script."""
+ResumeFrom = Literal["auto", "scratch", "scratch!"] | str | os.PathLike[str]
+"""What a run is to resume from: a word, or the path of a checkpoint."""
 
-
-def run_directory_override() -> Path | None:
-    """Return the run directory that the environment names, absolute; ``None`` where the script decides.
-
-    Raises:
-        UnsupportedSetting: it is a URL.
-    """
-    given = os.environ.get(RUN_DIRECTORY)
-    if given and "://" in given:
-        raise UnsupportedSetting(f"{RUN_DIRECTORY}={given!r}; expected a directory on a mounted file system")
-    return Path(os.path.abspath(given)) if given else None
-
+OnBatchChange = Literal["refuse", "keep-samples"]
+"""What a resume with a different global batch size does."""
 
 _WORDS = ("auto", "scratch", "scratch!")
 """What ``resume`` may be beside a path."""
@@ -45,7 +36,9 @@ class ResumeOptions:
     """The options that every adapter takes.
 
     Attributes:
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; ``None`` for the adapter's default.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``; ``None`` for the adapter's default.
@@ -61,13 +54,13 @@ class ResumeOptions:
         UnsupportedSetting: ``resume`` is neither one of its words nor a path.
     """
 
-    resume: str | os.PathLike[str] = "auto"
+    resume: ResumeFrom = "auto"
     keep: Policy | None = None
     stop: StopOn | None = None
     save_every: SaveEvery | None = None
     mtbf: timedelta | None = None
     verify: bool = True
-    on_batch_change: str = "refuse"
+    on_batch_change: OnBatchChange = "refuse"
     on_save_error: OnSaveError = "stop"
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
@@ -140,13 +133,13 @@ class OptionsCallback:
     def __init__(
         self,
         *,
-        resume: str | os.PathLike[str] = "auto",
+        resume: ResumeFrom = "auto",
         keep: Policy | None = None,
         stop: StopOn | None = None,
         save_every: SaveEvery | None = None,
         mtbf: timedelta | None = None,
         verify: bool = True,
-        on_batch_change: str = "refuse",
+        on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
         **parts: Any,
     ) -> None:
@@ -165,7 +158,7 @@ class OptionsCallback:
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
 
-        ``resume-adapters resume RUN_DIR`` lets it go on.
+        ``resume-adapters unhalt RUN_DIR`` lets it go on.
 
         Args:
             reason: what the human is to look at.

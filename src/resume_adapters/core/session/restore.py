@@ -12,7 +12,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext, setting_differences
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import log_extra, log_passed_over, log_start, log_wasted
+from resume_adapters.core.session.messages import log_extra, log_passed_over, log_sibling, log_start, log_wasted
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
@@ -69,6 +69,7 @@ class Restorer:
         if self._run.ranks.rank == 0:
             log_start(choice)
             log_passed_over(self._run)
+            log_sibling(self._run)
             log_wasted(self._run.wasted)
             if checkpoint is not None:
                 log_extra(checkpoint.path.name, self._run.reader(checkpoint).files.extra())

@@ -1,0 +1,72 @@
+"""The callback that ``RESUME_ADAPTERS=1`` adds to every trainer."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from resume_adapters.core.log import logger
+from resume_adapters.core.session.environment import OPTIONS, options_of_environment
+from resume_adapters.lightning.callback import ResumeCallback
+from resume_adapters.lightning.compat import pl
+from resume_adapters.lightning.model_checkpoints import saving
+from resume_adapters.unedited import trainer_was_made
+
+
+class CallbackOfEnvironment(ResumeCallback):
+    """A :class:`ResumeCallback` with the options of the environment. A trainer that saves nothing is left alone.
+
+    Raises:
+        UnsupportedSetting: an option of the environment is invalid.
+    """
+
+    _is_set_up = False
+
+    def __init__(self) -> None:
+        trainer_was_made()
+        self._given = options_of_environment()
+        super().__init__(**self._given)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Warn where no ModelCheckpoint saves the whole state, or where options have no effect; else as the base."""
+        if self._is_set_up:
+            self._is_set_up = False
+            return
+        if isinstance(trainer, pl.Trainer) and not saving(trainer):
+            if stage == "fit":
+                logger.warning(
+                    "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
+                    "save_weights_only=True): it trains without being resumed."
+                )
+            return
+        others = [each for each in getattr(trainer, "callbacks", ()) if isinstance(each, ResumeCallback)]
+        if stage == "fit" and self._given and others[:1] != [self]:
+            logger.warning("This trainer has a ResumeCallback of its own: the options in %s do not apply.", OPTIONS)
+        super().setup(trainer, pl_module, stage)
+
+    def set_up_early(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Come before the callbacks of the script, once: Lightning adds those of the environment behind them."""
+        self.setup(trainer, pl_module, stage)
+        self._is_set_up = True
+
+    def _end(self) -> None:
+        self._is_set_up = False
+        super()._end()
+
+
+def come_before_configs() -> None:
+    """Let callbacks of the environment come before the one of LightningCLI, which refuses a directory with a config."""
+    cli: Any = sys.modules.get(f"{pl.__name__}.cli")
+    if cli is None or hasattr(cli.SaveConfigCallback.setup, "__wrapped__"):
+        return
+    native = cli.SaveConfigCallback.setup
+
+    @functools.wraps(native)
+    def setup(writer: Any, trainer: Any, pl_module: Any, stage: str) -> None:
+        for each in trainer.callbacks:
+            if isinstance(each, CallbackOfEnvironment):
+                each.set_up_early(trainer, pl_module, stage)
+        native(writer, trainer, pl_module, stage)
+
+    cli.SaveConfigCallback.setup = setup

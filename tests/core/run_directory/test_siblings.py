@@ -1,0 +1,75 @@
+"""The unfinished run that a launch in a new directory may have meant to continue."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.siblings import unfinished_sibling
+from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.storage.local import LocalStorage
+
+STORAGE = LocalStorage()
+
+
+def leave(directory: Path, state: RunState = RunState.STOPPED, *, last_commit: int | None = 40) -> Path:
+    """Leave a run in a state."""
+    STORAGE.make_directory(directory / ".resume")
+    status = RunStatus(state=state, step=42, last_commit=last_commit)
+    ControlDirectory(STORAGE, directory, time.time).status.write(status)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("2026-11-21/09-12-44/out", "2026-11-22/10-03-05/out"),
+        ("run_1763712000", "run_1763799999"),
+        ("job_4711", "job_48120"),
+        ("20261121-091244-gpt", "20261122-100305-gpt"),
+        ("4711/0_result", "4712/0_result"),
+    ],
+)
+def test_one_that_differs_in_its_digits_is_found(earlier: str, now: str, tmp_path: Path) -> None:
+    expected = leave(tmp_path / earlier)
+    leave(tmp_path / "other-name-2026")
+    found = unfinished_sibling(STORAGE, tmp_path / now)
+    assert found is not None and (found.path, found.state, found.status.step) == (expected, RunState.STOPPED, 42)
+
+
+def test_the_latest_of_several_is_found_and_not_the_run_itself(tmp_path: Path) -> None:
+    for name in ("run_2001", "run_2003", "run_2002"):
+        leave(tmp_path / name)
+        time.sleep(0.01)
+    leave(tmp_path / "run_2004")
+    found = unfinished_sibling(STORAGE, tmp_path / "run_2004")
+    assert found is not None and found.path.name == "run_2002"
+
+
+@pytest.mark.parametrize("name", ["a", "lr=0.0001", "lr_3", "version_12"])
+def test_a_name_that_says_no_time_has_no_sibling(name: str, tmp_path: Path) -> None:
+    leave(tmp_path / "lr=0.0003")
+    leave(tmp_path / "lr_4")
+    leave(tmp_path / "version_11")
+    assert unfinished_sibling(STORAGE, tmp_path / name) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "last_commit"),
+    [(RunState.FINISHED, 40), (RunState.HALTED, 40), (RunState.RUNNING, 40), (RunState.STOPPED, None)],
+)
+def test_a_run_that_nobody_would_continue_is_none(state: RunState, last_commit: int | None, tmp_path: Path) -> None:
+    leave(tmp_path / "run_2001", state, last_commit=last_commit)
+    assert unfinished_sibling(STORAGE, tmp_path / "run_2002") is None
+
+
+def test_what_cannot_be_listed_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(tmp_path / "run_2001")
+    (tmp_path / "run_2003").write_text("a file")
+    assert unfinished_sibling(STORAGE, tmp_path / "run_2002" / "out") is None
+    assert unfinished_sibling(STORAGE, tmp_path / "missing" / "run_2002") is None
+    assert os.listdir(tmp_path / "run_2001") == [".resume"]

@@ -1,0 +1,83 @@
+"""A script that says nothing of this package resumes under ``resume-adapters run``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from resume_adapters.core.session.environment import OPTIONS
+from resume_adapters.lightning import ResumeCallback
+
+SCRIPT = """
+import glob, hashlib, os, signal, time
+import torch
+import lightning.pytorch as pl
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = torch.nn.Linear(1, 8), torch.nn.Dropout(0.5)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == int(os.environ.get("KILL", -1)):
+            while not glob.glob("out/*step=8.ckpt.resume/manifest.json"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.drop(self.layer(batch + torch.rand(1))).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1)
+
+
+pl.seed_everything(1)
+model = Model()
+saving = pl.callbacks.ModelCheckpoint(dirpath="out", every_n_train_steps=4, save_top_k=-1)
+trainer = pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[saving])
+trainer.fit(model, torch.utils.data.DataLoader(torch.rand(32, 1), batch_size=4, shuffle=True))
+print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest())
+"""
+
+
+def launch(directory: Path, *front: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    directory.mkdir(exist_ok=True)
+    (directory / "train.py").write_text(SCRIPT)
+    return subprocess.run(
+        [*front, "train.py"],
+        cwd=directory,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path) -> None:
+    reference = launch(tmp_path / "bare", sys.executable)
+    assert reference.returncode == 0, reference.stderr
+    front = [sys.executable, "-m", "resume_adapters.cli", "run", "--keep-last", "1"]
+    assert launch(tmp_path / "run", *front, KILL="11").returncode == -9
+    done = launch(tmp_path / "run", *front)
+    assert done.returncode == 0, done.stderr
+    assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
+    assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
+
+
+def test_options_that_do_not_apply_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    monkeypatch.setenv(OPTIONS, '{"save_every": 1}')
+    callbacks: list[Any] = [ModelCheckpoint(dirpath=tmp_path / "run"), ResumeCallback()]
+    options = {"accelerator": "cpu", "logger": False, "max_steps": 2, "limit_val_batches": 0, "callbacks": callbacks}
+    pl.Trainer(default_root_dir=tmp_path, **options).fit(BoringModel())
+    assert caplog.text.count("has a ResumeCallback of its own") == 1
