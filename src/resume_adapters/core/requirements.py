@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
 
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
@@ -31,6 +32,22 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
         raise MissingFramework(
             f"resume_adapters.{extra} found {package} {found}, and needs {oldest} or newer: "
             f"pip install --upgrade 'resume-adapters[{extra}]'"
+        )
+
+
+def require_platform(platform: str = sys.platform) -> None:
+    """Refuse Windows, before a run begins: importing this package, and reading a run directory, works there.
+
+    Args:
+        platform: the name that Python has for the system.
+
+    Raises:
+        UnsupportedSetting: the system cannot do what a commit needs.
+    """
+    if platform == "win32":
+        raise UnsupportedSetting(
+            "resume-adapters does not train on Windows: a commit needs directories that can be forced onto the disk, "
+            "and renamed while they are open. Train in WSL 2, on a disk of its own"
         )
 
 

@@ -30,7 +30,7 @@ from resume_adapters.core.checkpoint.retention import KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.ranks import Ranks, current_ranks
-from resume_adapters.core.requirements import require_type
+from resume_adapters.core.requirements import require_platform, require_type
 from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.monitor import THREAD_NAME
 from resume_adapters.core.run.progress import Progress
@@ -103,6 +103,7 @@ class ResumableRun:
         local_rank: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        require_platform()
         require_type("keep", keep, Policy, "KeepLast(3)")
         require_type("stop", stop, StopOn, "StopOn(exit_code=85)")
         self.directory = Path(os.path.abspath(run_directory))
@@ -404,7 +405,7 @@ class ResumableRun:
         """Save, leave, and refuse to start again until a human has looked at the run.
 
         It takes effect when the ranks next poll for a stop. The next launch is refused with the reason, until
-        ``resume-adapters resume RUN_DIR`` clears it.
+        ``resume-adapters unhalt RUN_DIR`` clears it.
 
         Args:
             reason: what the human should look at.
@@ -432,7 +433,7 @@ class ResumableRun:
         self.ranks.barrier()
         self.close()
         if self.flag.halted:
-            self._messages.halted(step, reason, f"resume-adapters resume {self.directory}")
+            self._messages.halted(step, reason, f"resume-adapters unhalt {self.directory}")
             raise Halted(reason)
         self._messages.stopped(step, self._newest)
         job = slurm.job()

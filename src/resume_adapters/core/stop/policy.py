@@ -9,7 +9,10 @@ from typing import Literal
 from resume_adapters.core.stop.walltime import Walltime, parse_walltime
 from resume_adapters.errors import UnsupportedSetting
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+
+SIGNALS: tuple[signal.Signals, ...] = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
+"""The signals that ask a run to stop; Windows lacks two of them."""
 
 WALLTIME = "the walltime is nearly over"
 
