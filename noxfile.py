@@ -30,6 +30,9 @@ ACCELERATE = ["1.6.0", "1.10.1", "1.15.0"]
 DEEPSPEED = ["0.19.4", "0.19.7", "0.19.8"]
 """The versions of the frameworks: the oldest that pyproject.toml allows, others, and the newest."""
 
+PYTHONS = ["3.10", "3.14"]
+"""The oldest Python that pyproject.toml allows, and the newest for which there is a torch."""
+
 ADAPTERS = {
     "transformers": ("hf", TRANSFORMERS),
     "lightning": ("lightning", LIGHTNING),
@@ -250,6 +253,30 @@ def wheel(session: nox.Session) -> None:
         run_tests(session, "tests/core", "tests/cli", "tests/accelerate/test_laws.py", require="accelerate")
 
 
+@nox.session(python=False)
+def pythons(session: nox.Session) -> None:
+    """Install the wheel on the oldest and the newest Python that the package allows and ``uv`` provides, and test it.
+
+    Without constraints.txt, whose versions need not exist for each Python: each gets the newest that fit it.
+    """
+    if shutil.which("uv") is None:
+        session.skip("there is no uv: pip install uv")
+    built = Path(session.create_tmp()) / "wheel"
+    shutil.rmtree(built, ignore_errors=True)
+    session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(built), external=True)
+    (package,) = built.glob("resume_adapters-*.whl")
+    shutil.copytree(ROOT / "tests", built / "tests")
+    shutil.copy(ROOT / "pyproject.toml", built)
+    for version in session.posargs or PYTHONS:
+        environment = built / version
+        session.run("uv", "venv", "--quiet", "--python", version, str(environment), external=True)
+        python = str(environment / "bin" / "python")
+        session.run("uv", "pip", "install", "--quiet", "--python", python, f"{package}[test-accelerate]", external=True)
+        with session.chdir(built):
+            folders = ["tests/core", "tests/cli", "tests/accelerate/test_laws.py"]
+            session.run(python, "-m", "pytest", *_AT_ONCE, *folders, env=_ONE_THREAD, external=True)
+
+
 @nox.session
 def soak(session: nox.Session) -> None:
     """Let jobs of all adapters meet random faults: ``nox -s soak -- --minutes 10``."""
@@ -316,6 +343,15 @@ def docs(session: nox.Session) -> None:
     """Build the site, and refuse a link that leads nowhere."""
     install(session, "-e", ".[docs]", "ruff")  # ruff formats the signatures
     session.run("mkdocs", "build", "--strict", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Look at the built site in a headless Chromium: search from the disk and served, several widths, dark mode."""
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        session.skip("there is no Chromium: apt-get install chromium")
+    docs(session)
+    session.run("python", "tools/browser.py", *session.posargs)
 
 
 @nox.session

@@ -33,7 +33,7 @@ from resume_adapters.core.log import logger
 VARIABLE = "RESUME_ADAPTERS"
 """Set to 1, every Trainer of transformers and Lightning gets a callback with which it resumes."""
 
-_OWN = ("resume_adapters.accelerate", "resume_adapters.deepspeed", "resume_adapters.loop")
+_OWN = tuple(f"resume_adapters.{name}" for name in ("accelerate", "deepspeed", "fabric", "loop"))
 """What a script imports that makes its hand-written loop resume by itself."""
 
 _REMEDY = (

@@ -77,7 +77,9 @@ def test_says_what_to_install_where_typer_is_missing(command, run_dir):
         "ls", run_dir, code="import sys; sys.modules['typer'] = None; from resume_adapters.cli import main; main()"
     )
     assert done.code == 2
-    assert done.err == "resume-adapters: the shell command needs typer and rich: pip install 'resume-adapters[cli]'\n"
+    assert done.err == (
+        "resume-adapters: the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'\n"
+    )
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])

@@ -37,9 +37,7 @@ try:
 except ImportError as error:
     from resume_adapters.errors import MissingFramework
 
-    raise MissingFramework(
-        "resume_adapters.accelerate needs accelerate: pip install 'resume-adapters[accelerate]'"
-    ) from error
+    raise MissingFramework("resume_adapters.accelerate needs accelerate: pip install 'accelerate>=1.6,<2'") from error
 
 from resume_adapters.accelerate.framework import AccelerateFramework
 from resume_adapters.accelerate.supported import require_supported

@@ -58,7 +58,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        _leave("the shell command needs typer and rich: pip install 'resume-adapters[cli]'", 2)
+        _leave("the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'", 2)
     try:
         app(prog_name="resume-adapters")
     except RunDirectoryUnusable as error:

@@ -23,7 +23,7 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
         package: name of the framework's package.
         found: the version that is installed.
         oldest: the oldest version that works, such as ``"5.3"``.
-        extra: the extra of this package that installs the framework; also the name of the adapter's module.
+        extra: the name of the adapter's module.
 
     Raises:
         MissingFramework: naming both versions and how to upgrade.
@@ -31,7 +31,7 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
     if is_older(found, oldest):
         raise MissingFramework(
             f"resume_adapters.{extra} found {package} {found}, and needs {oldest} or newer: "
-            f"pip install --upgrade 'resume-adapters[{extra}]'"
+            f"pip install --upgrade '{package}>={oldest}'"
         )
 
 

@@ -32,7 +32,7 @@ except ImportError as error:
     from resume_adapters.errors import MissingFramework
 
     raise MissingFramework(
-        "resume_adapters.hf needs transformers and accelerate: pip install 'resume-adapters[hf]'"
+        "resume_adapters.hf needs transformers and accelerate: pip install 'transformers>=4.57,<6' 'accelerate>=1.6'"
     ) from error
 
 from resume_adapters.core.requirements import require_version

@@ -19,7 +19,7 @@ def _import() -> Any:
     for name in NAMES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             return importlib.import_module(name)
-    raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'resume-adapters[lightning]'")
+    raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'lightning>=2.4,<3'")
 
 
 pl: Any = _import()

@@ -59,9 +59,7 @@ def demo(
 def _require_installed(framework: str) -> None:
     missing = [name for name in _NEEDED[framework] if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingFramework(
-            f"the demo needs {' and '.join(missing)}: pip install 'resume-adapters[cli,plots,{framework}]'"
-        )
+        raise MissingFramework(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def example(framework: str) -> Path:

@@ -3,5 +3,5 @@
 Read ``checkpoint`` (the values), ``layout`` (paths, markers, states) and ``manifest``; for a save ``writer``, ``parts``
 and ``commit``; for a resume ``catalog``, ``validity``, ``history`` (what the journal knows) and ``resolve``, then
 ``files``, ``native_files`` and ``distributed_metadata`` (what is loaded); for pruning ``retention``, ``policy_text``
-and ``remove``; to compare two checkpoints ``native_parts``, ``contents`` and ``difference``.
+(of a command line) and ``remove``; to compare two checkpoints ``native_parts``, ``contents`` and ``difference``.
 """

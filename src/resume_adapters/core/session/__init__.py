@@ -5,5 +5,6 @@ Read ``framework.py`` (what an adapter implements), ``session.py`` (the order of
 ``settings.py`` compares what a launch was given with what the checkpoint was saved with, ``observed.py`` captures and
 restores state that nobody has declared, ``trace.py`` writes each step of a watched run, and ``finished.py`` refuses a
 second training in one directory. ``records.py`` is what each rank saves, ``part_entries.py`` names the parts,
-``best.py`` the best checkpoint, ``options.py`` is what a user sets, ``messages.py`` what a run logs.
+``best.py`` the best checkpoint, ``options.py`` is what a user sets, ``environment.py`` what the
+environment does, ``messages.py`` what a run logs.
 """
