@@ -351,7 +351,7 @@ def browser(session: nox.Session) -> None:
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         session.skip("there is no Chromium: apt-get install chromium")
     docs(session)
-    session.run("python", "tools/browser.py", *session.posargs)
+    session.run("python", "tools/browser.py")
 
 
 @nox.session
