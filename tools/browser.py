@@ -107,6 +107,7 @@ class Browser:
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.evaluate("try { localStorage.clear() } catch {}")  # the colours that a page remembers
         self.call("Page.navigate", url="about:blank")
         self.wait("location.href === 'about:blank'")
         self.errors.clear()  # of the page before, whose requests are cut off
