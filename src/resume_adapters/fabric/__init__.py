@@ -32,7 +32,8 @@ from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.options import ResumeOptions, parts_among, run_directory_override
+from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.fabric.objects import FabricObjects, require_supported
@@ -42,7 +43,7 @@ def register_for_resume(
     fabric: Any,
     run_dir: str | os.PathLike[str],
     *,
-    resume: str | os.PathLike[str] = "auto",
+    resume: ResumeFrom = "auto",
     keep: Policy | None = None,
     stop: StopOn | None = None,
     save_every: SaveEvery | None = None,
@@ -56,7 +57,9 @@ def register_for_resume(
     Args:
         fabric: what has set up the models, optimizers and loaders.
         run_dir: where checkpoints go.
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path; see the documentation's table of options.
+        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
+            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
+            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
         keep: a retention policy; by default everything is kept.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
         save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the

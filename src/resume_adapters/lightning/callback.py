@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
