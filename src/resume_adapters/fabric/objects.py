@@ -16,7 +16,7 @@ def _version() -> str:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             package: Any = importlib.import_module(name.partition(".")[0])
             return str(package.__version__)
-    raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'resume-adapters[lightning]'")
+    raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'lightning>=2.4,<3'")
 
 
 VERSION = _version()
