@@ -11,7 +11,20 @@ import pytest
 import resume_adapters
 
 ROOT = Path(__file__).parents[2]
-TEXT = "# Changelog\n\n## [Unreleased]\n\n## [1.2.0] - 2026-01-02\n\n### Added\n\n- One.\n\n## [1.1.0] - 2025-01-02\n\n- Two.\n"
+TEXT = """# Changelog
+
+## [Unreleased]
+
+## [1.2.0] - 2026-01-02
+
+### Added
+
+- One.
+
+## [1.1.0] - 2025-01-02
+
+- Two.
+"""
 
 
 @pytest.fixture(scope="module")
