@@ -136,6 +136,7 @@ LEVELS = (
     {"errors", "_version"},
     {"core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
     {"core.storage", "core.stop", "core.dataloader", "unedited"},
+    {"core.staging"},
     {"core.checkpoint"},
     {"core.trace"},
     {"core.run_directory"},

@@ -24,6 +24,7 @@ CASES = {
     "a number that is no StopOn": {"stop": 15},
     "a word that is no way": {"on_batch_change": "keep"},
     "a word that is no way either": {"on_save_error": "ignore"},
+    "a stage that is none": {"stage": "tape"},
     "a path that is none": {"resume": "nowhere"},
     "a word that is no path": {"resume": "Auto"},
     "a part without a state": {"ema": 3},

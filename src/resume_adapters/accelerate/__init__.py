@@ -49,6 +49,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
 from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
+from resume_adapters.core.staging.staging import Stage
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.errors import UnsupportedSetting
 
@@ -67,6 +68,7 @@ def register_for_resume(
     verify: bool = True,
     on_batch_change: OnBatchChange = "refuse",
     on_save_error: OnSaveError = "stop",
+    stage: Stage = "off",
     **parts: Any,
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
@@ -87,6 +89,8 @@ def register_for_resume(
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
+        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
+            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -104,7 +108,9 @@ def register_for_resume(
     given = Path(config.project_dir or "") / "checkpoints" if run_dir is None else run_dir
     directory = override or Path(os.path.abspath(given))
     found = parts_among(parts, "run_dir")
-    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found)
+    options = ResumeOptions(
+        resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
+    )
     cadence = options.cadence()
     framework = AccelerateFramework(accelerator, directory)
     run = ResumableRun(
@@ -115,6 +121,7 @@ def register_for_resume(
         stop=stop,
         cadence=cadence,
         on_save_error=on_save_error,
+        staging=framework.staging(stage),
         foreign=framework.foreign,
     )
     return ResumableLoop(framework, run, options, each_epoch=cadence is None)

@@ -24,6 +24,7 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.staging.staging import Stage, StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
@@ -162,6 +163,15 @@ class AccelerateFramework(LoopFramework):
                 stack.enter_context(replaced(accelerator, "_dataloaders", []))  # seam: accelerate 1.15
             stack.enter_context(self._strategy.writing())
             accelerator.save_state(str(directory))
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return what there is to know to copy a save."""
+        return StagingOptions(
+            stage,
+            optimizers=lambda: self._strategy.optimizers,
+            tensors=self._strategy.tensors,
+            writers=((accelerate.utils.other, "safe_save_file"),),  # seam: accelerate 1.6-1.15
+        )
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""

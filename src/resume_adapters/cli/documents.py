@@ -134,6 +134,7 @@ def status(run: RunDirectory) -> Document:
         "pid": found.pid if found else None,
         "alive": alive,
         "updated": found.updated if found else None,
+        "staging": found.staging if found else "",
         "unremovable": found.unremovable if found else 0,
         "resumes_from": checkpoint(anchor, marks(run, anchor, run.best(None))) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},

@@ -190,6 +190,7 @@ def status_table(document: dict[str, Any]) -> Table:
         "cursor": escape(describe_cursor(document["cursor"])),
         "no progress": escape(_without_progress(document)),
         "damaged": escape(", ".join(document["damaged"])),
+        "staging of saves": document["staging"] if running else "",
         "cannot remove": f"{count} old checkpoints or leftovers" if (count := document["unremovable"]) else "",
     }
     if document["damaged"] and not anchor:

@@ -7,6 +7,7 @@ Packages, lowest first; each imports only from those before it:
 ``storage``        the only package that touches a disk
 ``stop``           why and when to stop
 ``dataloader``     where a torch ``DataLoader`` is, and how to resume it there
+``staging``        a save's bytes on their way from the training's memory to its files
 ``checkpoint``     one checkpoint: from pending to committed, read again, chosen, kept
 ``trace``          the lines that a watched run writes, and the points at which it stops itself
 ``run_directory``  ``.resume/``, and what is done once for a run directory

@@ -44,6 +44,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
 from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
+from resume_adapters.core.staging.staging import Stage, StagingOptions
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
@@ -69,6 +70,8 @@ class ResumeHooks(ResumableLoop):
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
+        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
+            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -88,13 +91,14 @@ class ResumeHooks(ResumableLoop):
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
+        stage: Stage = "off",
         **parts: Any,
     ) -> None:
         directory = run_directory_override() or os.path.abspath(run_dir)
         require_supported(engine, str(directory))
         found = parts_among(parts, "run_dir")
         options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
         )
         cadence = options.cadence()
         framework = DeepSpeedFramework(engine)
@@ -106,6 +110,7 @@ class ResumeHooks(ResumableLoop):
             stop=stop,
             cadence=cadence,
             on_save_error=on_save_error,
+            staging=StagingOptions(stage),  # ZeRO changes its partitions beside its optimizer, so none is named
             foreign=framework.foreign,
             latest="file",
             local_rank=framework.local_rank,

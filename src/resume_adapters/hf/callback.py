@@ -18,6 +18,7 @@ from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
 from resume_adapters.core.session.options import OnBatchChange, OptionsCallback, ResumeFrom
+from resume_adapters.core.staging.staging import Stage
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.hf.outside import OutsideTraining
 from resume_adapters.hf.session import TrainerSession
@@ -42,6 +43,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
+        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
+            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -63,6 +66,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
+        stage: Stage = "off",
         **parts: Any,
     ) -> None:
         self._run_dir = run_dir
@@ -77,6 +81,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             verify=verify,
             on_batch_change=on_batch_change,
             on_save_error=on_save_error,
+            stage=stage,
             **parts,
         )
 

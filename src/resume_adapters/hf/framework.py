@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.staging import Stage, StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.hf import engine, files, observed, settings
@@ -138,6 +141,24 @@ class TrainerFramework:
         """Return tensors with the names, dtypes and whole shapes of the model's."""
         found: Mapping[str, Any] = (self.engine or self.trainer.model).state_dict()
         return found
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return what there is to know to copy a save. What is pushed to the hub is not copied: it is read at once."""
+        trainer, native = self.trainer, transformers.TrainerCallback.on_save
+        others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
+        readers = [type(each).__name__ for each in others if type(each).on_save is not native]
+        peft = sys.modules.get("peft.peft_model")
+        return StagingOptions(
+            "off" if trainer.args.push_to_hub else stage,
+            objection=f"{readers[0]}.on_save() may read each checkpoint" if readers else "",
+            optimizers=lambda: [trainer.optimizer] if self.engine is None else (),
+            tensors=lambda: trainer.model.state_dict(),
+            writers=[
+                (module, "safe_save_file")  # seam: transformers 4.57 to 5.23, peft 0.17 to 0.19
+                for module in (transformers.modeling_utils, peft)
+                if hasattr(module, "safe_save_file")
+            ],
+        )
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of the trainer."""

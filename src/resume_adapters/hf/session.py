@@ -80,6 +80,7 @@ class TrainerSession:
             stop=options.stop,
             cadence=cadence,
             on_save_error=options.on_save_error,
+            staging=self.framework.staging(options.stage),
             foreign=self.framework.foreign,
             placeholder="checkpoint-0",
         )

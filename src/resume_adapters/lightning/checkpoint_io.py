@@ -86,7 +86,8 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
             raise UnsupportedSetting(f"ResumeCheckpointIO writes to mounted file systems; got {path}: leave it out")
         target = Path(os.path.abspath(path))
         try:
-            _write(checkpoint, target)
+            # What a callback commits is forced onto the disk there, in a directory that no reader knows yet.
+            _write(checkpoint, target) if self._is_managed else _replace(checkpoint, target)
         except OSError as error:
             if not self._is_managed:
                 raise SaveFailed(f"{target} could not be written: {error}", path=target) from error
@@ -103,6 +104,15 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
 
 
 def _write(checkpoint: dict[str, Any], target: Path) -> None:
+    """Write a file as Lightning does: to an open one, whose name is not in the archive."""
+    import torch
+
+    LocalStorage().make_directory(target.parent)
+    with open(target, "wb") as file:
+        torch.save(checkpoint, file)
+
+
+def _replace(checkpoint: dict[str, Any], target: Path) -> None:
     """Write a file beside its place, force it onto the disk, and put it there."""
     import torch
 

@@ -16,6 +16,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.staging import Stage, StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
@@ -139,6 +140,18 @@ class LightningFramework:
         if not self._is_checked and directory.is_file():
             files.require_loadable(directory)
         self._is_checked = True
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return what there is to know to copy a save."""
+        trainer = self._trainer
+        native = pl.loggers.Logger.after_save_checkpoint
+        readers = [type(each).__name__ for each in trainer.loggers if type(each).after_save_checkpoint is not native]
+        return StagingOptions(
+            stage,
+            objection=f"{readers[0]}.after_save_checkpoint() may read each checkpoint" if readers else "",
+            optimizers=lambda: trainer.optimizers if self.engine is None else (),
+            tensors=lambda: trainer.lightning_module.state_dict(),
+        )
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed."""

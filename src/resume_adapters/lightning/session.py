@@ -74,6 +74,7 @@ class FitSession:
             stop=options.stop,
             cadence=options.cadence(),
             on_save_error=options.on_save_error,
+            staging=self._framework.staging(options.stage),
             foreign=self._framework.foreign,
         )
         rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))

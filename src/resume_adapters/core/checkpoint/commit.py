@@ -240,20 +240,25 @@ class PendingCheckpoint:
 
     # ---- Committing
 
-    def flush_files(self, files: Iterable[tuple[Path, Path]]) -> list[FileEntry]:
+    def flush_files(
+        self, files: Iterable[tuple[Path, Path]], fill: Callable[[], Mapping[Path, tuple[int, str]]] = dict
+    ) -> list[FileEntry]:
         """Force this rank's files onto the disk, and return their entries for the manifest.
 
         Args:
             files: each after its path for the manifest.
+            fill: writes what is still missing in files, and returns the size and digest of each, by its path in the
+                checkpoint: what they are to hold.
 
         Raises:
-            OSError: the disk returns other bytes of a file than :meth:`write_file` wrote.
+            OSError: a file could not be written; or the disk returns other bytes than :meth:`write_file` wrote.
         """
         entries = []
+        filled = {self.path / path: found for path, found in fill().items()}
         directories = {self.directory, self.directory.parent}
         for path, file in files:
             self.storage.sync(file)
-            size, digest = self.storage.digest(file)
+            size, digest = filled.get(file) or self.storage.digest(file)
             own = file.relative_to(self.directory) if file.is_relative_to(self.directory) else file
             if self._written.get(own, (size, digest)) != (size, digest):
                 raise OSError(errno.EIO, "the stored bytes are not those that were written", str(file))
@@ -268,6 +273,7 @@ class PendingCheckpoint:
         ranks: Ranks,
         files: Iterable[tuple[Path, Path]],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
+        fill: Callable[[], Mapping[Path, tuple[int, str]]] = dict,
     ) -> Manifest:
         """Commit on all ranks or on none. Every rank calls it.
 
@@ -276,13 +282,14 @@ class PendingCheckpoint:
             files: this rank's files, each after its path for the manifest.
             describe: makes the manifest from the entries of the ranks that share the run directory; called on their
                 leader.
+            fill: see :meth:`flush_files`.
 
         Raises:
             SaveFailed: this rank could not write, or the leader could not commit.
             PeerFailed: another rank could not.
         """
         entries = self._or_abandon(
-            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files), "force onto the disk")
+            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files, fill), "force onto the disk")
         )
         here = tuple(entry for rank in self.storage_group.members for entry in entries[rank])
         written = self._or_abandon(
@@ -305,6 +312,16 @@ class PendingCheckpoint:
         assert self._held is not None, "the leader has begun the checkpoint"
         write_atomically(self.storage, self._held / layout.MANIFEST, encode_manifest(manifest))
         return manifest
+
+    def drop(self, ranks: Ranks) -> None:
+        """Remove what all ranks have written, and restore the checkpoint that it was to replace. Every rank calls it.
+
+        Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
+        """
+        if self.storage_group.is_leader:
+            self._abandon()
+        ranks.barrier()
 
     def publish(self, form: Pointer) -> None:
         """Point ``latest`` at the committed checkpoint. The leader calls it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,7 +55,10 @@ class WrittenCheckpoint:
 
 
 def write_checkpoint(
-    pending: PendingCheckpoint, content: CheckpointContent, clock: Callable[[], float]
+    pending: PendingCheckpoint,
+    content: CheckpointContent,
+    clock: Callable[[], float],
+    capturing: Callable[[Path], AbstractContextManager[Any]] = nullcontext,
 ) -> WrittenCheckpoint:
     """Write a pending checkpoint, and give it its name; every rank calls it.
 
@@ -62,6 +66,7 @@ def write_checkpoint(
         pending: the checkpoint, opened.
         content: what it is to hold.
         clock: returns seconds since 1970.
+        capturing: returns the context in which the framework writes into a path.
 
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
@@ -75,7 +80,8 @@ def write_checkpoint(
 
     def write_alone() -> tuple[dict[str, str], float]:
         nonlocal rank_state
-        content.save(pending.place)
+        with capturing(pending.place):
+            content.save(pending.place)
         rank_state = content.rank_state()
         write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
         return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()

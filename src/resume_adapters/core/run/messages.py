@@ -11,6 +11,9 @@ from resume_adapters.core.log import logger
 _PERIOD = 60.0
 """Least seconds between two messages of saves."""
 
+_LONG = 1.0
+"""Seconds of a wait that is worth a message."""
+
 
 class RunMessages:
     """Says each thing once, on the rank that speaks for all.
@@ -43,6 +46,34 @@ class RunMessages:
         since = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
         self._said, self._unsaid = now, 0
         logger.info("%s saved at %s%s.", name, place or "its step", since)
+
+    def staging(self, decision: str) -> None:
+        """Say which way saves go from now on, and why."""
+        if self._speaks:
+            logger.info("staging of saves: %s.", decision)
+
+    def waited(self, seconds: float) -> None:
+        """Say how long a save has waited for the commit before it, where that is long."""
+        if self._speaks and seconds >= _LONG:
+            logger.info("waited %.1f s for the commit of the save before this one.", seconds)
+
+    def dropped(self, name: str, changed: list[str]) -> None:
+        """Say that a checkpoint was dropped, since something has changed before it was copied.
+
+        Args:
+            name: the checkpoint.
+            changed: what has changed.
+        """
+        if self._speaks:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            logger.warning(
+                "%s is dropped: %s%s changed between the save and the next optimizer step, which only an optimizer is "
+                "expected to do. The next step is saved instead, and from then on that is copied before a save "
+                "returns.",
+                name,
+                changed[0],
+                more,
+            )
 
     def stopping(self, reason: str) -> None:
         """Say that the run will save and leave. Called on any thread, as soon as this rank knows."""

@@ -48,6 +48,7 @@ from resume_adapters.core.saving.background import ThreadSaveEngine
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import OnSaveError, SaveFailures
+from resume_adapters.core.staging.staging import Staging, StagingOptions
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
@@ -73,6 +74,7 @@ class ResumableRun:
         cadence: when to save, for :meth:`end_step`; ``None`` where the framework decides that.
         on_save_error: ``"stop"``: a save that fails ends the run; ``"continue"``: training goes on, and the next save
             tries again.
+        staging: how saves leave the training thread; by default they do not.
         foreign: recognises checkpoints that the bare framework wrote; none by default.
         latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
         placeholder: name of an empty checkpoint that stands in the run directory until one is committed; ``None`` where
@@ -97,6 +99,7 @@ class ResumableRun:
         stop: StopOn | None = None,
         cadence: Cadence | None = None,
         on_save_error: OnSaveError = "stop",
+        staging: StagingOptions | None = None,
         foreign: ForeignDetector | None = None,
         latest: Pointer = "link",
         placeholder: str | None = None,
@@ -134,6 +137,13 @@ class ResumableRun:
             self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, self._messages, clock
         )
         self._save_failures = SaveFailures(self.ranks, on_save_error)
+        self._staging = Staging(
+            StagingOptions() if staging is None else staging,
+            self.storage,
+            int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks.world_size)),
+            waited=self._step_control.waited,
+            say=self._messages.staging,
+        )
         self._catalog = Catalog(self.storage, self.directory)
         self._placeholder = Placeholder(self.storage, self.directory, placeholder)
         self.pruner = Pruner(
@@ -153,6 +163,8 @@ class ResumableRun:
             self.pruner,
             latest=latest,
             on_committed=self._committed,
+            staging=self._staging,
+            on_dropped=self._dropped,
         )
 
     @property
@@ -252,10 +264,15 @@ class ResumableRun:
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
+        began = time.monotonic()
         self.drain()
+        waited = time.monotonic() - began
+        self._messages.waited(waited)
 
         def write() -> None:
-            self._write(name, step, content, is_file=is_file)
+            began = time.monotonic()
+            self._write(name, step, content, began, is_file=is_file, is_last=is_last)
+            self._step_control.saved(began - waited)
 
         def prune() -> None:
             self.prune_later()
@@ -266,8 +283,16 @@ class ResumableRun:
             self._step_control.save_failed()
         return is_written
 
-    def _write(self, name: str, step: int, content: CheckpointContent, *, is_file: bool) -> None:
-        began = time.monotonic()
+    def _write(
+        self,
+        name: str,
+        step: int,
+        content: CheckpointContent,
+        began: float,
+        *,
+        is_file: bool,
+        is_last: bool,
+    ) -> None:
         path = self.directory / name
         if self.trace is not None:
             self.trace.begin_save(name, step)
@@ -284,10 +309,20 @@ class ResumableRun:
             storage_group=self.storage_group,
         )
         pending.open()
-        written = write_checkpoint(pending, content, self.clock)
+        try:
+            # Nothing is trained on behind the last save.
+            written = write_checkpoint(
+                pending, content, self.clock, contextlib.nullcontext if is_last else self._staging.capturing
+            )
+        except BaseException:
+            self._staging.discard()
+            raise
         manifest = functools.partial(self._manifest, step=step, **written.facts)
-        self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began))
-        self._step_control.saved(began)
+        self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began, self._staging.take()))
+
+    def _dropped(self, name: str, changed: list[str]) -> None:
+        self._messages.dropped(name, changed)
+        self._step_control.save_dropped()
 
     def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
         if self.trace is not None:
@@ -463,6 +498,7 @@ class ResumableRun:
             generation=self.generation,
             last_commit=self.engine.last_committed,
             unremovable=len(self.control.leftovers),
+            staging=self._staging.decision,
         )
 
     def undo_at_close(self, undo: Callable[[], object]) -> None:
@@ -484,6 +520,7 @@ class ResumableRun:
             if self._made_ranks:
                 undo.callback(self.ranks.close)
             undo.callback(self.storage_group.close)
+            undo.callback(self._staging.close)
             undo.callback(self.engine.close)
             undo.callback(self._step_control.close)
             undo.callback(self._undo_at_close.close)

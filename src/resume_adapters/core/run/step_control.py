@@ -84,7 +84,7 @@ class StepControl:
         self._first_step_ended: float | None = None
         # Ranks have different clocks, so rank zero alone decides about time, and the vote carries its decision.
         self._decides_saves = cadence is not None and cadence.steps is None and ranks.rank == 0
-        self._voted_save = self._just_saved = False
+        self._voted_save = self._just_saved = self._must_repeat = False
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
@@ -150,7 +150,8 @@ class StepControl:
             self._margin.stepped()
         self._margin.polled(now)
         is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
-        votes_save = is_due and self._decides_saves and not self._voted_save
+        wants_save = (is_due and self._decides_saves) or (self._must_repeat and self._ranks.rank == 0)
+        votes_save = wants_save and not self._voted_save
         self._voted_save = self._voted_save or votes_save
         stop = self._announced(self._vote.poll(save=votes_save))
         # All ranks know of a save between a vote and its result; the vote for a save is then void.
@@ -219,13 +220,22 @@ class StepControl:
         """Count a save that is written but not yet committed.
 
         Args:
-            began: when it began, by ``time.monotonic``.
+            began: since when the training has waited for it, by ``time.monotonic``.
         """
         now = time.monotonic()
         self._margin.paused()
-        self._voted_save, self._just_saved = False, True
+        self._voted_save, self._just_saved, self._must_repeat = False, True, False
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
+
+    def waited(self, seconds: float) -> None:
+        """Count the time for which the training has waited for the copy of the last save."""
+        if self._cadence is not None:
+            self._cadence.waited(seconds)
+
+    def save_dropped(self) -> None:
+        """Let all ranks save at the end of the next step: a save was dropped. Called on the thread that commits."""
+        self._must_repeat = True
 
     def save_failed(self) -> None:
         """Count a save that failed: the next one is due an interval later."""

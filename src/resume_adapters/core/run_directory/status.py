@@ -79,6 +79,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         host, pid, job: machine and process of the leader of the run directory, and the scheduler's job, if any.
         updated: when this was written, in seconds since 1970.
         unremovable: old checkpoints and leftovers that this start could not remove.
+        staging: which way saves leave the training, and why; empty until that is known.
     """
 
     state: RunState
@@ -98,6 +99,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     job: str = ""
     updated: float = 0.0
     unremovable: int = 0
+    staging: str = ""
 
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")

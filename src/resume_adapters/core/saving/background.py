@@ -17,6 +17,7 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.engine import SaveRequest
+from resume_adapters.core.staging.staging import Staging
 from resume_adapters.core.storage.base import Pointer
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import ResumeError, SaveFailed
@@ -35,6 +36,9 @@ class ThreadSaveEngine:
         latest: how ``latest`` names the newest checkpoint.
         on_committed: is called after each commit, on the thread, with the checkpoint's name, its manifest and the
             seconds since the save began.
+        staging: captures the saves.
+        on_dropped: is called on the thread for a save that is of no use, with the checkpoint's name and what has
+            changed before it was copied.
     """
 
     def __init__(
@@ -45,12 +49,16 @@ class ThreadSaveEngine:
         *,
         latest: Pointer,
         on_committed: Callable[[str, Manifest, float], None],
+        staging: Staging,
+        on_dropped: Callable[[str, list[str]], None],
     ) -> None:
         self._ranks = ranks
         self._journal = journal
         self._pruner = pruner
         self._latest = latest
         self._on_committed = on_committed
+        self._staging = staging
+        self._on_dropped = on_dropped
         self._last_submitted: int | None = None
         self._last_committed: int | None = None
         self._in_flight: list[Future[None]] = []
@@ -105,8 +113,15 @@ class ThreadSaveEngine:
     # ---- On the thread
 
     def _commit(self, request: SaveRequest) -> None:
-        pending = request.pending
-        manifest = pending.commit(self._ranks, request.files, request.describe)
+        pending, staged = request.pending, request.staged
+        try:
+            if self._staging.is_wanted and self._is_dropped(request):
+                return
+            fill = dict if staged is None else staged.fill
+            manifest = pending.commit(self._ranks, request.files, request.describe, fill)
+        finally:
+            if staged is not None:
+                staged.close()
         self._last_committed = pending.step
         seconds = time.monotonic() - request.began
         self._on_committed(pending.path.name, manifest, seconds)
@@ -116,6 +131,19 @@ class ThreadSaveEngine:
             f"prune after {pending.path.name}",
             functools.partial(_after_commit_failed, pending),
         )
+        native = [file for path, file in request.files if path.parts[0] != layout.EXTRAS]
+        self._staging.prepare(sum(map(pending.storage.size, native)))
+
+    def _is_dropped(self, request: SaveRequest) -> bool:
+        """Copy what was left for later; where something has changed before that, on any rank, drop the save on all."""
+        changed = [] if request.staged is None else request.staged.copy()
+        names = [name for each in self._ranks.gather(self._staging.names(changed)) for name in each]
+        if names:
+            self._staging.drop(changed)
+            request.pending.drop(self._ranks)
+            self._last_submitted = self._last_committed
+            self._on_dropped(request.pending.path.name, names)
+        return bool(names)
 
     def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
         """Publish a checkpoint and prune, on the leaders of all run directories."""

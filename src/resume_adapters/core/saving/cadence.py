@@ -77,6 +77,11 @@ class Cadence:
         self._since = now
         self._costs.append(cost)
 
+    def waited(self, seconds: float) -> None:
+        """Add to the cost of the last save: the training had to wait for its copy."""
+        if self._costs:
+            self._costs[-1] += seconds
+
     def postpone(self, now: float) -> None:
         """Wait for another interval after a save that failed. Its cost is that of the failure, and not counted."""
         self._since = now

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.staging.staging import StagedSave
 from resume_adapters.core.storage.groups import StorageGroup
 
 
@@ -21,12 +22,14 @@ class SaveRequest:
         files: this rank's files, each after its path for the manifest.
         describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
         began: when the save began, by ``time.monotonic``.
+        staged: what is still to be copied and written; ``None``: nothing.
     """
 
     pending: PendingCheckpoint
     files: tuple[tuple[Path, Path], ...]
     describe: Callable[[tuple[FileEntry, ...]], Manifest]
     began: float
+    staged: StagedSave | None = None
 
 
 class SaveEngine(Protocol):

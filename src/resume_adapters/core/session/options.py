@@ -16,6 +16,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
 from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import SAVE_EVERY
+from resume_adapters.core.staging.staging import Stage
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
@@ -48,6 +49,8 @@ class ResumeOptions:
             resume by samples.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
+        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
+            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
         parts: further Statefuls by name.
 
     Raises:
@@ -62,6 +65,7 @@ class ResumeOptions:
     verify: bool = True
     on_batch_change: OnBatchChange = "refuse"
     on_save_error: OnSaveError = "stop"
+    stage: Stage = "off"
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -141,11 +145,12 @@ class OptionsCallback:
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
+        stage: Stage = "off",
         **parts: Any,
     ) -> None:
         found = parts_among(parts, *self.further_options)
         self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, parts=found
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
         )
         for message in self.needless_warnings:
             warnings.filterwarnings("ignore", message)

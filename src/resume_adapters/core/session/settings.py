@@ -178,7 +178,7 @@ def of_options(options: ResumeOptions) -> dict[str, str]:
     return {name: as_text(value) or repr(value)[:_LONGEST] for name, value in values.items()}
 
 
-_OPTIONS = ("keep", "stop", "save_every", "mtbf", "verify", "on_batch_change", "on_save_error")
+_OPTIONS = ("keep", "stop", "save_every", "mtbf", "verify", "on_batch_change", "on_save_error", "stage")
 
 
 def of_random_state() -> dict[str, str]:

@@ -1,0 +1,307 @@
+"""Which way a save leaves the training thread, and what becomes of one that leaves through memory.
+
+The first save of a launch is written as ever: only then is its size known, and what a save needs is made behind it. In
+the next two, and in each sixteenth, everything is copied before the save returns. What then changes before the next
+optimizer step is changed by something else than an optimizer, and is copied at once in all saves that follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from resume_adapters.core.patching import wrapped
+from resume_adapters.core.staging.arena import Arena
+from resume_adapters.core.staging.capture import Capture
+from resume_adapters.core.staging.fence import Fence
+from resume_adapters.core.staging.memory import available_memory
+from resume_adapters.core.staging.owned import OwnedStorage, owned_storages
+from resume_adapters.core.staging.selftest import is_exact
+from resume_adapters.core.staging.writer import Writer
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.errors import UnsupportedSetting
+
+Stage = Literal["auto", "memory", "off"]
+"""How saves leave the training: a copy in memory, not at all, or what fits."""
+
+_WORTH_IT = 16 << 20
+"""Bytes of a save from which on ``"auto"`` copies it: a smaller one takes some milliseconds in any case."""
+
+_SPARE = 1 << 20
+"""Bytes by which the memory is larger than the files: for the gaps between tensors."""
+
+_WHOLE, _EVERY = 2, 16
+"""Saves of a launch that are copied at once at first, and which of those that follow."""
+
+_STARTS = 2
+"""How often the process that writes is started."""
+
+
+@dataclass(frozen=True)
+class StagingOptions:
+    """What an adapter knows of the saves of its framework.
+
+    Attributes:
+        stage: what the user wants.
+        objection: why ``"auto"`` is ``"off"`` for this training; empty: nothing speaks against it.
+        optimizers: returns the optimizers that change what is saved; what others change is copied at once.
+        tensors: returns tensors that are saved, by names that a user knows.
+        writers: functions that are safetensors' ``save_file`` under names of the framework: module and name.
+
+    Raises:
+        UnsupportedSetting: ``stage`` is not one of its words.
+    """
+
+    stage: Stage = "off"
+    objection: str = ""
+    optimizers: Callable[[], Iterable[Any]] = tuple
+    tensors: Callable[[], Mapping[str, Any]] = dict
+    writers: Sequence[tuple[Any, str]] = ()
+
+    def __post_init__(self) -> None:
+        if self.stage not in ("auto", "memory", "off"):
+            raise UnsupportedSetting(f'stage={self.stage!r} is invalid: expected "auto", "memory" or "off"')
+
+
+class StagedSave:
+    """A save that is captured, on its way to the disk. Its methods are for the thread that commits.
+
+    Args:
+        capture: what was captured.
+        writer: fills the files.
+
+    Attributes:
+        copied: is set when the training may change everything again.
+    """
+
+    def __init__(self, capture: Capture, writer: Writer) -> None:
+        self._capture = capture
+        self._writer = writer
+        self.copied = threading.Event()
+
+    def copy(self) -> list[OwnedStorage]:
+        """Copy what was left for later; return what has changed meanwhile, so that the save is of no use."""
+        arena = self._capture.arena
+        changed = []
+        try:
+            for offset, each in self._capture.later:
+                if each.is_in_place:
+                    arena.copy(offset, each.address, each.bytes)
+                if not each.is_as_sampled(arena.address(offset)):
+                    changed.append(each)
+            self._capture.later.clear()
+        finally:
+            self.copied.set()
+        return changed
+
+    def fill(self) -> dict[Path, tuple[int, str]]:
+        """Fill the files, and return the size and the digest of each, by its path in the checkpoint.
+
+        Raises:
+            OSError: one could not be written.
+        """
+        return {each.path: self._writer.fill(each.descriptor, each.pieces) for each in self._capture.files}
+
+    def close(self) -> None:
+        """Let go of files and tensors, written or not."""
+        self.copied.set()
+        self._capture.close()
+
+
+class Staging:
+    """Captures the saves of one start of a run.
+
+    Args:
+        options: what the adapter knows.
+        storage: reads what the system says of its memory.
+        ranks_here: processes of the run on this machine, which share its memory.
+        waited: is called with the seconds that the training has waited for a copy.
+        say: is called with each decision, in words.
+
+    Attributes:
+        decision: which way saves go, and why; empty until that is known.
+    """
+
+    def __init__(
+        self,
+        options: StagingOptions,
+        storage: Storage,
+        ranks_here: int,
+        waited: Callable[[float], object],
+        say: Callable[[str], object],
+    ) -> None:
+        self.decision = ""
+        self._options = options
+        self._storage = storage
+        self._ranks_here = ranks_here
+        self._fence = Fence(waited)
+        self._say = say
+        self._arena: Arena | None = None
+        self._writer: Writer | None = None
+        self._starts = 0
+        self._saves = 0
+        self._lacking = 0
+        self._has_captured = False
+        self._restless: set[str] = set()
+        self._has_dropped = False
+        self._captured: Capture | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a save may be staged: alike on all ranks."""
+        return self._options.stage != "off"
+
+    # ---- On the training thread
+
+    @contextlib.contextmanager
+    def capturing(self, directory: Path) -> Iterator[None]:
+        """Return the context in which a framework writes a checkpoint.
+
+        Args:
+            directory: where: a directory, or one file.
+        """
+        self._fence.wait()
+        arena, has_dropped = self._arena, self._has_dropped
+        self._has_dropped = False
+        if arena is None or has_dropped:
+            yield
+            return
+        import safetensors.torch
+        import torch
+
+        arena.clear()
+        may_wait = self._saves >= _WHOLE and self._saves % _EVERY != 0
+        owned = owned_storages(self._options.optimizers(), self._restless, may_wait=may_wait)
+        capture = self._captured = Capture(directory, arena, owned)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(wrapped(torch, "save", capture.torch_save))
+            for module, name in ((safetensors.torch, "save_file"), *self._options.writers):
+                stack.enter_context(wrapped(module, name, capture.save_file))
+            yield
+
+    def take(self) -> StagedSave | None:
+        """Return what was captured since the last call, and keep it as it is until it is copied; ``None``: nothing."""
+        capture, self._captured = self._captured, None
+        if capture is None or self._writer is None:
+            return None
+        self._lacking = capture.lacking
+        self._has_captured = bool(capture.files)
+        self._saves += 1
+        staged = StagedSave(capture, self._writer)
+        watched = [(offset, each) for offset, each in capture.now if each.name not in self._restless]
+        if capture.later or watched:
+            self._fence.arm(staged.copied, functools.partial(self._compare, capture.arena, watched))
+        return staged
+
+    def discard(self) -> None:
+        """Let go of what was captured for a save that has failed."""
+        capture, self._captured = self._captured, None
+        if capture is not None:
+            capture.close()
+
+    def _compare(self, arena: Arena, copies: list[tuple[int, OwnedStorage]]) -> None:
+        """Find out what has changed since it was copied, though no optimizer has made a step."""
+        self._restless.update(each.name for offset, each in copies if not arena.holds(offset, each.address, each.bytes))
+
+    def wait(self) -> None:
+        """Wait until the save under way is copied."""
+        self._fence.wait()
+
+    # ---- On the thread that commits
+
+    def names(self, changed: Sequence[OwnedStorage]) -> list[str]:
+        """Return what has changed, by names that a user knows."""
+        if not changed:
+            return []
+        known = {each.untyped_storage().data_ptr(): name for name, each in self._options.tensors().items()}
+        return [known.get(each.address, each.name) for each in changed]
+
+    def drop(self, changed: Iterable[OwnedStorage]) -> None:
+        """Write the next save at once, and copy what has changed at once from then on. All ranks drop a save together.
+
+        Args:
+            changed: what has changed on this rank; it may be nothing.
+        """
+        self._has_dropped = True
+        self._restless.update(each.name for each in changed)
+
+    def prepare(self, size: int) -> None:
+        """Make what the next save needs, once the size of one is known.
+
+        Args:
+            size: bytes of the framework's files that this rank wrote.
+        """
+        if not self.is_wanted:
+            return
+        decision = self._next_decision(size)
+        if decision != self.decision:
+            self.decision = decision
+            self._say(decision)
+
+    def _next_decision(self, size: int) -> str:
+        arena, writer = self._arena, self._writer
+        if not self.decision:
+            return self._decide(size)
+        if arena is None or writer is None:
+            return self.decision
+        if self._lacking:
+            return self._make(arena.size + self._lacking)
+        if self._saves and not self._has_captured:
+            self._release()
+            return "off: nothing that is saved goes through torch.save or safetensors, as shards do not"
+        if not writer.is_alive and self._starts < _STARTS:
+            self._writer = self._start_writer(arena)
+            writer.close()
+        return self.decision
+
+    def _decide(self, size: int) -> str:
+        """Return which way saves go from now on, and why."""
+        megabytes, is_auto = f"{size / 1e6:,.0f} MB", self._options.stage == "auto"
+        if is_auto and self._options.objection:
+            return f"off: {self._options.objection}"
+        if is_auto and size < _WORTH_IT:
+            return f"off: {megabytes} are written at once"
+        available = available_memory(self._storage) // self._ranks_here
+        if size + _SPARE > available // (2 if is_auto else 1):  # the system would kill a process, and raise no error
+            share = "half of " if is_auto else ""
+            return f"off: {megabytes} are more than {share}the {available / 1e6:,.0f} MB of memory that are left"
+        if not hasattr(os, "memfd_create"):
+            return "off: this system has no memory that processes share by a descriptor"
+        if not is_exact():
+            return "off: files written with the torch or the safetensors installed here differ from the captured ones"
+        return self._make(size + _SPARE)
+
+    def _make(self, size: int) -> str:
+        megabytes = f"{size / 1e6:,.0f} MB"
+        self._release()
+        try:
+            self._arena = Arena(size)
+            self._writer = self._start_writer(self._arena)
+        except OSError as error:
+            self._release()
+            return f"off: {megabytes} of memory, and a process that writes, cannot be had: {error.strerror}"
+        return f"memory: {megabytes} for a copy, which is written in the background"
+
+    def _start_writer(self, arena: Arena) -> Writer:
+        self._starts += 1
+        return Writer(arena)
+
+    # ---- The end
+
+    def _release(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        if self._arena is not None:
+            self._arena.close()
+        self._arena = self._writer = None
+
+    def close(self) -> None:
+        """Let the state change, and give memory and process back."""
+        self._fence.disarm()
+        self._release()

@@ -1,0 +1,130 @@
+"""Whoever is about to change what is being copied waits, and nobody else does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.staging.fence import Fence
+
+
+class Ledger:
+    """What a fence did, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.fence = Fence(lambda seconds: self.said.append("waited"))
+        self.copied = threading.Event()
+
+    def arm(self) -> None:
+        self.copied.clear()
+        self.fence.arm(self.copied, lambda: self.said.append("passed"))
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    native = (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+    made = Ledger()
+    yield made
+    made.fence.disarm()
+    assert native == (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+
+
+def model_with(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
+    model = torch.nn.Linear(4, 4)
+    return model, kind(model.parameters())
+
+
+class Sharpness(torch.optim.SGD):
+    """As some optimizers do, it changes weights before it calls the closure."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.add_(1)
+        return super().step(closure)
+
+
+KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "fused AdamW": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, max_iter=3),
+    "another's": lambda parameters: Sharpness(parameters, lr=0.1),
+}
+
+
+GIVEN = ("nothing", "a closure", "a closure by name")
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(kind, given) for kind in KINDS for given in GIVEN[kind == "LBFGS" :]],  # which needs one
+)
+def test_a_step_waits_before_it_changes_anything(ledger: Ledger, kind: str, given: str) -> None:
+    model, optimizer = model_with(KINDS[kind])
+    before = model.weight.detach().clone()
+    found: list[bool] = []
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).square().sum()
+        loss.backward()
+        ledger.said.append("closure")
+        return loss
+
+    closure()
+    ledger.said.clear()
+    ledger.arm()
+
+    def copy() -> None:
+        found.append(torch.equal(model.weight, before))
+        ledger.said.append("copied")
+        ledger.copied.set()
+
+    timer = threading.Timer(0.2, copy)
+    timer.start()
+    if given == "nothing":
+        optimizer.step()
+    elif given == "a closure":
+        optimizer.step(closure)
+    else:
+        optimizer.step(closure=closure)
+    timer.join()
+    overlaps = given != "nothing" and kind != "another's"
+    assert found == [True] and not torch.equal(model.weight, before)
+    until = ledger.said.index("passed") + 1
+    assert ledger.said[:until] == [*["closure"] * overlaps, "copied", "waited", "passed"]
+    optimizer.step(closure)
+    assert ledger.said.count("passed") == 1, "it is passed once"
+
+
+def test_loading_waits(ledger: Ledger) -> None:
+    model, optimizer = model_with(KINDS["SGD"])
+    for owner in (model, optimizer):
+        ledger.arm()
+        threading.Timer(0.1, ledger.copied.set).start()
+        owner.load_state_dict(owner.state_dict())
+        assert ledger.copied.is_set()
+    assert ledger.said == ["waited", "passed"] * 2
+
+
+def test_nobody_waits_for_what_is_copied_and_a_second_wait_is_none(ledger: Ledger) -> None:
+    ledger.fence.wait()
+    ledger.arm()
+    ledger.copied.set()
+    ledger.fence.wait()
+    ledger.fence.wait()
+    assert ledger.said == ["passed"]
+
+
+def test_a_disarmed_fence_keeps_nobody(ledger: Ledger) -> None:
+    model, optimizer = model_with(KINDS["SGD"])
+    ledger.arm()
+    ledger.fence.disarm()
+    optimizer.step()
+    model.load_state_dict(model.state_dict())
+    assert ledger.said == []

@@ -1,0 +1,419 @@
+"""A save that leaves through memory: exact whatever happens between the save and its commit."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from safetensors.torch import save_file
+
+from resume_adapters import KeepAll
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.staging import staging
+from resume_adapters.core.staging.arena import Arena
+from resume_adapters.core.staging.staging import StagingOptions
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.errors import SaveFailed, UnsupportedSetting
+
+from miniature import GivenContent, committed
+
+SIZE = 160
+"""Width of a layer: its weight is large enough to be copied later."""
+
+
+class Held(Arena):
+    """An arena whose copies on the thread that commits wait until somebody lets them go."""
+
+    go_on = threading.Event()
+
+    def copy(self, offset: int, address: int, size: int) -> None:
+        if threading.current_thread() is not threading.main_thread() and size > 1 << 16:
+            assert self.go_on.wait(20)
+        super().copy(offset, address, size)
+
+
+class Training:
+    """A model that trains and saves, as a framework would: weights with safetensors, the rest with ``torch.save``.
+
+    Args:
+        directory: the run directory.
+        stage: how saves leave the training.
+        options: of :class:`ResumableRun`.
+    """
+
+    def __init__(self, directory: Path, stage: Any = "memory", **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.BatchNorm1d(SIZE))
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), fused=True)
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.writes: dict[str, Any] = {}
+        self.expected: dict[str, Any] = {}
+        chosen = StagingOptions(
+            stage, optimizers=lambda: [self.optimizer], tensors=self.model.state_dict, **options.pop("staging", {})
+        )
+        self.run = ResumableRun(directory, ranks=SingleProcess(), staging=chosen, keep=KeepAll(), **options)
+        self.run.open()
+        self.run.begin(0, 0.0)
+        self.step_number = 0
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, SIZE)).square().mean().backward()
+        self.optimizer.step()
+        self.average.update_parameters(self.model)
+        self.step_number += 1
+
+    def save(self, **options: Any) -> Path:
+        """Save, and remember what the files are to hold."""
+        state = {"optimizer": self.optimizer.state_dict(), "average": self.average.state_dict()}
+        self.expected = clone({"model": self.model.state_dict(), **state})
+
+        def write(directory: Path) -> None:
+            save_file(self.model.state_dict(), directory / "bare.safetensors")
+            safetensors.torch.save_file(self.model.state_dict(), directory / "model.safetensors")
+            torch.save(state, directory / "state.pt")
+
+        name = f"checkpoint-{self.step_number}"
+        self.run.save(name, self.step_number, GivenContent(write), **options)
+        return self.run.directory / name
+
+    def commit(self) -> Path:
+        path = self.save()
+        self.run.flush()
+        self.require_exact(path)
+        return path
+
+    def require_exact(self, path: Path) -> None:
+        """Require that the files of a checkpoint hold what they were to hold, and that its manifest is right."""
+        same(safetensors.torch.load_file(path / "model.safetensors"), self.expected["model"])
+        assert (path / "model.safetensors").read_bytes() == (path / "bare.safetensors").read_bytes()
+        saved = torch.load(path / "state.pt", weights_only=True)
+        same(saved, {name: self.expected[name] for name in ("optimizer", "average")})
+        self.run.require_valid(path)
+
+    @property
+    def committed(self) -> list[int]:
+        return sorted(committed(self.run.directory).values())
+
+
+def clone(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: clone(each) for key, each in tree.items()}
+    return tree.detach().clone() if isinstance(tree, torch.Tensor) else tree
+
+
+def same(found: Any, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            same(found[key], expected[key])
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    made = Training(tmp_path / "run")
+    yield made
+    made.run.close()
+
+
+def settle(training: Training) -> None:
+    """Train and save until copies wait for later."""
+    for _ in range(3):
+        training.step()
+        training.commit()
+    training.step()
+
+
+def test_every_save_of_a_run_is_exact_and_its_files_are_native(training: Training, tmp_path: Path) -> None:
+    for _ in range(20):
+        training.step()
+        training.commit()
+    assert training.committed == list(range(1, 21))
+    assert training.run._staging.decision.startswith("memory: ")
+    training.run.set_state(RunState.RUNNING)
+    status = json.loads((training.run.directory / ".resume" / "status.json").read_bytes())
+    assert status["staging"] == training.run._staging.decision
+
+
+def test_a_save_returns_before_its_tensors_are_copied_and_a_step_waits(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "Arena", Held)
+    monkeypatch.setattr(Held, "go_on", threading.Event())
+    settle(training)
+    path = training.save()
+    assert not (path / "resume" / "manifest.json").exists()
+    threading.Timer(0.2, Held.go_on.set).start()
+    training.step()
+    training.run.flush()
+    training.require_exact(path)
+
+
+def in_forward(training: Training, change: Callable[[], None]) -> None:
+    training.model[0].register_forward_pre_hook(lambda *_: change())
+
+
+def in_backward(training: Training, change: Callable[[], None]) -> None:
+    training.model[0].weight.register_hook(lambda grad: change())
+
+
+def after_the_save(training: Training, change: Callable[[], None]) -> None:
+    native = training.run.save
+
+    def save(*arguments: Any, **options: Any) -> bool:
+        done = native(*arguments, **options)
+        change()
+        return done
+
+    training.run.save = save  # type: ignore[method-assign]
+
+
+MOMENTS = {"in forward": in_forward, "in backward": in_backward, "in a callback": after_the_save}
+
+CHANGES: dict[str, Callable[[torch.nn.Module, Any], object]] = {
+    "through .data": lambda model, optimizer: model[0].weight.data.mul_(0.9),
+    "without gradients": lambda model, optimizer: torch.no_grad()(model[0].weight.mul_)(0.9),
+    "by numpy": lambda model, optimizer: np.multiply(
+        model[0].weight.detach().numpy(), 0.9, out=model[0].weight.detach().numpy()
+    ),
+    "in C": lambda model, optimizer: ctypes.memset(model[0].weight.data_ptr(), 7, model[0].weight.nbytes),
+    "of the optimizer": lambda model, optimizer: [
+        each["exp_avg"].data.mul_(0.9) for each in optimizer.state.values() if "exp_avg" in each
+    ],
+    "a row": lambda model, optimizer: model[0].weight.data[77].mul_(0.9),
+    "a buffer": lambda model, optimizer: model[1].running_mean.add_(1),
+    "the average": lambda model, optimizer: None,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_save_and_commit_in_each_step_never_reaches_the_file(
+    tmp_path: Path, moment: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law 11. What something else than an optimizer changes is found in the first saves, and copied at once."""
+    monkeypatch.setattr(staging, "Arena", Held)
+    monkeypatch.setattr(Held, "go_on", threading.Event())
+    training = Training(tmp_path / "run")
+
+    def apply() -> None:
+        CHANGES[change](training.model, training.optimizer)
+        if change == "the average":
+            training.average.update_parameters(training.model)
+
+    MOMENTS[moment](training, apply)
+    for _ in range(6):
+        training.step()
+        path = training.save()
+        threading.Timer(0.02, Held.go_on.set).start()
+        training.step()
+        training.run.flush()
+        training.require_exact(path)
+        Held.go_on.clear()
+    assert len(training.committed) == 6
+    Held.go_on.set()
+    training.run.close()
+
+
+@pytest.mark.parametrize("change", ["through .data", "without gradients", "by numpy", "in C", "of the optimizer"])
+def test_a_save_is_dropped_that_something_changes_for_the_first_time_and_the_next_step_is_saved(
+    training: Training, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(staging, "Arena", Held)
+    monkeypatch.setattr(Held, "go_on", threading.Event())
+    settle(training)
+    path = training.save()
+    CHANGES[change](training.model, training.optimizer)
+    Held.go_on.set()
+    training.run.flush()
+    assert not path.exists() and training.run.last_commit == 3
+    said = capsys.readouterr().err
+    assert "checkpoint-4 is dropped" in said
+    assert ("exp_avg of parameter 0 of AdamW" if change == "of the optimizer" else "0.weight") in said
+    training.step()
+    assert training.run.end_step(5, 0.5).save
+    training.commit()
+    assert not training.run.end_step(6, 0.6).save
+    for _ in range(2):
+        training.step()
+        path = training.save()
+        CHANGES[change](training.model, training.optimizer)
+        training.run.flush()
+        training.require_exact(path)
+    assert training.committed == [1, 2, 3, 5, 6, 7]
+
+
+def test_a_storage_that_is_gone_is_not_read(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "Arena", Held)
+    monkeypatch.setattr(Held, "go_on", threading.Event())
+    settle(training)
+    copied = threading.Event()
+    native = staging.StagedSave.copy
+    monkeypatch.setattr(staging.StagedSave, "copy", lambda staged: (copied.wait(20), native(staged))[1])
+    path = training.save()
+    training.model[0].weight.untyped_storage().resize_(0)
+    copied.set()
+    Held.go_on.set()
+    training.run.flush()
+    assert not path.exists()
+
+
+def test_the_step_after_a_load_has_the_weights_of_the_save_before(training: Training) -> None:
+    settle(training)
+    path = training.save()
+    training.model.load_state_dict({key: torch.zeros_like(each) for key, each in training.model.state_dict().items()})
+    training.run.flush()
+    training.require_exact(path)
+
+
+def test_the_last_save_is_written_at_once(training: Training) -> None:
+    settle(training)
+    path = training.save(is_last=True)
+    same(safetensors.torch.load_file(path / "model.safetensors"), training.expected["model"])
+    training.run.flush()
+    training.require_exact(path)
+
+
+def test_the_death_of_the_writer_costs_no_save(training: Training, capsys: pytest.CaptureFixture[str]) -> None:
+    settle(training)
+    for _ in range(2):
+        writer = training.run._staging._writer
+        assert writer is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer._process.wait()
+        training.commit()
+        training.step()
+    training.commit()
+    assert capsys.readouterr().err.count("has died") == 2
+    assert training.committed == list(range(1, 7))
+    assert training.run._staging._starts == 2
+
+
+def test_a_full_disk_fails_the_commit(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    settle(training)
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(staging.Writer, "fill", full)
+    training.save()
+    with pytest.raises(SaveFailed, match="No space left"):
+        training.run.flush()
+    monkeypatch.undo()
+    training.step()
+    training.commit()
+    assert training.committed == [1, 2, 3, 5]
+
+
+def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> None:
+    settle(training)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def write(directory: Path) -> None:
+        torch.save(training.optimizer.state_dict(), directory / "state.pt")
+        raise OSError(5, "broken")
+
+    with pytest.raises(SaveFailed, match="broken"):
+        training.run.save("checkpoint-4", 4, GivenContent(write))
+    assert len(os.listdir("/proc/self/fd")) == before
+    training.commit()
+
+
+def test_a_state_that_grows_gets_more_memory(training: Training) -> None:
+    settle(training)
+    size = training.run._staging._arena.size  # type: ignore[union-attr]
+    training.writes = {}
+    training.model.register_buffer("large", torch.zeros(1 << 20))
+    training.average = torch.optim.swa_utils.AveragedModel(training.model)
+    for _ in range(2):
+        training.commit()
+        training.step()
+    assert training.run._staging._arena.size > size + (8 << 20)  # type: ignore[union-attr]
+    assert training.run._staging._lacking == 0
+
+
+@contextlib.contextmanager
+def decided(tmp_path: Path, stage: str, **options: Any) -> Iterator[str]:
+    training = Training(tmp_path / "run", stage, **options)
+    for _ in range(3):
+        training.step()
+        training.commit()
+    assert training.run._staging._arena is None or training.run._staging.decision.startswith("memory")
+    yield training.run._staging.decision
+    training.run.close()
+
+
+class TestDecision:
+    def test_off_says_nothing(self, tmp_path: Path) -> None:
+        with decided(tmp_path, "off") as decision:
+            assert decision == ""
+
+    def test_a_small_state_is_written_at_once(self, tmp_path: Path) -> None:
+        with decided(tmp_path, "auto") as decision:
+            assert decision == "off: 1 MB are written at once"
+
+    def test_an_objection_of_the_adapter_counts(self, tmp_path: Path) -> None:
+        with decided(tmp_path, "auto", staging={"objection": "a callback reads it"}) as decision:
+            assert decision == "off: a callback reads it"
+
+    def test_a_state_that_fits_is_copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(staging, "_WORTH_IT", 0)
+        with decided(tmp_path, "auto") as decision:
+            assert decision.startswith("memory: ")
+
+    def test_more_than_half_of_what_is_left_is_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(staging, "_WORTH_IT", 0)
+        monkeypatch.setattr(staging, "available_memory", lambda storage: 1_000_000)
+        with decided(tmp_path, "auto") as decision:
+            assert decision == "off: 1 MB are more than half of the 1 MB of memory that are left"
+
+    def test_memory_that_cannot_be_had(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(staging, "_SPARE", -(10**9))
+        with decided(tmp_path, "memory") as decision:
+            assert "cannot be had" in decision
+
+    def test_what_the_machine_has_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(staging, "available_memory", lambda storage: 1_000_000)
+        with decided(tmp_path, "memory") as decision:
+            assert decision == "off: 1 MB are more than the 1 MB of memory that are left"
+
+    def test_another_system(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "memfd_create")
+        with decided(tmp_path, "memory") as decision:
+            assert decision.startswith("off: this system")
+
+    def test_other_files(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(staging, "is_exact", lambda: False)
+        with decided(tmp_path, "memory") as decision:
+            assert "differ from the captured ones" in decision
+
+    def test_a_save_past_torch(self, tmp_path: Path) -> None:
+        run = ResumableRun(tmp_path / "run", ranks=SingleProcess(), staging=StagingOptions("memory"))
+        run.open()
+        content = GivenContent(lambda directory: LocalStorage().write(directory / "model.bin", b"x"))
+        for step in (1, 2, 3):
+            run.save(f"checkpoint-{step}", step, content)
+            run.flush()
+        assert run._staging.decision.startswith("off: nothing that is saved goes through torch.save")
+        run.close()
+
+    def test_a_word_that_is_none_is_refused(self) -> None:
+        with pytest.raises(UnsupportedSetting, match='expected "auto", "memory" or "off"'):
+            StagingOptions("disk")  # type: ignore[arg-type]
