@@ -89,7 +89,7 @@ def trainer(
 
 def callbacks(with_callback: bool, clock: Clock) -> list[TrainerCallback]:
     """Return the callbacks of a job; the clock comes last."""
-    return [ResumeCallback(), clock] if with_callback else [clock]
+    return [ResumeCallback(stage="memory"), clock] if with_callback else [clock]
 
 
 def sync_tree(directory: Path) -> None:

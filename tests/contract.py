@@ -913,3 +913,41 @@ def traces_are_equal(
 def files_below(directory: Path) -> list[Path]:
     """Return the files below a directory that may not be there."""
     return [each for each in directory.rglob("*") if each.is_file()]
+
+
+# ---- Saves that leave the training through memory
+
+STAGED = ("lets the framework write", "gives it its name", "writes the manifest", "commits")
+"""Before which operations a job is killed whose saves are copied: the second of a launch is the first of those."""
+
+
+def staged_equals_bare(
+    bench: Bench,
+    directory: Path,
+    config: Config,
+    *,
+    ranks: int = 1,
+    timeless: Callable[[str, bytes], bytes] = lambda name, content: content,
+) -> None:
+    """Law 0 where saves are copied: same losses, same weights, same native files, byte for byte.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: a job that saves at least three times, with ``stage="memory"``.
+        ranks: number of ranks.
+        timeless: see :func:`native_files_are_the_same`.
+    """
+    bare = uninterrupted(bench, directory / "bare", {**config, "bare": True}, ranks=ranks)
+    ours = uninterrupted(bench, directory / "ours", config, ranks=ranks)
+    require_same_steps(ours, bare, start=0)
+    require_same_end(ours, bare)
+    run_directory = directory / "ours" / bench.run_directory
+    native_files_are_the_same(run_directory, directory / "bare" / bench.run_directory, timeless)
+    require_staged(run_directory)
+
+
+def require_staged(run_directory: Path) -> None:
+    """Require that the saves of the last launch were copied."""
+    status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
+    assert status["staging"].startswith("memory: "), status

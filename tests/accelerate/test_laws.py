@@ -382,3 +382,26 @@ def test_a_hundred_runs_of_one_accelerator_leave_nothing(
     trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     config = {"loader": loader, "save_every": 1, "accumulate": 1, "total": 10**6, "trackers": trackers}
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)
+
+
+# ---- Saves that are copied, and written in the background
+
+MEMORY: dict[str, Any] = {"augment": True, "options": {"stage": "memory"}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+    contract.staged_equals_bare(bench, tmp_path, {**MEMORY, "registered": [0, 1]}, ranks=ranks)
+
+
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [{"event": "step_end", "step": step} for step in (12, 18)]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, MEMORY, reference(MEMORY), kills)
+
+
+@pytest.mark.parametrize("operation", contract.STAGED)
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **MEMORY}
+    contract.killed_before_an_operation(
+        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
+    )

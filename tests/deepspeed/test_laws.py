@@ -325,3 +325,27 @@ def test_a_hundred_runs_of_one_engine_leave_nothing(bench: contract.Bench, tmp_p
     trackers = {"tensorboard": tensorboard} if importlib.util.find_spec("tensorboard") else {}
     config = {"loader": "own", "batch_norm": True, "save_every": 1, "accumulate": 1, "config": trackers}
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)
+
+
+# ---- Saves that are copied, and written in the background
+
+MEMORY: dict[str, Any] = {"augment": True, "options": {"stage": "memory"}}
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (2, 2), (2, 3)])
+def test_the_files_are_those_of_the_bare_engine(ranks: int, stage: int, bench: contract.Bench, tmp_path: Path) -> None:
+    contract.staged_equals_bare(bench, tmp_path, {**MEMORY, "stage": stage}, ranks=ranks)
+
+
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [{"event": "step_end", "step": step} for step in (12, 18)]
+    config = {**MEMORY, "stage": 2}
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+@pytest.mark.parametrize("operation", contract.STAGED)
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **MEMORY}
+    contract.killed_before_an_operation(
+        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=LEAVING
+    )

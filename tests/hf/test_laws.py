@@ -654,3 +654,32 @@ def test_a_hundred_trainings_in_one_process_leave_nothing(bench: contract.Bench,
     trackers = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     config = {"width": 4, "samples": 40, "args": {**args, "report_to": trackers, "logging_steps": 1}}
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)
+
+
+# ---- Saves that are copied, and written in the background
+
+MEMORY: dict[str, Any] = {"augment": True, "callback": {"stage": "memory"}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_files_are_those_of_the_bare_trainer(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+    config = {**MEMORY, "args": {**UNTIMED, **({"ddp_backend": "gloo"} if ranks > 1 else {})}}
+    contract.staged_equals_bare(bench, tmp_path, config, ranks=ranks, timeless=timeless)
+
+
+def test_the_files_of_adapters_are_peft_s(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {**MEMORY, "lora": True, "mask": True, "args": UNTIMED}
+    contract.staged_equals_bare(bench, tmp_path, config, timeless=timeless)
+
+
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [{"event": "on_step_end", "step": step} for step in (12, 18)]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, MEMORY, reference(MEMORY), kills)
+
+
+@pytest.mark.parametrize("operation", contract.STAGED)
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **MEMORY}
+    contract.killed_before_an_operation(
+        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}], of_the_end=["logs"]
+    )

@@ -108,13 +108,10 @@ OPERATIONS = contract.operations(
     "epoch=0-step=2.ckpt",
     "epoch=1-step=4.ckpt",
     "epoch=1-step=4.ckpt.resume",
-    contract.Operation("open", rf"{contract.BEGUN}\.epoch=1-step=4\.ckpt\.tmp", 2),
+    contract.Operation("open", rf"{contract.BEGUN}epoch=1-step=4\.ckpt", 2),
     saves=2,
     superseded=("last.ckpt", 4),
 ) | {
-    "gives the file of the framework its name": contract.Operation(
-        "os.rename", rf"{contract.BEGUN}\.epoch=1-step=4\.ckpt\.tmp", 2
-    ),
     "takes the mark of the committed away": contract.Operation(
         "os.rename", r"epoch=0-step=2\.ckpt\.resume/manifest\.json", 4
     ),
@@ -460,3 +457,33 @@ def test_a_hundred_fits_in_one_process_leave_nothing(bench: contract.Bench, tmp_
         "trainer": {"accumulate_grad_batches": 1, "log_every_n_steps": 1, "num_sanity_val_steps": 0},
     }
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, config)
+
+
+# ---- Saves that are copied, and written in the background
+
+MEMORY: dict[str, Any] = {"augment": True, "callback": {"stage": "memory"}}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_files_are_those_of_the_bare_trainer(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+    config = {**MEMORY, "checkpoints": [ENDS_SAVED]}
+    contract.staged_equals_bare(bench, tmp_path, config, ranks=ranks, timeless=placeless(tmp_path))
+
+
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [{"event": "on_train_batch_end", "step": step} for step in (12, 18)]
+    config = {**MEMORY, "checkpoints": [{"every_n_train_steps": 2}]}
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+@pytest.mark.parametrize("operation", contract.STAGED)
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.killed_before_an_operation(
+        bench,
+        tmp_path,
+        {**SAVES, **MEMORY},
+        reference({**SAVES, **MEMORY}),
+        OPERATIONS[operation],
+        leaving=[{6}, {4, 6}, {2, 6}, {2, 4, 6}],
+        of_the_end=["logged"],
+    )
