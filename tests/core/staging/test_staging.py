@@ -7,12 +7,16 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -28,7 +32,7 @@ from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
 
-from miniature import GivenContent, committed
+from miniature import GivenContent, committed, effects
 
 SIZE = 160
 """Width of a layer: its weight is large enough to be copied later."""
@@ -347,6 +351,74 @@ def test_a_state_that_grows_gets_more_memory(training: Training) -> None:
         training.step()
     assert training.run._staging._arena.size > size + (8 << 20)  # type: ignore[union-attr]
     assert training.run._staging._lacking == 0
+
+
+class Full(LocalStorage):
+    """A disk without room."""
+
+    is_full = False
+
+    def free_bytes(self, path: Path) -> int:
+        return 0 if self.is_full else super().free_bytes(path)
+
+
+def test_without_room_on_the_disk_a_save_is_waited_for(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run", storage=Full())
+    settle(training)
+    Full.is_full = True
+    path = training.save()
+    Full.is_full = False
+    same(safetensors.torch.load_file(path / "model.safetensors"), training.expected["model"])
+    training.run.flush()
+    training.require_exact(path)
+    assert training.run._staging._saves == 2
+    training.run.close()
+
+
+def test_a_kill_between_the_copy_and_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    """The process that writes is frozen with the files half written, and wakes up when a later start has saved."""
+    program = f"""
+import os, signal, sys, time
+sys.path[:0] = {[str(Path(__file__).parents[2]), str(Path(__file__).parent)]!r}
+import test_staging
+from pathlib import Path
+training = test_staging.Training(Path({str(tmp_path / "run")!r}))
+test_staging.settle(training)
+pid = training.run._staging._writer.pid
+os.kill(pid, signal.SIGSTOP)
+training.save()
+training.step()
+print(pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with open(tmp_path / "out", "w") as out:
+        done = subprocess.run([sys.executable, "-c", program], stdout=out, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    pid = int((tmp_path / "out").read_text())
+    assert (tmp_path / "run" / "checkpoint-4").exists()
+    training = Training(tmp_path / "run")
+    assert training.run.resumed is not None and training.run.resumed.step == 3
+    training.step_number = 3
+    training.step()
+    path = training.commit()
+    os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    training.require_exact(path)
+    training.run.close()
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    before = None
+    for number in range(3):
+        training = Training(tmp_path / str(number))
+        settle(training)
+        training.save()
+        training.run.close()
+        children = len(psutil.Process().children())
+        before = before or (effects(), children)
+        assert (effects(), children) == before
 
 
 @contextlib.contextmanager

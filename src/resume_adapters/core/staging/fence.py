@@ -52,11 +52,12 @@ class Fence:
             began = time.monotonic()
             copied.wait()
             self._waited(time.monotonic() - began)
-        self._passed()
+        passed, self._passed = self._passed, bool
+        passed()
 
     def disarm(self) -> None:
         """Let the state change: it is not copied any more."""
-        self._copied = None
+        self._copied, self._passed = None, bool
         self._hooks.close()
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

@@ -169,7 +169,8 @@ class Staging:
         self._fence.wait()
         arena, has_dropped = self._arena, self._has_dropped
         self._has_dropped = False
-        if arena is None or has_dropped:
+        # A hole takes no room, and a disk that is full is found by a save that is waited for.
+        if arena is None or has_dropped or self._storage.free_bytes(directory.parent) < arena.size:
             yield
             return
         import safetensors.torch
