@@ -41,10 +41,28 @@ def test_a_stop_is_said_once_and_then_where_it_stopped(caplog: pytest.LogCapture
     ]
 
 
+def test_what_becomes_of_saves_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    messages = RunMessages(speaks=True)
+    messages.staging("off: 1 MB are written at once")
+    messages.waited(0.9)
+    messages.waited(3.21)
+    messages.dropped("checkpoint-7", ["0.weight"])
+    messages.dropped("checkpoint-8", ["0.weight", "0.bias", "1.weight"])
+    assert caplog.messages[:2] == [
+        "staging of saves: off: 1 MB are written at once.",
+        "waited 3.2 s for the commit of the save before this one.",
+    ]
+    assert caplog.messages[2].startswith("checkpoint-7 is dropped: 0.weight changed between the save and the next")
+    assert caplog.messages[3].startswith("checkpoint-8 is dropped: 0.weight and 2 more changed")
+
+
 def test_one_rank_speaks_for_all(caplog: pytest.LogCaptureFixture) -> None:
     messages = RunMessages(speaks=False)
     messages.committed("checkpoint-1", "epoch 0")
     messages.stopping("SIGTERM")
     messages.stopped(1, "checkpoint-1")
     messages.halted(1, "look", "resume")
+    messages.staging("off")
+    messages.waited(9)
+    messages.dropped("checkpoint-1", ["a"])
     assert not caplog.messages

@@ -217,6 +217,16 @@ def test_a_time_decides_and_every_save_counts(make: Callable[..., Miniature]) ->
 # ---- What it says
 
 
+def test_a_wait_for_a_copy_lets_saves_come_less_often(make: Callable[..., Miniature]) -> None:
+    cadence = Cadence("auto", mtbf=timedelta(hours=6))
+    job = make(cadence=cadence)
+    job.commit(1)
+    before = cadence.interval
+    job.run._step_control.waited(30.0)
+    assert cadence.interval > 2 * before
+    make().run._step_control.waited(1.0)  # the framework decides when it saves
+
+
 def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 7200))
     monkeypatch.setenv("SLURM_JOB_ID", "4711")

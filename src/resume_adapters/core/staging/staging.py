@@ -210,10 +210,6 @@ class Staging:
         """Find out what has changed since it was copied, though no optimizer has made a step."""
         self._restless.update(each.name for offset, each in copies if not arena.holds(offset, each.address, each.bytes))
 
-    def wait(self) -> None:
-        """Wait until the save under way is copied."""
-        self._fence.wait()
-
     # ---- On the thread that commits
 
     def names(self, changed: Sequence[OwnedStorage]) -> list[str]:
