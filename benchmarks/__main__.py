@@ -16,7 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import asking, digests, engines, figure, fits, loops, memory, positions, resolving, saves, steps
+from benchmarks import asking, digests, engines, figure, fits, loops, memory, positions, resolving, saves, staged, steps
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -26,6 +26,7 @@ BENCHMARKS = {
     "steps": (steps.measure, 2000, 200),
     "asking": (asking.measure, 200, 20),
     "saves": (saves.measure, 4, 1),
+    "staged": (staged.measure, 2, 1),
     "loop-steps": (loops.measure_steps, 2000, 200),
     "loop-saves": (loops.measure_saves, 4, 1),
     "loop-trace": (loops.measure_trace, 15, 2),

@@ -101,7 +101,7 @@ def _saves(directory: Path, rounds: int) -> list[list[float]]:
     from resume_adapters.integrations.deepspeed_engine import names
 
     engine = _engine(_WIDTH, _LAYERS, stage=1)
-    run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1))
+    run = ResumeHooks(engine, directory / "hooked", save_every=1, keep=KeepLast(1), stage="memory")
     batches = run.batches(_loader(1000, _WIDTH))
     batch = next(batches)
     bare: list[tuple[float, float]] = []

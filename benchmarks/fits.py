@@ -57,7 +57,7 @@ def _fit(directory: Path, kind: str, *, width: int, layers: int, steps: int, sav
     trainer = pl.Trainer(
         accelerator="cpu",
         max_steps=steps,
-        callbacks=[*([ResumeCallback()] if kind == _PACKAGE else []), clock, saving],
+        callbacks=[*([ResumeCallback(stage="memory")] if kind == _PACKAGE else []), clock, saving],
         plugins=plugins[kind],
         logger=False,
         enable_progress_bar=False,

@@ -140,7 +140,9 @@ class _Loop:
         rows = torch.utils.data.DataLoader(Rows(width), batch_size=batch)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, rows)
         self.run: Any = (
-            register_for_resume(self.accelerator, run_dir=directory, save_every=save_every) if with_package else None
+            register_for_resume(self.accelerator, run_dir=directory, save_every=save_every, stage="memory")
+            if with_package
+            else None
         )
 
     def __iter__(self) -> Iterator[None]:

@@ -24,8 +24,8 @@ Six walks through the code, here with the Trainer's adapter. Whatever else they 
 
 **A save**: ``hf/patch.py`` (the trainer saves) -> ``hf/session.py`` (under which name) -> ``session/session.py``
 (what a checkpoint holds) -> ``run/run.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
-``hf/framework.py`` (the trainer's own files) -> ``saving/background.py`` -> ``checkpoint/commit.py`` (the marker) ->
-``run_directory/prune.py``.
+``hf/framework.py`` (the trainer's own files; ``staging/capture.py`` where they are copied) ->
+``saving/background.py`` -> ``checkpoint/commit.py`` (the marker) -> ``run_directory/prune.py``.
 
 **A start**: ``hf/patch.py`` -> ``hf/session.py`` -> ``session/restore.py`` -> ``run/run.py`` -> ``run/takeover.py``
 (fence, choose, tidy) -> ``checkpoint/resolve.py`` -> ``checkpoint/validity.py``; back in ``session/context.py`` and
