@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 
 import pytest
 
-from resume_adapters import KeepEvery, KeepWithin
+from resume_adapters import KeepEvery, KeepWithin, StopOn
 from resume_adapters.core.session.environment import options_of_environment, options_of_mapping
+from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.errors import UnsupportedSetting
 
 NAME = "RESUME_ADAPTERS_OPTIONS"
@@ -58,3 +60,9 @@ def test_a_mapping_of_another_file_is_read_alike() -> None:
     assert options_of_mapping({"save_every": 5}, "the YAML") == options_of_environment({NAME: '{"save_every": 5}'})
     with pytest.raises(UnsupportedSetting, match=r"^the YAML: .*keep_lst"):
         options_of_mapping({"keep_lst": 5}, "the YAML")
+
+
+def test_every_option_of_a_callback_can_be_said_in_the_environment() -> None:
+    options = {each.name for each in fields(ResumeOptions)} - {"parts"}
+    assert options_of_environment({NAME: "{}"}).keys() == options
+    assert ResumeOptions(**options_of_environment({NAME: "{}"})) == ResumeOptions(stop=StopOn())

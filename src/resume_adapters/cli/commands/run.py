@@ -59,6 +59,9 @@ def run_command(
         Literal["refuse", "keep-samples"], typer.Option(help="With a different global batch size.")
     ] = "refuse",
     on_save_error: Annotated[Literal["stop", "continue"], typer.Option(help="When a save fails.")] = "stop",
+    stage: Annotated[
+        Literal["off", "memory", "auto"], typer.Option(help="memory: training goes on after a copy in memory.")
+    ] = "off",
     exit_code: Annotated[int, typer.Option(help="Exit code of a run that was asked to stop and has saved.")] = 0,
     walltime: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long the process may run, such as 11:50:00.")
@@ -86,6 +89,7 @@ def run_command(
         verify=verify,
         on_batch_change=on_batch_change,
         on_save_error=on_save_error,
+        stage=stage,
         exit_code=exit_code,
         walltime=walltime,
         reserve=reserve,

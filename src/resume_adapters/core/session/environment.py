@@ -49,7 +49,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         save_every: optimizer steps, a period such as ``"30m"``, or ``"auto"``.
         mtbf: mean time between failures, a period.
         verify: after restoring, compare the live state with the saved one.
-        on_batch_change, on_save_error: as the callbacks have them.
+        on_batch_change, on_save_error, stage: as the callbacks have them.
         exit_code, walltime, reserve, requeue: as :class:`StopOn` has them.
     """
 
@@ -63,6 +63,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     verify: bool = True
     on_batch_change: Literal["refuse", "keep-samples"] = "refuse"
     on_save_error: Literal["stop", "continue"] = "stop"
+    stage: Literal["off", "memory", "auto"] = "off"
     exit_code: int = 0
     walltime: str | None = None
     reserve: str = "auto"
@@ -85,6 +86,7 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
             "verify": self.verify,
             "on_batch_change": self.on_batch_change,
             "on_save_error": self.on_save_error,
+            "stage": self.stage,
         }
 
     def _keep(self) -> Policy | None:
