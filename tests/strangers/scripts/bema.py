@@ -22,6 +22,6 @@ trainer = SFTTrainer(
     ),
     train_dataset=datasets.Dataset.from_dict({"text": sentences(80, 10, 1)}),
     processing_class=tokenizer(),
-    callbacks=[BEMACallback(update_freq=2, update_after=4)],
+    callbacks=[BEMACallback(update_freq=2)],
 )
 trainer.train()
