@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.accelerators import CPUAccelerator
+from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 
 import cycles
 
@@ -92,14 +93,18 @@ DEFAULTS: dict[str, Any] = {
     "save_every": 5,
     "load": None,
     "wrapped": True,
-    "strategy": "auto",
+    "own_strategy": False,
     "options": {},
 }
 
 
+class Elsewhere(SingleDeviceStrategy):
+    """A strategy that nobody knows."""
+
+
 def new_fabric() -> Fabric:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    strategy: Any = CONFIG["strategy"]
+    strategy: Any = Elsewhere(torch.device("cpu"), CPUAccelerator()) if CONFIG["own_strategy"] else "auto"
     if ranks > 1:
         buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
@@ -227,7 +232,6 @@ class Job:
             ema=[digest(*self.ema.shadow), self.ema.updates] if self.ema else None,
             scaler=scaler.state_dict() if scaler else None,
             schedule=self.schedule.last_epoch,
-            passes=self.loader._num_iter_calls,
             draws=draws(),
         )
 
