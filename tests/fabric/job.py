@@ -7,6 +7,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,6 +187,7 @@ class Job:
         self.run.finish()
 
     def step(self, batch: dict[str, torch.Tensor], micro: int) -> None:
+        time.sleep(CONFIG["slow"])
         run, fabric = self.run, self.fabric
         step, rate = run.global_step, self.schedule.get_last_lr()[0]
         self.synced = (micro + 1) % CONFIG["accumulate"] == 0

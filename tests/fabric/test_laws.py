@@ -69,8 +69,8 @@ def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any
 
 
 def test_a_stop_that_reaches_one_rank_stops_all(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 8."""
-    config = {"augment": True, "samples": 100}
+    """Law 8. The ranks vote at each step where steps are not too short."""
+    config = {"augment": True, "samples": 100, "slow": 0.06}
     send = {"event": "backward", "step": 12, "rank": 1, "send": "SIGUSR1"}
     contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2, within=3)
 
