@@ -68,7 +68,8 @@ class Training:
         chosen = StagingOptions(
             stage, optimizers=lambda: [self.optimizer], tensors=self.model.state_dict, **options.pop("staging", {})
         )
-        self.run = ResumableRun(directory, ranks=SingleProcess(), staging=chosen, keep=KeepAll(), **options)
+        options = {"ranks": SingleProcess(), **options}
+        self.run = ResumableRun(directory, staging=chosen, keep=KeepAll(), **options)
         self.run.open()
         self.run.begin(0, 0.0)
         self.step_number = 0
@@ -351,6 +352,32 @@ def test_a_state_that_grows_gets_more_memory(training: Training) -> None:
         training.step()
     assert training.run._staging._arena.size > size + (8 << 20)  # type: ignore[union-attr]
     assert training.run._staging._lacking == 0
+
+
+class Another(SingleProcess):
+    """This rank, and one on which something has changed."""
+
+    changed: tuple[str, ...] = ()
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, list(self.changed)] if isinstance(value, list) else [value]
+
+
+def test_a_save_that_another_rank_drops_is_dropped_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training = Training(tmp_path / "run", ranks=Another())
+    settle(training)
+    Another.changed = ("their.weight",)
+    path = training.save()
+    training.run.flush()
+    Another.changed = ()
+    assert not path.exists() and "checkpoint-4 is dropped: their.weight changed" in capsys.readouterr().err
+    training.step()
+    assert training.run.end_step(5, 0.5).save
+    path = training.save()
+    same(safetensors.torch.load_file(path / "model.safetensors"), training.expected["model"])
+    training.run.flush()
+    assert training.committed == [1, 2, 3, 5]
+    training.run.close()
 
 
 class Full(LocalStorage):
