@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 
 import cycles
@@ -105,7 +104,7 @@ class Elsewhere(SingleDeviceStrategy):
 
 def new_fabric() -> Fabric:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    strategy: Any = Elsewhere(torch.device("cpu"), CPUAccelerator()) if CONFIG["own_strategy"] else "auto"
+    strategy: Any = Elsewhere(torch.device("cpu")) if CONFIG["own_strategy"] else "auto"
     if ranks > 1:
         buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
