@@ -61,11 +61,10 @@ def test_auto_values_of_a_json_file(name: str, stage: int, tmp_path: Path) -> No
 
 
 CIFAR = {
-    **{f"stage {stage}": (2, [str(stage), "fp32"]) for stage in range(4)},
+    **{f"stage {stage}": (2, [str(stage), "fp32"]) for stage in range(3)},
     "bf16": (2, ["2", "bf16"]),
     "fp16": (1, ["1", "fp16"]),
     "offload 2": (1, ["2", "fp32", "offload"]),
-    "offload 3": (2, ["3", "fp32", "offload"]),
 }
 
 
