@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
+from collections.abc import Callable
 
 _ALIGNMENT = 64
 """Bytes: where a cache line begins."""
@@ -12,8 +14,13 @@ _ALIGNMENT = 64
 _CHUNK = 1 << 23
 """Bytes that are copied between two chances for other threads."""
 
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+@functools.cache
+def _memcmp() -> Callable[[int, int, int], int]:
+    """Return the function of C; only where a run is: on Windows nothing is known of it when this is imported."""
+    found = ctypes.CDLL(None).memcmp
+    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return found
 
 
 class Arena:
@@ -70,7 +77,7 @@ class Arena:
 
     def holds(self, offset: int, address: int, size: int) -> bool:
         """Return whether a part is what memory of this process is now."""
-        return size == 0 or _memcmp(self.address(offset), address, size) == 0
+        return _memcmp()(self.address(offset), address, size) == 0
 
     def close(self) -> None:
         """Give the memory back, as soon as nobody looks at it any more."""
