@@ -79,8 +79,7 @@ def test_killed_within_a_file_whose_tmpdir_is_on_another_file_system(
     io: bool, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     """Law 3. Lightning's own writing copies the file from there; a kill leaves it torn under its final name."""
-    name = "epoch=1-step=10.ckpt"
-    written = f".{name}.tmp" if io else name
+    written = "epoch=1-step=10.ckpt"
     temporary = Path(tempfile.mkdtemp(dir="/dev/shm"))
     try:
         assert bench.run(tmp_path, {"io": io, "kill_at_opening": written}, env={"TMPDIR": str(temporary)}).killed

@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-_NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), sysconfig.get_paths()["stdlib"], "<")
+_NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent), "<")
 """How the files of this package and of Python begin, and what has no file."""
 
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
