@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
@@ -131,8 +132,8 @@ class ThreadSaveEngine:
             f"prune after {pending.path.name}",
             functools.partial(_after_commit_failed, pending),
         )
-        native = [file for path, file in request.files if path.parts[0] != layout.EXTRAS]
-        self._staging.prepare(sum(map(pending.storage.size, native)))
+        own = [entry for entry in manifest.files if entry.rank == self._ranks.rank]
+        self._staging.prepare(sum(entry.bytes for entry in own if Path(entry.path).parts[0] != layout.EXTRAS))
 
     def _is_dropped(self, request: SaveRequest) -> bool:
         """Copy what was left for later; where something has changed before that, on any rank, drop the save on all."""
