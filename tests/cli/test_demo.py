@@ -27,6 +27,7 @@ def test_refuses_a_directory_that_is_in_use(command, tmp_path):
     assert (tmp_path / "precious").read_text() == "kept"
 
 
+@pytest.mark.thorough
 @needs_transformers
 def test_a_run_killed_three_times_is_identical_to_one_that_never_was(command, tmp_path):
     done = command("demo", "--dir", tmp_path / "demo", "--seed", "1", "--json")

@@ -28,6 +28,7 @@ def drill(command, directory, *words):
     return command("drill", "--dir", directory, *words)
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_killed_and_stopped_in_every_way_is_identical(command, tmp_path):
     faults = "save,prune,term,twice"
     done = drill(command, tmp_path / "drill", "--faults", faults, "--json", "--", sys.executable, JOB, "{run_dir}")

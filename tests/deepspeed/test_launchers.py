@@ -47,6 +47,7 @@ def test_torchrun_and_then_the_deepspeed_launcher(
 OPTIONS = ["--cpu", "--steps", "12", "--save-steps", "3", "--eval-steps", "6"]
 
 
+@pytest.mark.thorough
 def test_the_example_is_killed_and_started_again(bench: contract.Bench, tmp_path: Path) -> None:
     """As a user has it, on one process; the run that it is compared with is forked."""
     arguments = [*OPTIONS, "--output-dir", "reference"]

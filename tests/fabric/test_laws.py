@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 KILL = {"event": "step_end", "step": 13}
@@ -45,7 +47,17 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    often(
+        CASES,
+        "workers-ema",
+        "two-optimizers-evaluation",
+        "a-schedule-that-is-not-passed",
+        "two-ranks",
+        "two-ranks-that-train-apart",
+    ),
+)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2."""
     ranks, config = CASES[case]
@@ -114,6 +126,7 @@ def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, tmp_p
     contract.finished_does_nothing_again(bench, tmp_path, {}, ("weights", "global_step", "draws", "schedule"))
 
 
+@pytest.mark.thorough
 def test_a_hundred_runs_of_one_fabric_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     """Law 12."""
     contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})

@@ -24,7 +24,14 @@ IS_OLD = Version(accelerate.__version__) < Version("1.13")
 
 
 @pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
-@pytest.mark.parametrize(("kind", "kills"), [("SHARDED_STATE_DICT", [EARLY, MIDDLE]), ("FULL_STATE_DICT", [EARLY])])
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("SHARDED_STATE_DICT", [EARLY]),
+        pytest.param("FULL_STATE_DICT", [EARLY], marks=pytest.mark.thorough),
+        pytest.param("SHARDED_STATE_DICT", [EARLY, MIDDLE], marks=pytest.mark.thorough),
+    ],
+)
 def test_killed_equals_never(
     kind: str, kills: list[Any], bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -429,7 +429,9 @@ GIVEN_UP: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("case", GIVEN_UP)
+@pytest.mark.parametrize(
+    "case", often(GIVEN_UP, "that ends the training in mid-epoch", "of a new best between two epochs")
+)
 def test_an_evaluation_given_up_for_a_stop_is_done_again(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

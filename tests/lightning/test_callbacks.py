@@ -19,13 +19,14 @@ from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
+from selection import often
 
 import contract
 
 KILLS = {"finetuning": (8, 12, 17), "accumulation": (8, 14, 17, 19, 22)}
 
 
-@pytest.mark.parametrize("callback", KILLS)
+@pytest.mark.parametrize("callback", often(KILLS, "accumulation"))
 def test_a_callback_that_acts_at_the_start_of_an_epoch(
     callback: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def launch(directory: Path, *front: str, **environment: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.thorough
 def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path) -> None:
     reference = launch(tmp_path / "bare", sys.executable)
     assert reference.returncode == 0, reference.stderr
