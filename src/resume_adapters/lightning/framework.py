@@ -213,8 +213,8 @@ class LightningFramework:
         require_data(self._trainer.strategy, context.path)
         with distributed_metadata.reading(context.files), data_only(), self._engine_loading(context):
             native(context.path)
-        # seam: lightning 2.4-2.6: the connector restores modules, callbacks and loops from it afterwards.
-        loaded = self._trainer._checkpoint_connector._loaded_checkpoint
+        # The connector restores modules, callbacks and loops from it afterwards.
+        loaded = self._trainer._checkpoint_connector._loaded_checkpoint  # seam: lightning 2.4-2.6
         self._fit_weights(context, loaded)
         self._fit_directories(context, loaded)
         self._loaded = dict(loaded)
