@@ -125,6 +125,12 @@ class Server:
             started[pid] = output
         return Running(started, self.poll)
 
+    def run(self, script: Path, arguments: list[str], directory: Path, output: Path, env: dict[str, str]) -> int:
+        """Run a script to its end, and return its exit status."""
+        request = {"script": str(script), "arguments": arguments, "directory": str(directory), "output": str(output)}
+        pid = self._ask(do="start", env=env, **request)
+        return Running({pid: output}, self.poll).wait().statuses[0]
+
     def poll(self, pid: int) -> int | None:
         status: int | None = self._ask(do="poll", pid=pid)
         return status

@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.state.stateful import StaticState
 
+from launch import Server
 from miniature import GivenContent
 
+COMMAND = Path(__file__).parent / "run_command.py"
 MAIN = "from resume_adapters.cli import main; main()"
 
 
@@ -40,21 +43,48 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
-def command() -> Command:
-    """Run ``resume-adapters`` with some words, 80 columns wide, and check that it ended without a traceback."""
+def server() -> Iterator[Server]:
+    """A process that has imported what most commands need, from which they are forked."""
+    server = Server(
+        "torch", "torch.distributed.checkpoint", "rich.progress", "pydantic.type_adapter", "resume_adapters.cli.app"
+    )
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def command(server: Server) -> Command:
+    """Run ``resume-adapters`` with some words, 80 columns wide, and check that it ended without a traceback.
+
+    Another program runs in an interpreter of its own.
+    """
+    environment = {"COLUMNS": "80", "NO_COLOR": "1"}
 
     def run(*words: object, code: str = MAIN) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, words)],
-            env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            timeout=540,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        if code == MAIN:
+            done = forked(server, [str(each) for each in words], {**os.environ, **environment})
+        else:
+            done = interpreted(code, [str(each) for each in words], {**os.environ, **environment})
+        assert "Traceback" not in done.err, done.err
+        return done
 
     return run
+
+
+def forked(server: Server, words: list[str], environment: dict[str, str]) -> Outcome:
+    """Run the command in a process that the server forks, in the directory of this one."""
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        status = server.run(COMMAND, words, Path.cwd(), out, {**environment, "COMMAND_ERRORS": str(err)})
+        return Outcome(status, out.read_text(), err.read_text() if err.exists() else "")
+
+
+def interpreted(code: str, words: list[str], environment: dict[str, str]) -> Outcome:
+    """Run a program in an interpreter that has imported nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True, timeout=540
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture

@@ -504,13 +504,15 @@ class Cycles:
                     each.tb_writer.close()  # the Trainer does it at the end of a training that was not cut short
 
     def outline(self) -> dict[str, Any]:
-        from resume_adapters.hf import patch
+        from resume_adapters.hf import outside, patch
 
         trainer, optimizers = self.trainer, []
         if trainer.optimizer is not None:
             optimizers = [getattr(trainer.optimizer, "optimizer", trainer.optimizer)]
         functions = [Trainer.train, *(vars(transformers.trainer).get(name) for name in WRAPPED)]
         return {
+            # A callback watches from when it is made until its training begins: that is no hook of a training.
+            "global_hooks": cycles.patches()["global_hooks"] - len(outside._hooks),
             "type": type(trainer) is TracedTrainer,
             "attributes": [name for name in vars(trainer) if "resume" in name],
             "hidden": [cycles.hidden(each) for each in (trainer, *trainer.callback_handler.callbacks)],
