@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from resume_adapters.core.staging.fence import Fence
 
@@ -100,6 +101,17 @@ def test_a_step_waits_before_it_changes_anything(ledger: Ledger, kind: str, give
     assert ledger.said[:until] == [*["closure"] * overlaps, "copied", "waited", "passed"]
     optimizer.step(closure)
     assert ledger.said.count("passed") == 1, "it is passed once"
+
+
+def test_a_hook_that_was_registered_later_is_called_too(ledger: Ledger) -> None:
+    """torch goes through its hooks while the fence is passed."""
+    _, optimizer = model_with(KINDS["SGD"])
+    ledger.arm()
+    ledger.copied.set()
+    hook = register_optimizer_step_pre_hook(lambda *_: ledger.said.append("another hook"))
+    optimizer.step()
+    hook.remove()
+    assert ledger.said == ["passed", "another hook"]
 
 
 def test_loading_waits(ledger: Ledger) -> None:

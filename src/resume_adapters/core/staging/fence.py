@@ -44,10 +44,13 @@ class Fence:
 
     def wait(self) -> None:
         """Wait until the state is copied, and let it change."""
+        self._hooks.close()
+        self._pass()
+
+    def _pass(self) -> None:
         copied, self._copied = self._copied, None
         if copied is None:
             return
-        self._hooks.close()
         if not copied.is_set():
             began = time.monotonic()
             copied.wait()
@@ -61,14 +64,17 @@ class Fence:
         self._hooks.close()
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        # The hook stays until the next save: torch goes through its hooks now, and none may be removed meanwhile.
+        if self._copied is None:
+            return None
         closure = arguments[1] if len(arguments) > 1 else keywords.get("closure")
         if not callable(closure) or not type(optimizer).__module__.startswith("torch.optim."):
-            self.wait()
+            self._pass()
             return None
 
         def then_wait(*given: Any, **named: Any) -> Any:
             result = closure(*given, **named)
-            self.wait()
+            self._pass()
             return result
 
         if len(arguments) > 1:
