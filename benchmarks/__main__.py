@@ -16,7 +16,24 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import asking, digests, engines, figure, fits, loops, memory, positions, resolving, saves, staged, steps
+from benchmarks import (
+    asking,
+    digests,
+    engines,
+    figure,
+    fits,
+    loops,
+    memory,
+    mirrors,
+    positions,
+    ranks,
+    recoveries,
+    remembered,
+    resolving,
+    saves,
+    staged,
+    steps,
+)
 from benchmarks.figure import Figure
 
 _COLUMNS = ("what", "measured", "quartiles", "goal", "met", "on what")
@@ -27,6 +44,7 @@ BENCHMARKS = {
     "asking": (asking.measure, 200, 20),
     "saves": (saves.measure, 4, 1),
     "staged": (staged.measure, 2, 1),
+    "ranks": (ranks.measure, 3, 1),
     "loop-steps": (loops.measure_steps, 2000, 200),
     "loop-saves": (loops.measure_saves, 4, 1),
     "loop-trace": (loops.measure_trace, 15, 2),
@@ -36,6 +54,9 @@ BENCHMARKS = {
     "resolving": (resolving.measure, 15, 3),
     "positions": (positions.measure, 15, 3),
     "memory": (memory.measure, 3, 1),
+    "mirrors": (mirrors.measure, 3, 1),
+    "remembered": (remembered.measure, 5, 1),
+    "recoveries": (recoveries.measure, 10, 2),
     "deepspeed": (engines.measure, 1000, 200),
 }
 """By name: what measures it, how many repeats, and how many when in a hurry."""

@@ -28,6 +28,9 @@ class SmallContent:
     def rank_state(self) -> dict[str, Any]:
         return {"consumed": self.step}
 
+    def completed(self) -> Mapping[str, Any]:
+        return {}
+
     def parts(self) -> dict[str, Stateful]:
         return {"ema": StaticState({"updates": self.step})}
 

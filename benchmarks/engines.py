@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,22 +20,25 @@ import torch
 
 from benchmarks import figure
 from benchmarks.figure import Figure
-from benchmarks.saves import GOAL_RATIO
+from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.steps import GOAL_MICROSECONDS
+from benchmarks.turns import serve, taking_turns
 
-_WARM_UP = 20
 _WIDTH, _LAYERS = 1024, 30
 """Of the model that is saved: 31 million parameters, 16 bytes each with ZeRO 1: 500 MB."""
 
 
 def measure(repeats: int) -> list[Figure]:
-    """Measure in a process of its own, which is a rank of one for DeepSpeed."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.engines", str(repeats)], capture_output=True, text=True)
+    """Measure in processes of their own, each a rank of one for DeepSpeed."""
+    with tempfile.TemporaryDirectory() as directory:
+        job = ["-m", "benchmarks.engines", directory, "--steps"]
+        bare, hooked = taking_turns([job, [*job, "--with-hooks"]], repeats)
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "benchmarks.engines", directory, "--saves", str(max(1, repeats // 200))]
+        done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    record = json.loads(done.stdout.splitlines()[-1])
-    bare, hooked = record["steps"]
-    blocked, safe, hooked_blocked, hooked_safe = record["saves"]
+    blocked, safe, hooked_blocked, hooked_safe = json.loads(done.stdout.splitlines()[-1])
     return [
         figure.of(
             "DeepSpeed: processor time added per step",
@@ -47,7 +51,7 @@ def measure(repeats: int) -> list[Figure]:
             "DeepSpeed, 500 MB save: training blocked, against a bare save",
             [seconds / figure.median(blocked) for seconds in hooked_blocked],
             "x",
-            GOAL_RATIO,
+            GOAL_BLOCKED,
             detail=f"a bare save takes {figure.median(blocked):.2f} s",
         ),
         figure.of(
@@ -152,19 +156,22 @@ def _sync(file: Path) -> None:
     os.close(descriptor)
 
 
-def _main(repeats: int) -> None:
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--with-hooks", action="store_true")
+    parser.add_argument("--saves", type=int)
+    given = parser.parse_args()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    with tempfile.TemporaryDirectory() as directory:
-        with contextlib.closing(_steps(Path(directory))) as hooked:
-            taking_turns = list(zip(range(repeats + _WARM_UP), _steps(None), hooked, strict=False))
-        steps = [list(each) for each in list(zip(*taking_turns[_WARM_UP:], strict=True))[1:]]
-    with tempfile.TemporaryDirectory() as directory:
-        saves = _saves(Path(directory), max(1, repeats // 200))
-    print("\n" + json.dumps({"steps": steps, "saves": saves}))
+    if given.steps:
+        serve(_steps(given.directory if given.with_hooks else None))
+    else:
+        print("\n" + json.dumps(_saves(given.directory, given.saves)))
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main()

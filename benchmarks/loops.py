@@ -22,31 +22,28 @@ from typing import Any
 from benchmarks import figure
 from benchmarks.figure import Figure
 from benchmarks.job import SAVES, WIDTH
+from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
+from benchmarks.steps import GOAL_MICROSECONDS
+from benchmarks.turns import serve, taking_turns
 
-GOAL_MICROSECONDS = 30
-GOAL_RATIO = 1.15
 GOAL_TRACE = 5
 _ROUND = 20
 _TEN_MILLISECONDS = {"width": 512, "layers": 4, "batch": 56}
 """A model of a million parameters, whose step takes about that long on one core."""
 
-_WARM_UP = 50
-
 
 def measure_steps(steps: int) -> list[Figure]:
-    """Return the processor time added per step: two loops in one thread take turns, a step each."""
+    """Return the processor time added per step: two loops take turns, a step each."""
     with tempfile.TemporaryDirectory() as directory:
-        loops = [_steps(Path(directory), with_package=each) for each in (False, True)]
-        pairs = [[next(loop) * 1e6 for loop in loops] for _ in range(_WARM_UP + steps)][_WARM_UP:]
-        for loop in loops:
-            loop.close()
+        job = ["-m", "benchmarks.loops", directory, "--steps"]
+        bare, package = ([each * 1e6 for each in of] for of in taking_turns([job, [*job, "--with-package"]], steps))
     return [
         figure.of(
             "Accelerate loop: processor time added per step",
-            [more - less for less, more in pairs],
+            [more - less for less, more in zip(bare, package, strict=True)],
             "us",
             GOAL_MICROSECONDS,
-            detail=f"{steps} pairs of steps; a bare one takes {figure.median([less for less, _ in pairs]):.0f} us",
+            detail=f"{steps} pairs of steps; a bare one takes {figure.median(bare):.0f} us",
         )
     ]
 
@@ -59,16 +56,19 @@ def measure_saves(rounds: int) -> list[Figure]:
             with tempfile.TemporaryDirectory() as directory:
                 for name, values in _run(Path(directory), with_package).items():
                     records[with_package][name] += values
-    whats = {"blocked": "training blocked, against bare", "safe": "until committed, against bare with fsync"}
+    whats = {
+        "blocked": ("training blocked, against bare", GOAL_BLOCKED),
+        "safe": ("until committed, against bare with fsync", GOAL_RATIO),
+    }
     return [
         figure.of(
             f"Accelerate loop, 500 MB save: {what}",
             [seconds / figure.median(records[False][name]) for seconds in records[True][name]],
             "x",
-            GOAL_RATIO,
+            goal,
             detail=f"bare takes {figure.median(records[False][name]):.2f} s",
         )
-        for name, what in whats.items()
+        for name, (what, goal) in whats.items()
     ]
 
 
@@ -129,7 +129,7 @@ class _Loop:
         import torch
         from accelerate import Accelerator
 
-        from benchmarks.training import Rows, Stack
+        from benchmarks.stack import Rows, Stack
         from resume_adapters.accelerate import register_for_resume
 
         torch.set_num_threads(1)
@@ -207,7 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--with-package", action="store_true")
+    parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
+    if given.steps:
+        serve(_steps(given.directory, given.with_package))
+        return
     print(json.dumps(saves(given.directory, given.with_package)), flush=True)
     os._exit(0)  # in the middle of an epoch: there is nothing to finish
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks import figure
 from benchmarks.figure import Figure
@@ -31,15 +32,26 @@ _WARM_UP = 3
 
 GOAL_CALL, GOAL_TRAINING, GOAL_SAFE, GOAL_MEGABYTES = 0.02, 0.2, 1.15, 64
 
+_BARE, _PACKAGE, _THREAD, _PROCESS, _SNAPSHOT = "bare", "memory", "dcp-thread", "dcp-process", "torchsnapshot"
+_PEERS = {
+    _THREAD: "dcp.async_save, a thread",
+    _PROCESS: "dcp.async_save, a process",
+    **({_SNAPSHOT: "torchsnapshot's async_take"} if importlib.util.find_spec("torchsnapshot") else {}),
+}
+"""What torch has for the same purpose, with its defaults, and torchsnapshot where it is installed.
+
+They fence nothing, and write formats of their own; torchsnapshot forces nothing onto the disk.
+"""
+
 
 def measure(rounds: int) -> list[Figure]:
     """Return what a save of 0.5 GB costs the training, until when it is safe, and the memory that it takes."""
-    records: dict[str, dict[str, list[float]]] = {"bare": {}, "memory": {}}
+    records: dict[str, dict[str, list[float]]] = {kind: {} for kind in (_BARE, _PACKAGE, *_PEERS)}
     for _ in range(rounds):
         for kind, record in records.items():
             for name, values in run(1500, 18, 8, kind).items():
                 record.setdefault(name, []).extend(values)
-    bare, ours = records["bare"], records["memory"]
+    bare, ours = records[_BARE], records[_PACKAGE]
     size = 1500 * 1500 * 4 * 18 * 3 / 1e6
     rows = (
         ("the call", "call", GOAL_CALL, "torch.save"),
@@ -58,9 +70,18 @@ def measure(rounds: int) -> list[Figure]:
         for what, name, goal, against in rows
     ]
     added = figure.median(ours["peak"]) - figure.median(bare["peak"]) - size
-    many = run(64, 1000, 5, "memory", descriptors=1024)
+    many = run(64, 1000, 5, _PACKAGE, descriptors=1024)
     return [
         *found,
+        *(
+            figure.of(
+                f"500 MB save with {peer}: {what}, against {against}",
+                [seconds / figure.median(bare[name]) for seconds in records[kind][name]],
+                "x",
+            )
+            for kind, peer in _PEERS.items()
+            for what, name, _, against in rows
+        ),
         figure.of("500 MB save with stage=memory: peak memory, beyond one copy", [added], "MB", GOAL_MEGABYTES),
         figure.of("3,000 tensors, ulimit -n 1024: the call", [1e3 * each for each in many["call"]], "ms"),
     ]
@@ -78,7 +99,7 @@ def run(width: int, layers: int, saves: int, kind: str, descriptors: int | None 
     return record
 
 
-class _Content:
+class Content:
     """What a checkpoint is to hold: one file of ``torch.save``."""
 
     def __init__(self, state: Callable[[], Mapping[str, Any]]) -> None:
@@ -92,6 +113,9 @@ class _Content:
     def rank_state(self) -> dict[str, Any]:
         return {}
 
+    def completed(self) -> Mapping[str, Any]:
+        return {}
+
     def parts(self) -> dict[str, Any]:
         return {}
 
@@ -102,21 +126,112 @@ class _Content:
         return 0
 
 
+class _Saver(Protocol):
+    def save(self, number: int) -> None:
+        """Return when the training may go on."""
+
+    def finish(self) -> None:
+        """Wait until what was saved is on the disk."""
+
+    def close(self) -> None:
+        """End what was begun for it."""
+
+
+class _Bare:
+    def __init__(self, directory: Path, content: Content) -> None:
+        self._directory, self._content = directory, content
+
+    def save(self, number: int) -> None:
+        self._content.save(self._directory)
+
+    def finish(self) -> None:
+        with open(self._directory / "state.pt", "rb") as file:
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        pass
+
+
+class _Package:
+    def __init__(self, directory: Path, content: Content, optimizer: Any) -> None:
+        from resume_adapters import KeepLast
+        from resume_adapters.core.run.run import ResumableRun
+        from resume_adapters.core.staging.staging import StagingOptions
+
+        options = StagingOptions("memory", optimizers=lambda: [optimizer])
+        self._content, self._saved = content, 0
+        self._run = ResumableRun(directory, keep=KeepLast(1), staging=options)
+        self._run.open()
+
+    def save(self, number: int) -> None:
+        self._run.save(f"checkpoint-{number}", number, self._content)
+        self._saved = number
+
+    def finish(self) -> None:
+        self._run.flush()
+
+    def close(self) -> None:
+        assert self._run.engine.last_committed == self._saved
+        self._run.close()
+
+
+class _Distributed:
+    def __init__(self, directory: Path, state: Callable[[], dict[str, Any]], kind: str) -> None:
+        import torch.distributed
+
+        alone: Any = torch.distributed.HashStore()  # type: ignore[attr-defined]
+        torch.distributed.init_process_group("gloo", store=alone, rank=0, world_size=1)
+        self._directory, self._state, self._kind = directory, state, kind
+        self._written: Any = None
+
+    def save(self, number: int) -> None:
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save
+
+        types = {_THREAD: AsyncCheckpointerType.THREAD, _PROCESS: AsyncCheckpointerType.PROCESS}
+        place = self._directory / "checkpoint"
+        self._written = async_save(self._state(), checkpoint_id=place, async_checkpointer_type=types[self._kind])
+
+    def finish(self) -> None:
+        self._written.result()
+
+    def close(self) -> None:
+        pass
+
+
+class _Snapshots:
+    def __init__(self, directory: Path, model: Any, optimizer: Any) -> None:
+        self._directory, self._state = directory, {"model": model, "optimizer": optimizer}
+        self._written: Any = None
+
+    def save(self, number: int) -> None:
+        from torchsnapshot import Snapshot
+
+        self._written = Snapshot.async_take(str(self._directory / "snapshot"), self._state)
+
+    def finish(self) -> None:
+        self._written.wait()
+
+    def close(self) -> None:
+        pass
+
+
 def _job(width: int, layers: int, saves: int, kind: str, directory: Path) -> dict[str, list[float]]:
     import torch
-
-    from resume_adapters import KeepLast
-    from resume_adapters.core.run.run import ResumableRun
-    from resume_adapters.core.staging.staging import StagingOptions
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    content = _Content(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    options = StagingOptions("memory", optimizers=lambda: [optimizer])
-    run = ResumableRun(directory, keep=KeepLast(1), staging=options)
-    run.open()
     rows = torch.randn(8, width)
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    makes: dict[str, Callable[[], _Saver]] = {
+        _BARE: lambda: _Bare(directory, Content(state)),
+        _PACKAGE: lambda: _Package(directory, Content(state), optimizer),
+        _SNAPSHOT: lambda: _Snapshots(directory, model, optimizer),
+    }
+    saver = makes.get(kind, lambda: _Distributed(directory, state, kind))()
 
     def step() -> float:
         began = time.perf_counter()
@@ -125,19 +240,6 @@ def _job(width: int, layers: int, saves: int, kind: str, directory: Path) -> dic
         optimizer.step()
         return time.perf_counter() - began
 
-    def save(number: int) -> None:
-        if kind == "memory":
-            run.save(f"checkpoint-{number}", number, content)
-        else:
-            content.save(directory)
-
-    def finish() -> None:
-        if kind == "memory":
-            run.flush()
-        else:
-            with open(directory / "state.pt", "rb") as file:
-                os.fsync(file.fileno())
-
     record: dict[str, list[float]] = {"call": [], "processor": [], "training": [], "safe": []}
     for number in itertools.count(1):
         if number > _WARM_UP + 2 * saves:
@@ -145,18 +247,17 @@ def _job(width: int, layers: int, saves: int, kind: str, directory: Path) -> dic
         os.sync()
         usual = statistics.median(step() for _ in range(_STEPS))
         began, processor = time.perf_counter(), time.thread_time()
-        save(number)
+        saver.save(number)
         call, processor = time.perf_counter() - began, time.thread_time() - processor
         waits = number % 2  # either for the commit, or for the next steps
         steps = 0.0 if waits else sum(step() for _ in range(_STEPS))
-        finish()
+        saver.finish()
         if number > _WARM_UP and waits:
             record["safe"].append(time.perf_counter() - began)
         elif number > _WARM_UP:
             for name, value in (("call", call), ("processor", processor), ("training", call + steps - _STEPS * usual)):
                 record[name].append(value)
-    assert kind == "bare" or run.engine.last_committed == _WARM_UP + 2 * saves
-    run.close()
+    saver.close()
     record["peak"] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 * 1.048576]
     return record
 
@@ -166,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("width", "layers", "saves"):
         parser.add_argument(name, type=int)
-    parser.add_argument("kind", choices=("bare", "memory"))
+    parser.add_argument("kind", choices=(_BARE, _PACKAGE, _THREAD, _PROCESS, _SNAPSHOT))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):
         record = _job(given.width, given.layers, given.saves, given.kind, Path(directory))

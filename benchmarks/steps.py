@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks import figure, training
 from benchmarks.figure import Figure
 
-GOAL_MICROSECONDS = 30
+GOAL_MICROSECONDS = 20
 _WARM_UP = 50
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from launch import is_installed
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-pytest.register_assert_rewrite("contract", "chain", "miniature")  # their assertions show what differs
+pytest.register_assert_rewrite("contract", "chain", "miniature", "recovering")  # their assertions show what differs
 
 FRAMEWORKS = {
     "hf": ("transformers", "accelerate"),
@@ -25,10 +26,28 @@ FRAMEWORKS = {
 
 HERE = Path(__file__).parent
 
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where there is one: forcing files onto it costs nothing."""
+
+
+def work_in_memory() -> None:
+    """Let the directories of tests be in memory, where there are 4 GB for them and scripts may be run there."""
+    if not MEMORY.is_dir() or "PYTEST_DEBUG_TEMPROOT" in os.environ:
+        return
+    state = os.statvfs(MEMORY)
+    if state.f_bavail * state.f_frsize < 4 * 2**30 or state.f_flag & os.ST_NOEXEC:
+        return
+    root = MEMORY / f"resume-adapters-tests-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(root)
+
+
+work_in_memory()
+
 
 def missing(folder: str) -> list[str]:
     """Return the modules that a folder of tests needs and that are not installed."""
-    return [name for name in FRAMEWORKS.get(folder, ()) if importlib.util.find_spec(name) is None]
+    return [name for name in FRAMEWORKS.get(folder, ()) if not is_installed(name)]
 
 
 def required() -> set[str]:

@@ -7,13 +7,17 @@ on every rank and for every micro-step (loss, batch digest, learning rate, all e
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import pickle
 import re
 import shutil
 import signal
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +35,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.background import ThreadSaveEngine
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import MissingFramework
+from staged import OPTIONS, left_for_later
 
 from faults import DAMAGES, flip
 from launch import Outcome, Running, Server, start_fresh
@@ -66,11 +71,15 @@ class Bench:
         server: has imported the framework.
         script: the job.
         run_directory: name of the run directory in the job's working directory.
+        options: where a configuration has the options of the package.
+        staged: how the saves of jobs leave the training that do not say so.
     """
 
     server: Server
     script: Path
     run_directory: str = "out"
+    options: str = "callback"
+    staged: Mapping[str, str] = field(default_factory=lambda: OPTIONS)
 
     def start(
         self,
@@ -86,7 +95,8 @@ class Bench:
         for old in directory.glob("trace.*"):
             old.unlink()
         file = directory / "config.json"
-        file.write_text(json.dumps(config))
+        staged = {self.options: {**self.staged, **config.get(self.options, {})}} if self.staged else {}
+        file.write_text(json.dumps({**config, **staged}))
         start = start_fresh if fresh else self.server.start
         return start(self.script, [file.name], directory, ranks, env or {})
 
@@ -118,13 +128,21 @@ class References:
     def __init__(self, bench: Bench, directory: Callable[[str], Path]) -> None:
         self._bench = bench
         self._directory = directory
-        self._known: dict[str, Trace] = {}
+        self._known: dict[str, tuple[Trace, Path]] = {}
 
     def __call__(self, config: Config, ranks: int = 1) -> Trace:
         """Return the trace of an uninterrupted run of a configuration."""
+        return self._run(config, ranks)[0]
+
+    def directory(self, config: Config, ranks: int = 1) -> Path:
+        """Return where that run was made. Who changes something there works on a copy."""
+        return self._run(config, ranks)[1]
+
+    def _run(self, config: Config, ranks: int) -> tuple[Trace, Path]:
         key = json.dumps([config, ranks], sort_keys=True)
         if key not in self._known:
-            self._known[key] = uninterrupted(self._bench, self._directory("reference"), config, ranks=ranks)
+            directory = self._directory("reference")
+            self._known[key] = uninterrupted(self._bench, directory, config, ranks=ranks), directory
         return self._known[key]
 
 
@@ -141,12 +159,12 @@ class Killed:
         self._directory = directory
         self._known: dict[str, Path] = {}
 
-    def __call__(self, target: Path, config: Config) -> None:
+    def __call__(self, target: Path, config: Config, ranks: int = 1) -> None:
         """Let a directory hold what a job left that was killed as its configuration says."""
-        key = json.dumps(config, sort_keys=True)
+        key = json.dumps([config, ranks], sort_keys=True)
         if key not in self._known:
             directory = self._directory("killed")
-            assert self._bench.run(directory, config).killed
+            assert self._bench.run(directory, config, ranks=ranks).killed
             assert committed(directory / self._bench.run_directory)
             self._known[key] = directory
         shutil.copytree(self._known[key], target, symlinks=True, dirs_exist_ok=True)
@@ -281,6 +299,66 @@ def resumed_equals_uninterrupted(
     return anchor
 
 
+def an_empty_machine_resumes(
+    bench: Bench, directory: Path, config: Config, reference: Trace, kill: Kill, *, ranks: int = 1
+) -> None:
+    """Killed, and started by the same command where the run directory is gone, a run continues from its mirror.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        reference: an uninterrupted run of it.
+        kill: when it is killed, behind a save.
+        ranks: number of ranks.
+    """
+    mirror = directory / "bucket"
+    env = {"RESUME_ADAPTERS_MIRROR": f"file://{mirror}"}
+    outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, env=env)
+    assert outcome.killed, outcome.output[-6000:]
+    manifests = [json.loads(file.read_bytes())["manifest"] for file in mirror.rglob("manifest.json")]
+    assert manifests, f"nothing was copied\n{outcome.output[-6000:]}"
+    copied = max(manifest["step"] for manifest in manifests)
+    shutil.rmtree(directory / bench.run_directory)
+    outcome = bench.run(directory, config, ranks=ranks, env=env)
+    outcome.require_success()
+    trace = read_trace(directory, ranks)
+    assert trace.first_step == copied > 0, (trace.first_step, copied)
+    require_same_steps(trace, reference, start=copied)
+    require_same_end(trace, reference, ["files"])  # the older checkpoints stay in the mirror
+    last = max(committed(directory / bench.run_directory).values())
+    assert last in [json.loads(file.read_bytes())["manifest"]["step"] for file in mirror.rglob("manifest.json")]
+
+
+def a_kill_loses_no_step_that_memory_has(
+    bench: Bench, directory: Path, config: Config, reference: Trace, kill: Kill, *, ranks: int = 1
+) -> None:
+    """Killed between two saves to the disk, a run continues from the last step, which was saved to memory alone.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        config: the job.
+        reference: an uninterrupted run of it.
+        kill: when it is killed, more than a step behind a save.
+        ranks: number of ranks.
+    """
+    env = {"RESUME_ADAPTERS_MIRROR": "memory:1"}
+    outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, env=env)
+    assert outcome.killed, outcome.output[-6000:]
+    run_directory = directory / bench.run_directory
+    identity = (run_directory / ".resume" / "identity").read_text().strip()
+    memory = Path(f"/dev/shm/resume-adapters-{os.geteuid()}", identity)
+    held, on_disk = (max(committed(each).values(), default=0) for each in (memory, run_directory))
+    assert held > on_disk, f"{held} in memory, {on_disk} on the disk\n{outcome.output[-6000:]}"
+    bench.run(directory, config, ranks=ranks, env=env).require_success()
+    trace = read_trace(directory, ranks)
+    assert trace.first_step == held, (trace.first_step, held)
+    require_same_steps(trace, reference, start=held)
+    require_same_end(trace, reference)
+    assert not memory.exists()
+
+
 @dataclass(frozen=True)
 class Operation:
     """Something that a job does to its run directory, and where the next launch goes on if it is killed before.
@@ -326,7 +404,7 @@ def operations(
     first, second, inner = re.escape(first), re.escape(second), re.escape(inner)
     found = {
         "claims the run directory": Operation("os.rename", rf"\.resume/{temporary('generation')}", 0),
-        "begins a checkpoint": Operation("open", rf"{BEGUN}{inner}/pending", 2),
+        "begins a checkpoint": Operation("os.rename", rf"{BEGUN}next(\.resume)?", 2),
         "lets the framework write": native,
         "writes a file of its own": Operation("open", rf"{BEGUN}{inner}/rank-00000\.json", 2),
         "gives it its name": Operation("os.rename", rf"{BEGUN}{second}", 2),
@@ -744,19 +822,20 @@ def _steps(trace: Trace) -> dict[int, tuple[list[str], set[str], float]]:
 
 
 def finished_does_nothing_again(
-    bench: Bench, directory: Path, config: Config, same: Sequence[str], *, ranks: int = 1
+    bench: Bench, directory: Path, reference: References, config: Config, same: Sequence[str], *, ranks: int = 1
 ) -> None:
     """A finished run that is launched again trains nothing, says so, and ends with the same results.
 
     Args:
         bench: how to start the job.
         directory: where.
+        reference: runs the job to its end; the run is copied.
         config: the job.
         same: names of the final facts that must be the same.
         ranks: number of ranks.
     """
-    bench.run(directory, config, ranks=ranks).require_success()
-    first, before = read_trace(directory, ranks), committed(directory / bench.run_directory)
+    shutil.copytree(reference.directory(config, ranks), directory, symlinks=True, dirs_exist_ok=True)
+    first, before = reference(config, ranks), committed(directory / bench.run_directory)
     outcome = bench.run(directory, config, ranks=ranks).require_success()
     again = read_trace(directory, ranks)
     assert again.steps == ((),) * ranks
@@ -788,7 +867,11 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
         assert line["after"] == line["before"], f"the training left something behind: {line['cycle']}"
     before, after = (next(line for line in lines if line.get("measured") == name) for name in ("before", "after"))
     known, live = before.pop("objects"), after.pop("objects")
-    assert after.pop("descriptors") <= before.pop("descriptors"), "the collector may have closed some of before"
+    held, left = Counter(before.pop("descriptors")), Counter(after.pop("descriptors"))
+    # The batches that the last loader's workers are ahead: as many as there was time for, but not one of each cycle.
+    ahead = [each.pop(name, 0) for each in (held, left) for name in list(each) if "/torch_" in name]
+    assert sum(ahead) < 20
+    assert left.total() <= held.total(), f"{left - held} instead of {held - left}; the collector may have closed some"
     assert {**after, "measured": "before"} == before
     assert not {name: (known.get(name, 0), count) for name, count in live.items() if count > known.get(name, 0)}
     assert not {kind.__name__: live.get(kind.__name__) for kind in OF_A_RUN if live.get(kind.__name__, 0) > 1}
@@ -812,9 +895,49 @@ def older_framework_is_refused(adapter: ModuleType, framework: ModuleType, monke
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def native_files_are_the_same(
-    with_package: Path, bare: Path, timeless: Callable[[str, bytes], bytes] = lambda name, content: content
-) -> None:
+Timeless = Callable[[str, bytes], bytes]
+"""Takes out of a file's content, by its name, what two bare runs differ in too."""
+
+OF_THE_PACKAGE = ("callback", "options")
+"""What a job is told of the package alone."""
+
+
+def unchanged(name: str, content: bytes) -> bytes:
+    return content
+
+
+def without_place(name: str, content: bytes) -> bytes:
+    """Take out of an index of torch.distributed.checkpoint where it was written, and the number of the write."""
+    if not name.endswith(".metadata"):
+        return content
+    index = pickle.loads(content)
+    return repr((index.storage_data, index.state_dict_metadata)).encode()
+
+
+def uninterrupted_equals_bare(
+    bench: Bench, reference: References, config: Config, *, ranks: int = 1, timeless: Timeless = unchanged
+) -> tuple[Path, Path]:
+    """Law 0: an uninterrupted run has the losses, weights and native files of the same run without the package.
+
+    Args:
+        bench: how to start the job.
+        reference: runs it, with the package and without.
+        config: the job.
+        ranks: number of ranks.
+        timeless: see :func:`native_files_are_the_same`.
+
+    Returns:
+        The run directories, with the package and without.
+    """
+    bare = {**{name: value for name, value in config.items() if name not in OF_THE_PACKAGE}, "bare": True}
+    require_same_steps(reference(config, ranks), reference(bare, ranks), start=0)
+    require_same_end(reference(config, ranks), reference(bare, ranks))
+    ours, theirs = (reference.directory(each, ranks) / bench.run_directory for each in (config, bare))
+    native_files_are_the_same(ours, theirs, timeless)
+    return ours, theirs
+
+
+def native_files_are_the_same(with_package: Path, bare: Path, timeless: Timeless = unchanged) -> None:
     """Law 0: except for what the package adds, a run directory holds the same files, byte for byte.
 
     Args:
@@ -915,39 +1038,75 @@ def files_below(directory: Path) -> list[Path]:
     return [each for each in directory.rglob("*") if each.is_file()]
 
 
-# ---- Saves that leave the training through memory
+# ---- Saves that leave the training by a copy, or straight to the disk
 
 STAGED = ("lets the framework write", "gives it its name", "writes the manifest", "commits")
-"""Before which operations a job is killed whose saves are copied: the second of a launch is the first of those."""
+"""Before which operations a job is killed whose saves are staged: the second of a launch is the first of those."""
+
+STAGES = ("memory", "disk")
+"""The two ways of a staged save."""
 
 
 def staged_equals_bare(
-    bench: Bench,
-    directory: Path,
-    config: Config,
-    *,
-    ranks: int = 1,
-    timeless: Callable[[str, bytes], bytes] = lambda name, content: content,
+    bench: Bench, reference: References, config: Config, *, ranks: int = 1, timeless: Timeless = unchanged
 ) -> None:
-    """Law 0 where saves are copied: same losses, same weights, same native files, byte for byte.
+    """Law 0 where saves are staged: same losses, same weights, same native files, byte for byte.
+
+    Args:
+        bench: how to start the job.
+        reference: runs it.
+        config: a job that saves at least four times, and says its ``stage``.
+        ranks: number of ranks.
+        timeless: see :func:`native_files_are_the_same`.
+    """
+    uninterrupted_equals_bare(bench, reference, config, ranks=ranks, timeless=timeless)
+    directory = reference.directory(config, ranks)
+    stage = config[bench.options]["stage"]
+    status = json.loads((directory / bench.run_directory / ".resume" / "status.json").read_bytes())
+    assert status["staging"].startswith(f"{stage}: "), status
+    left = [left_for_later(directory, rank) for rank in range(ranks)]
+    assert left[0] and any(left[0]), f"nothing was copied after a save had returned: {left}"
+
+
+def between_copy_and_commit(
+    bench: Bench, directory: Path, config: Config, reference: Trace, event: str, *, ranks: int = 1
+) -> None:
+    """Law 3 where saves are staged: a kill before the commit leaves the checkpoint before; a dead writer costs none.
+
+    In both launches the process that writes is frozen before the third save, of which no file is whole a step later.
+    There the first launch is killed; in the second the process is, and the training goes on.
 
     Args:
         bench: how to start the job.
         directory: where.
-        config: a job that saves at least three times, with ``stage="memory"``.
+        config: a job that says its ``stage``, saves after each second step, and goes on for 14 steps at least.
+        reference: an uninterrupted run of it.
+        event: of the job that ends an optimizer step.
         ranks: number of ranks.
-        timeless: see :func:`native_files_are_the_same`.
     """
-    bare = uninterrupted(bench, directory / "bare", {**config, "bare": True}, ranks=ranks)
-    ours = uninterrupted(bench, directory / "ours", config, ranks=ranks)
-    require_same_steps(ours, bare, start=0)
-    require_same_end(ours, bare)
-    run_directory = directory / "ours" / bench.run_directory
-    native_files_are_the_same(run_directory, directory / "bare" / bench.run_directory, timeless)
-    require_staged(run_directory)
+    run_directory = directory / bench.run_directory
+    frozen = {"writer": {"event": event, "signals": {"5": "SIGSTOP"}}}
+    kill = {"event": event, "step": 7, "within_a_commit": True}
+    launch = bench.start(directory, {**config, **frozen, "kill": kill}, ranks=ranks)
+    outcome = launch.wait()
+    assert outcome.killed, outcome.output[-6000:]
+    assert max(committed(run_directory).values()) == 4
+    assert _steps_of_commits(run_directory) == [2, 4]
+
+    dying = {"writer": {"event": event, "signals": {"9": "SIGSTOP", "11": "SIGKILL"}}}
+    outcome = bench.run(directory, {**config, **dying}, ranks=ranks).require_success()
+    for pid in launch.pids:
+        with contextlib.suppress(ProcessLookupError):  # some systems wake the group when its leader has ended
+            os.killpg(pid, signal.SIGCONT)
+    assert outcome.output.count("has died; this one goes on with its work") == ranks, outcome.output
+    trace = read_trace(directory, ranks)
+    assert trace.first_step == 4
+    require_same_steps(trace, reference, start=4)
+    require_same_end(trace, reference)
+    assert _steps_of_commits(run_directory)[:7] == [2, 4, 6, 8, 10, 12, 14]
 
 
-def require_staged(run_directory: Path) -> None:
-    """Require that the saves of the last launch were copied."""
-    status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
-    assert status["staging"].startswith("memory: "), status
+def _steps_of_commits(run_directory: Path) -> list[int]:
+    """Return the steps of which checkpoints were committed, in order, each once."""
+    lines = (run_directory / ".resume" / "journal.jsonl").read_text().splitlines()
+    return list(dict.fromkeys(each["step"] for line in lines if (each := json.loads(line))["event"] == "commit"))

@@ -4,8 +4,8 @@ Whatever is mutated, a start takes a checkpoint whose files are exactly those th
 :class:`ResumeError`: never another exception, never code of the checkpoint's choice, never a file that no manifest
 names.
 
-Each mutation follows from its seed. ``RESUME_ADAPTERS_FUZZ`` is the number of seeds (300 by default), and
-``RESUME_ADAPTERS_FUZZ_SEED`` the only one to replay.
+Each mutation follows from its seed. ``RESUME_ADAPTERS_FUZZ`` is the number of seeds (300 by default, of which the usual
+run takes the first hundred), and ``RESUME_ADAPTERS_FUZZ_SEED`` the only one to replay.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import xxhash
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
@@ -234,12 +235,28 @@ MUTATIONS: list[Callable[[Damage, Path], None]] = [
 ]
 
 
+def _seeds() -> list[Any]:
+    """Return the seeds as parameters: those of the usual run, and the further ones."""
+    one = os.environ.get("RESUME_ADAPTERS_FUZZ_SEED")
+    if one:
+        return [pytest.param([int(one)], id=one)]
+    few, count = 100, int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300"))
+    return [
+        pytest.param(range(few), id="few"),
+        pytest.param(range(few, max(count, 2 * few)), marks=pytest.mark.thorough, id="further"),
+    ]
+
+
+SEEDS = _seeds()
+
+
 def survives_every_damage(
     tmp_path: Path,
     run_directory: str,
     foreign: ForeignDetector,
     kind: type[RankState],
     load: Callable[[CheckpointFiles], object],
+    seeds: Sequence[int],
 ) -> None:
     """Mutate copies of a stored run directory, and start each.
 
@@ -249,9 +266,8 @@ def survives_every_damage(
         foreign: the adapter's detector of checkpoints of the bare framework.
         kind: the record of a rank's state.
         load: reads the framework's own files as the adapter does.
+        seeds: what the mutations follow from.
     """
-    one = os.environ.get("RESUME_ADAPTERS_FUZZ_SEED")
-    seeds = [int(one)] if one else range(int(os.environ.get("RESUME_ADAPTERS_FUZZ", "300")))
     committed = _contents(STORED / run_directory)
     outcomes: dict[str, int] = {}
     for seed in seeds:
@@ -273,8 +289,8 @@ def survives_every_damage(
         assert not damage.marker.exists(), f"{words} ran code"
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         shutil.rmtree(directory)
-    print(f"{run_directory}: seeds 0 to {len(seeds) - 1}, outcomes {outcomes}")
-    assert one or outcomes.keys() >= {"resumed", "NoValidCheckpoint"}, outcomes
+    print(f"{run_directory}: seeds {seeds[0]} to {seeds[-1]}, outcomes {outcomes}")
+    assert len(seeds) == 1 or outcomes.keys() >= {"resumed", "NoValidCheckpoint"}, outcomes
 
 
 def _contents(directory: Path) -> set[str]:

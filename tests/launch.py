@@ -1,10 +1,11 @@
 """Start training jobs as real processes, kill them, and read the traces they leave.
 
 Importing torch and a framework takes seconds and is the same for every job, so jobs are forked from a server process
-that has imported them and done nothing else: each job is a process of its own, with its own pid to kill, its own random
-state and its own threads, and imports the adapter itself. The package's core is imported in the server: a test requires
-that this changes nothing in a process. What such a server would hide shows in the few jobs that :func:`start_fresh`
-starts in interpreters of their own, and in the tests of the demo and the examples.
+that has imported them and done nothing else, and servers from one that has imported torch. Each job is a process of its
+own, with its own pid to kill, its own random state and its own threads, and imports the adapter itself. The package's
+core is imported in the server: a test requires that this changes nothing in a process. What such a server would hide
+shows in the few jobs that :func:`start_fresh` starts in interpreters of their own, and in the tests of the demo and the
+examples.
 
 A job appends one JSON line to its trace for every micro-step, with a plain ``write``: what it wrote before a SIGKILL
 stays written.
@@ -12,9 +13,11 @@ stays written.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import importlib.machinery
 import importlib.util
@@ -53,9 +56,15 @@ COMPILERS = (
     "torch.export._trace",
     "sympy.tensor.tensor",
     "torch.distributed.tensor.experimental._func_map",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
 )
-"""What a framework imports late, with all of torch's compiler, for a compiled model or for DeepSpeed."""
+"""All of torch's compiler, which frameworks import late: every server has it."""
+
+DEEPSPEED = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
+"""DeepSpeed, with what it imports late."""
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks of a loader's worker at whether its job lives. It has inherited the connections of its job:
+with the five seconds of torch, a rank would notice as late that another was killed."""
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,28 +95,23 @@ class Server:
     """
 
     def __init__(self, *imports: str) -> None:
-        self._bytecode = tempfile.TemporaryDirectory(prefix="bytecode-", ignore_cleanup_errors=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment["JOBS_BYTECODE"] = self._bytecode.name
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *imports],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        with tempfile.TemporaryDirectory(prefix="server-") as place, socket.socket(socket.AF_UNIX) as listening:
+            address = str(Path(place, "socket"))
+            listening.bind(address)
+            listening.listen()
+            self._pid: int = _root().fork(address, imports)
+            self._connection, _ = listening.accept()
+        self._stream = self._connection.makefile("rw")
         self._read()
 
     def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._stream.readline()
         assert line, "the server died"
         return json.loads(line)
 
     def _ask(self, **request: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._stream.write(json.dumps(request) + "\n")
+        self._stream.flush()
         return self._read()
 
     def start(self, script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
@@ -136,9 +140,39 @@ class Server:
         return status
 
     def close(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        self._stream.close()
+        self._connection.close()
+
+
+class Root:
+    """The process from which the servers of this one are forked: they share what they all import."""
+
+    def __init__(self) -> None:
+        self._bytecode = tempfile.TemporaryDirectory(prefix="bytecode-", ignore_cleanup_errors=True)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment["JOBS_BYTECODE"] = self._bytecode.name
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        atexit.register(self._close)
+
+    def fork(self, address: str, imports: tuple[str, ...]) -> int:
+        """Fork a server that connects to a socket; return its process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"address": address, "imports": imports}) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def _close(self) -> None:
         self._process.kill()
         self._process.wait()
         self._bytecode.cleanup()
+
+
+@functools.cache
+def _root() -> Root:
+    return Root()
 
 
 def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
@@ -225,6 +259,30 @@ class Running:
                 self._wait_for_an_end(statuses, 0.5)
         return Outcome(tuple(status for status in statuses if status is not None), self._text())
 
+    def wait_as_agent(self, timeout: float = TIMEOUT) -> Outcome:
+        """Wait for every rank as torchrun does: where one ends with an error, the others get SIGTERM, and 30 s."""
+        deadline = time.monotonic() + timeout
+        while None in (statuses := self._statuses()) and not any(statuses):
+            assert time.monotonic() < deadline, f"the job hangs: {statuses}\n{self._text()[-9000:]}"
+            self._wait_for_an_end(statuses, 0.1)
+        if None in statuses:
+            for pid, status in zip(self.pids, statuses, strict=True):
+                if status is None:
+                    os.killpg(pid, signal.SIGTERM)
+            until = time.monotonic() + 30
+            while None in (statuses := self._statuses()) and time.monotonic() < until:
+                self._wait_for_an_end(statuses, 0.5)
+            if None in statuses:
+                self.signal(signal.SIGQUIT)  # prints where its threads are
+                time.sleep(1.0)
+            self.signal(signal.SIGKILL)
+        return Outcome(tuple(self._poll_all()), self._text())
+
+    def _poll_all(self) -> list[int]:
+        while None in (statuses := self._statuses()):
+            time.sleep(0.01)
+        return [status for status in statuses if status is not None]
+
     def _wait_for_survivors(self) -> list[int | None]:
         """Return the statuses when all ranks have ended, or when the time is up that the survivors have."""
         until = time.monotonic() + SURVIVORS
@@ -262,18 +320,47 @@ def free_port() -> int:
 # ---- The server's side
 
 
-def _serve(imports: list[str]) -> None:
+def _fork_servers() -> None:
+    """Fork a server for each line of the input."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # some modules print when they are imported
     keep_bytecode()
-    for module in [*imports, *LEAVES, *modules_of_the_core()]:
-        if importlib.util.find_spec(module.partition(".")[0]):
+    _import("torch", *COMPILERS)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _serve(**request)
+            os._exit(0)
+        print(pid, file=replies, flush=True)
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed: a folder of the tests may have its name, and no code of its own."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+def _import(*modules: str) -> None:
+    for module in modules:
+        if is_installed(module.partition(".")[0]):
             __import__(module)
+
+
+def _serve(address: str, imports: list[str]) -> None:
+    """Import what the jobs need, and fork one for each request."""
+    _end_with_parent()
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    stream = connection.makefile("rw")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _import(*imports, *LEAVES, *modules_of_the_core())
+    look_for_the_job_often()
     gc.collect()
     gc.freeze()  # else each job's first collection writes to every object, and so copies the server's memory
-    print(json.dumps("ready"), file=replies, flush=True)
+    print(json.dumps("ready"), file=stream, flush=True)
     statuses: dict[int, int] = {}
-    for line in sys.stdin:
+    for line in stream:
         request = json.loads(line)
         if request["do"] == "start":
             reply: int | None = os.fork()
@@ -282,7 +369,18 @@ def _serve(imports: list[str]) -> None:
             statuses.pop(reply, None)  # of an earlier job of that number: the kernel gives them out again
         else:
             reply = _status(request["pid"], statuses)
-        print(json.dumps(reply), file=replies, flush=True)
+        print(json.dumps(reply), file=stream, flush=True)
+
+
+def look_for_the_job_often() -> None:
+    """Let the workers of loaders end soon after their job was killed; how the job waits for them stays torch's."""
+    for name in ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"):
+        if name in sys.modules:
+            sys.modules[name].MP_STATUS_CHECK_INTERVAL = LOOK_EVERY  # type: ignore[attr-defined]
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no job outlives the tests
 
 
 def modules_of_the_core() -> list[str]:
@@ -339,7 +437,7 @@ def _status(pid: int, statuses: dict[int, int]) -> int | None:
 def _become(request: dict[str, Any]) -> None:
     """In the forked process: become the job."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no job outlives the tests
+    _end_with_parent()
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
@@ -375,4 +473,4 @@ def _become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1:])
+    _fork_servers()

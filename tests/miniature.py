@@ -6,18 +6,22 @@ writes the rest. Checkpoints are directories, or with :data:`FILES` single files
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
@@ -111,6 +115,9 @@ class GivenContent:
     def rank_state(self) -> dict[str, Any]:
         return {}
 
+    def completed(self) -> Mapping[str, Any]:
+        return {}
+
     def parts(self) -> dict[str, Stateful]:
         return self.given
 
@@ -135,6 +142,9 @@ class MiniatureContent:
 
     def rank_state(self) -> dict[str, Any]:
         return {"text": self.text}
+
+    def completed(self) -> Mapping[str, Any]:
+        return {}
 
     def parts(self) -> dict[str, Stateful]:
         return {"ema": StaticState({"shadow": as_tensor(self.text), "step": self.step})}
@@ -197,39 +207,78 @@ def set_aside(directory: Path) -> list[str]:
 
 
 def effects() -> dict[str, Any]:
-    """Return what runs may leave behind in a process: threads, file descriptors, process groups, signal handlers."""
+    """Return what runs may leave behind: threads, file descriptors, children, process groups, signal handlers."""
+    gc.collect()
+    until = time.monotonic() + 0.5
+    for thread in threading.enumerate():
+        # Of a run that an earlier test left open: it ends once that is collected.
+        if thread.name.startswith(THREAD_NAME):
+            thread.join(max(0.0, until - time.monotonic()))
+    threads, descriptors = _fewest()
+    return {**_effects(), "system_threads": threads, "descriptors": descriptors}
+
+
+def left_behind(before: dict[str, Any], seconds: float = 60.0) -> dict[str, Any]:
+    """Return what there is now and was not before, once it has had time to go: empty where nothing was left behind."""
+    gc.collect()
+    until = time.monotonic() + seconds
+    while (more := _more(before, _effects())) and time.monotonic() < until:
+        time.sleep(0.02)
+    return more
+
+
+def _more(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    changed = {"handlers": after["handlers"]} if after["handlers"] != before["handlers"] else {}
+    numbers = {name: after[name] for name in ("system_threads", "children", "groups") if after[name] > before[name]}
+    kinds = {name: dict(Counter(after[name]) - Counter(before[name])) for name in ("threads", "descriptors")}
+    return {**changed, **numbers, **{name: found for name, found in kinds.items() if found}}
+
+
+def _effects() -> dict[str, Any]:
     import torch.distributed as dist
 
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith(THREAD_NAME):
-            thread.join(0.5)  # the worker of a run that an earlier test left open ends once the run is collected
-    threads, descriptors = _fewest("/proc/self/task", "/proc/self/fd")
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "system_threads": threads,
-        "descriptors": descriptors,
+        "system_threads": len(os.listdir("/proc/self/task")),
+        "descriptors": _descriptors(),
+        "children": len(psutil.Process().children()),
         "groups": len(dist.distributed_c10d._world.pg_map) if dist.is_initialized() else 0,
         "handlers": {number.name: str(signal.getsignal(number)) for number in SIGNALS},
     }
 
 
-def _fewest(*directories: str) -> list[int]:
-    """Return how few entries each directory had in a quarter of a second.
+def _fewest() -> tuple[int, dict[str, int]]:
+    """Return how few threads of the system and file descriptors there were in a quarter of a second.
 
     A thread that was joined is still there for a moment, and so are sockets that a thread of gloo closes.
     """
-    counts = []
+    threads, descriptors = [], []
     for _ in range(5):
-        counts.append([len(os.listdir(each)) for each in directories])
+        threads.append(len(os.listdir("/proc/self/task")))
+        descriptors.append(_descriptors())
         time.sleep(0.05)
-    return [min(each) for each in zip(*counts, strict=True)]
+    return min(threads), min(descriptors, key=lambda kinds: sum(kinds.values()))
+
+
+def _descriptors() -> dict[str, int]:
+    """Return how many file descriptors are open on what, without the numbers in its name."""
+    names = []
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was the one of the listing, or was closed meanwhile
+            names.append(re.sub(r"\d+", "#", os.readlink(f"/proc/self/fd/{each}")))
+    return dict(sorted(Counter(names).items()))
 
 
 def leftovers(directory: Path) -> list[str]:
-    """Return what a crash may leave and the next start must remove."""
-    return [
-        path.relative_to(directory).as_posix()
-        for pattern in ("*.superseded*", "*/resume/pending", "*.resume/pending", ".resume/begin-*", ".resume/remove-*")
-        for path in directory.glob(pattern)
-    ]
+    """Return what a crash may leave and the next start must remove.
+
+    The run that is alive has made ahead where its next checkpoint begins.
+    """
+    patterns = ("*.superseded*", "*/resume/pending", "*.resume/pending", ".resume/begin-*", ".resume/remove-*")
+    found = [path for pattern in patterns for path in directory.glob(pattern)]
+    ahead = [path for path in found if path.name.startswith("begin-") and _is_ahead(path)]
+    return [path.relative_to(directory).as_posix() for path in found if path not in ahead[:1]]
+
+
+def _is_ahead(begun: Path) -> bool:
+    return {path.name for path in begun.iterdir()} <= {"next", "next.resume"}

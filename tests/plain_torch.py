@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.native_files import read_native
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
@@ -28,10 +29,10 @@ from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.session import finished
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.rescale import Rescale
@@ -56,7 +57,7 @@ class NoTrackers:
 
     is_closed = False
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self, *, flush: bool = True) -> dict[str, Any]:
         return {}
 
     def restore(self, saved: dict[str, Any]) -> None: ...
@@ -142,8 +143,11 @@ class PlainTorch(LoopFramework):
         if self.ranks == 1 or dist.get_rank() == 0:
             torch.save({"model": self.model.state_dict(), **state}, directory / WEIGHTS)
 
+    def loaded_files(self, directory: Path) -> list[Path]:
+        return [directory / WEIGHTS] if (directory / WEIGHTS).is_file() else []
+
     def load(self, context: RestoreContext) -> None:
-        saved = torch.load(context.files.require(WEIGHTS), weights_only=True)
+        saved = read_native(context.files.require(WEIGHTS))
         context.load_weights(self.model, saved["model"])
         context.rescale.schedules.remember(self.schedule)
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -214,6 +218,7 @@ class Still(PlainTorch):
     def __init__(self, rank: int = 0, sharded: Callable[[], Mapping[str, Any]] = dict) -> None:
         super().__init__(accumulation=1, ranks=1)
         self.rank, self.sharded = rank, sharded
+        self.alone = ""
 
     def session(self, run: ResumableRun, *, verify: bool = True) -> Session:
         """Return a session that has chosen what it resumes from."""
@@ -223,6 +228,9 @@ class Still(PlainTorch):
 
     def sharded_state(self) -> Mapping[str, Any]:
         return self.sharded()
+
+    def unreplicated(self) -> str:
+        return self.alone or super().unreplicated()
 
     def save(self, directory: Path) -> None:
         (directory / "file").write_text("x")
@@ -280,18 +288,10 @@ class Launch:
             self.options["accumulation"], self.ranks.world_size, **self.options.get("given", {})
         )
         self.framework.spread_state = self.options.get("spread")
-        of_run = {name: self.options[name] for name in ("storage", "on_save_error", "keep") if name in self.options}
-        self.run = ResumableRun(
-            directory,
-            ranks=self.ranks,
-            cadence=Cadence(self.options["save_every"]),
-            foreign=self.framework.foreign,
-            **of_run,
-        )
-        named = {name: self.options[name] for name in ("verify", "on_batch_change", "parts") if name in self.options}
-        self.loop = ResumableLoop(
-            self.framework, self.run, ResumeOptions(**named), each_epoch=self.options.get("each_epoch", False)
-        )
+        known = {each.name for each in fields(ResumeOptions)}
+        options = ResumeOptions(**{name: value for name, value in self.options.items() if name in known})
+        self.run = new_run(directory, self.framework, options, ranks=self.ranks, storage=self.options.get("storage"))
+        self.loop = ResumableLoop(self.framework, self.run, options, each_epoch=self.options.get("each_epoch", False))
         self.trace: list[Any] = []
         self.end: list[Any] = []
         """What must be as if the script had never been left."""
@@ -319,6 +319,7 @@ class Launch:
             "twice": self._twice,
             "evaluated": self._evaluated,
             "in phases": self._in_phases,
+            "by hand": self._by_hand,
         }
         script = scripts.get(self.options.get("script", ""))
         data = self.loader()
@@ -388,6 +389,13 @@ class Launch:
         for epoch in self._epochs():
             for batch in self.loop.batches(other if epoch >= 2 else data):
                 self._step(batch)
+
+    def _by_hand(self, data: Any) -> None:
+        """Ask for as many batches as there are, and never for one more."""
+        for _ in self._epochs():
+            batches = iter(self.loop.batches(data))
+            for _ in range(self.loop.global_step % len(data), len(data)):
+                self._step(next(batches))
 
     def _followed(self, data: Any) -> None:
         """Iterate over the loader itself, as a loop does that cannot be wrapped."""

@@ -13,6 +13,7 @@ from typing import Any
 from resume_adapters.integrations.trackers.deduplicate import offline_records
 
 import contract
+from launch import is_installed
 
 ENVIRONMENT = {
     "WANDB_MODE": "offline",
@@ -24,6 +25,12 @@ ENVIRONMENT = {
 }
 
 TIMED = ("runtime", "per_second", "timestamp", "_wandb")
+
+
+def are_installed() -> bool:
+    """Return whether all trackers are installed; without importing them, which takes seconds."""
+    return all(map(is_installed, ("wandb", "mlflow", "tensorboard")))
+
 
 Values = dict[tuple[str, int], list[Any]]
 """Each value that was logged for a name at a step, in order."""

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from staged import let_small_tensors_wait, signal_writer
+
 from launch import free_port
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -39,6 +41,7 @@ DEFAULTS: dict[str, Any] = {
     "kill_at_operation": None,
     "file_limit": None,
     "file_limit_until": None,
+    "writer": None,
     "on_rank": None,
     "slow": 0.0,
     "bare": False,
@@ -57,6 +60,8 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     """
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
+    if any(CONFIG.get(name, {}).get("stage") in ("memory", "disk") for name in ("callback", "options")):
+        let_small_tensors_wait(RANK)
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -115,17 +120,36 @@ class Broken(Exception):
     """The script of the job has an error here."""
 
 
+_UNTIL_EXIT: list[Any] = []
+
+
+def keep_process_group() -> None:
+    """Hold the default process group until the process exits, also where the job destroys it.
+
+    DDP would drop the last reference otherwise: it joins gloo's thread while it holds the interpreter lock, for which
+    that thread may wait, and the process hangs at its end.
+    """
+    if torch.distributed.is_initialized():
+        _UNTIL_EXIT.append(torch.distributed.group.WORLD)
+
+
 def event(name: str, step: int) -> None:
     """Say that the job has come here; kill, signal or fail this process where the test wants it here, once."""
     if CONFIG["fail"] == {"event": name, "step": step}:
         CONFIG["fail"] = None
         raise Broken(f"{name} of step {step}")
+    writer = CONFIG["writer"]
+    if writer and writer["event"] == name and (wanted := writer["signals"].pop(str(step), None)):
+        if wanted == "SIGSTOP":
+            settle()  # what it has been given already; else the next save would wait for it
+        signal_writer(signal.Signals[wanted])
     for key in ("kill", "send"):
         wanted = CONFIG[key]
         here = wanted and (wanted["event"], wanted["step"] + RANK * wanted.get("apart", 0)) == (name, step)
         if here and wanted.get("rank") in (None, RANK):
             CONFIG[key] = None
-            settle()
+            if not wanted.get("within_a_commit"):
+                settle()
             os.kill(os.getpid(), getattr(signal, wanted.get("send", "SIGKILL" if key == "kill" else "SIGTERM")))
 
 

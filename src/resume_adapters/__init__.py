@@ -9,6 +9,7 @@ from __future__ import annotations
 from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.retention import KeepAll, KeepBest, KeepEvery, KeepLast, KeepWithin, Policy
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Memory, Remote
 from resume_adapters.errors import ResumeError, Stopped
 from resume_adapters.integrations.trackers.runs import tracker_run
 
@@ -18,7 +19,9 @@ __all__ = [
     "KeepEvery",
     "KeepLast",
     "KeepWithin",
+    "Memory",
     "Policy",
+    "Remote",
     "ResumeError",
     "StopOn",
     "Stopped",

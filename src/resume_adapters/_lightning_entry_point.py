@@ -13,5 +13,6 @@ def callbacks() -> list[Any]:
         return []
     from resume_adapters.lightning.unedited import CallbackOfEnvironment, come_before_configs
 
-    come_before_configs()
-    return [CallbackOfEnvironment()]
+    callback = CallbackOfEnvironment()
+    come_before_configs(callback)
+    return [callback]

@@ -13,7 +13,9 @@ are known. Each is a :class:`ResumeError` and also the builtin that a caller wou
     |-- RunHalted               (RuntimeError)       the run was halted; a human decides whether it goes on
     |-- SaveFailed              (OSError)            a save could not be completed; nothing was committed
     |-- FencedOff               (RuntimeError)       a later start owns the run directory
+    |-- TierUnavailable         (ConnectionError)    a tier beyond the run directory does not answer, or refuses
     |-- PeerFailed              (RuntimeError)       another rank failed, so this one stops as well
+    |-- Hung                    (TimeoutError)       a rank has ended no step for too long
     |-- StateMismatch           (ValueError)         the checkpoint belongs to another model, topology or data
     |-- NotRestored             (RuntimeError)       the restored state differs from what was saved
     |-- NotSerialisable         (TypeError)          a part holds an object that is not data
@@ -94,8 +96,16 @@ class FencedOff(ResumeError, RuntimeError):
     """A later start owns the run directory; this process can no longer commit."""
 
 
+class TierUnavailable(ResumeError, ConnectionError):
+    """A tier beyond the run directory does not answer, or refuses what is asked. Nothing local is touched."""
+
+
 class PeerFailed(ResumeError, RuntimeError):
     """Another rank failed during a collective operation, so this rank stops as well."""
+
+
+class Hung(ResumeError, TimeoutError):
+    """A rank has ended no step for too long, within a restartable block that is not run again."""
 
 
 class StateMismatch(ResumeError, ValueError):

@@ -6,7 +6,8 @@ both of them entry points that the installed package has:
 ==============  ====================================================================================================
 framework       way in
 ==============  ====================================================================================================
-Lightning       asks ``lightning.pytorch.callbacks_factory`` for callbacks when it makes a Trainer
+Lightning       asks ``lightning.pytorch.callbacks_factory`` for callbacks when it makes a Trainer, or the group of
+                that name of ``pytorch_lightning``
 transformers    has no such group; torch calls ``torch.backends`` at the end of its import, which is before any Trainer
                 exists, and :func:`begin` then waits for ``transformers.trainer``
 ==============  ====================================================================================================

@@ -9,15 +9,15 @@ import pytest
 from accelerate.utils import compare_versions
 
 import contract
-from launch import COMPILERS, Server
+from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "accelerate", *COMPILERS, "torchdata.stateful_dataloader", "peft", "deepspeed", "datasets")
-    yield contract.Bench(server, HERE / "job.py", "project/checkpoints")
+    server = Server("torch", "accelerate", "torchdata.stateful_dataloader", "peft", *DEEPSPEED, "datasets")
+    yield contract.Bench(server, HERE / "job.py", "project/checkpoints", "options")
     server.close()
 
 

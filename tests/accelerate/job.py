@@ -11,7 +11,6 @@ import importlib
 import os
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -34,43 +33,31 @@ from accelerate.utils import (
 )
 
 import cycles
+from regression import FEATURES, Bare, Mapped, item
 
-from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
-
-FEATURES = 8
-
+from training import CONFIG, Ema, configure, digest, draws, event, keep_process_group, policy, trace
 
 # ---- Data
 
 
-def sample(index: int) -> torch.Tensor:
-    return torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
+_GENERATOR = torch.Generator().manual_seed(5)
 
 
-def item(index: int) -> dict[str, torch.Tensor]:
-    x = sample(index)
-    y = x.sum().sin()
-    if CONFIG["augment"]:  # by each of the three generators
-        x = x + 0.1 * torch.randn(FEATURES)
-        x[random.randrange(FEATURES)] = 0.0
-        x[np.random.randint(FEATURES)] += 0.5
-    return {"x": x, "y": y}
+class Noisy(Mapped):
+    """Adds numbers from a generator of its own, or from a global one."""
 
-
-class Mapped(torch.utils.data.Dataset):
     def __init__(self, size: int) -> None:
-        self.size = size
-        if CONFIG["own_generator"]:
-            self.generator = torch.Generator().manual_seed(5)
-
-    def __len__(self) -> int:
-        return self.size
+        super().__init__(size)
+        self.generator = torch.Generator().manual_seed(5) if CONFIG["own_generator"] != "global" else None
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        found = item(index)
-        if CONFIG["own_generator"]:
-            found["x"] = found["x"] + torch.randn(1, generator=self.generator)
+        found = super().__getitem__(index)
+        found["x"] = found["x"] + torch.randn(1, generator=self.generator or _GENERATOR)
         return found
+
+
+def mapped(size: int) -> Mapped:
+    return Noisy(size) if CONFIG["own_generator"] else Mapped(size)
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -99,11 +86,11 @@ def data_loader(size: int, *, shuffle: bool = True) -> torch.utils.data.DataLoad
         from resume_adapters.data import ElasticSampler, SeededPerSample
 
         sampler = ElasticSampler(size, seed=1)
-        seeded = SeededPerSample(Mapped(size), sampler)
+        seeded = SeededPerSample(mapped(size), sampler)
         return torch.utils.data.DataLoader(seeded, batch_size=CONFIG["batch"], sampler=sampler, **workers)
     dropping = CONFIG["drop_last"]
     return torch.utils.data.DataLoader(
-        Mapped(size), batch_size=CONFIG["batch"], shuffle=shuffle, drop_last=dropping, **workers
+        mapped(size), batch_size=CONFIG["batch"], shuffle=shuffle, drop_last=dropping, **workers
     )
 
 
@@ -149,45 +136,18 @@ def network() -> torch.nn.Module:
         made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["first", "last"]))
     if CONFIG["compile"]:
         made = torch.compile(made, backend="eager")
+        if not CONFIG["traced"]:
+            torch.compiler.set_stance("force_eager")
     return made
 
 
-class Bare:
-    """The loop's surface without the package: saves at the same moments, and never resumes."""
+def bare(accelerator: Accelerator) -> Bare:
+    automatic = accelerator.project_configuration.automatic_checkpoint_naming
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        self.global_step = 0
-        self.due = False
+    def save(step: int) -> None:
+        accelerator.save_state(None if automatic else f"project/checkpoints/checkpoint_{step}")
 
-    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
-        for epoch in range(count):
-            yield epoch
-            self.due = self.due or CONFIG["save_every"] is None
-            self._save()
-        if self.global_step % (CONFIG["save_every"] or 1):
-            self.due = True
-            self._save()
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        for batch in loader:
-            yield batch
-            self._save()
-
-    def enumerate(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        return enumerate(self.batches(loader))
-
-    def step(self, **_: Any) -> None:
-        if self.accelerator.sync_gradients:
-            self.global_step += 1
-            self.due = CONFIG["save_every"] is not None and self.global_step % CONFIG["save_every"] == 0
-
-    def _save(self) -> None:
-        if self.due:
-            self.due = False
-            automatic = self.accelerator.project_configuration.automatic_checkpoint_naming
-            name = None if automatic else f"project/checkpoints/checkpoint_{self.global_step}"
-            self.accelerator.save_state(name)
+    return Bare(lambda step: accelerator.sync_gradients, save)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -217,6 +177,7 @@ DEFAULTS: dict[str, Any] = {
     "scaler": False,
     "lora": False,
     "compile": False,
+    "traced": True,
     "batch_norm": False,
     "ddp": {},
     "clip": False,
@@ -299,8 +260,10 @@ class Job:
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         total = CONFIG["total"] or 60 * accelerator.num_processes
         schedule: Any = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
-        if CONFIG["elastic"]:  # a rate that depends on the fraction of the run alone
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1 + (1 - step / total) ** 2)
+        if CONFIG["elastic"]:  # a rate that depends on the fraction of the run alone, and is one of numpy's numbers
+            schedule = torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda step: np.float64(0.1 + (1 - step / total) ** 2)
+            )
         if CONFIG["rank_seeds"]:
             set_seed(CONFIG["seed"], device_specific=True)
         self.given = data_loader(CONFIG["samples"])
@@ -319,7 +282,7 @@ class Job:
         for index in CONFIG["registered"] or []:
             accelerator.register_for_checkpointing(self.counters[index])
         if not CONFIG["cycles"]:
-            self.run: Any = Bare(accelerator) if CONFIG["bare"] else self.registered()
+            self.run: Any = bare(accelerator) if CONFIG["bare"] else self.registered()
 
     def registered(self, run_directory: str | None = None) -> Any:
         from resume_adapters.accelerate import register_for_resume
@@ -507,6 +470,7 @@ def main() -> None:
         job.train_unwrapped()
     event("train_end", job.run.global_step)
     job.finish()
+    keep_process_group()
     job.accelerator.end_training()  # which ends the process group too, and what is spread could not be put together
 
 

@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unwrapped": {"wrapped": False, "evaluate": True, "augment": True},
     "unwrapped-last-batch": {"wrapped": False, "evaluate": True, "save_every": 7, **PERSISTENT},
     "registered-generator": {"own_generator": True, "register_generator": True},
+    "own-generator": {"own_generator": True},
 }
 
 
@@ -71,25 +72,13 @@ CASES: dict[str, dict[str, Any]] = {
     "case",
     often(
         CASES,
-        "plain-augmented",
-        "plain-workers",
-        "plain-persistent",
         "seedable-augmented-set-epoch",
-        "seedable-last-batch",
         "stateful-seedable-workers",
         "stream-workers",
         "odd-epochs",
         "by-hand",
-        "each-epoch",
-        "evaluation-persistent",
-        "save-at-the-last-batch",
-        "bf16",
-        "scaler",
-        "ema",
         "lora",
         "two-models",
-        "registered",
-        "automatic-naming",
         "unwrapped-last-batch",
     ),
 )

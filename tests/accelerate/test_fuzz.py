@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from resume_adapters.accelerate import files
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -18,7 +21,8 @@ def load(found: CheckpointFiles) -> None:
         files.pickled(found, kind, 0)
 
 
-def test_no_damage_is_loaded_or_ends_in_another_error_than_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", fuzz.SEEDS)
+def test_no_damage_is_loaded_or_ends_in_another_error_than_ours(tmp_path: Path, seeds: Sequence[int]) -> None:
     fuzz.survives_every_damage(
-        tmp_path, "accelerate/project/checkpoints", files.ForeignCheckpoints(1), LoopRankState, load
+        tmp_path, "accelerate/project/checkpoints", files.ForeignCheckpoints(1), LoopRankState, load, seeds
     )

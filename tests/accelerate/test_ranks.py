@@ -46,13 +46,28 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("case", often(STRATEGIES, "fsdp2-full", "zero-2"))
+@pytest.mark.parametrize("case", often(STRATEGIES, "zero-2"))
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
     config = {"samples": 100, **config}
     expected = reference(config, ranks)
     assert [final and final["strategy"] for final in expected.final] == [strategy] * ranks, "another one has trained"
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [EARLY, MIDDLE], ranks=ranks)
+
+
+COPIED = {**SHARDED, "width": 256, "samples": 100, "options": {"stage": "memory"}}
+
+
+@pytest.mark.usefixtures("sharding")
+def test_shards_that_are_copied_are_those_of_the_bare_save_state(bench: contract.Bench, reference: Any) -> None:
+    contract.staged_equals_bare(bench, reference, COPIED, ranks=2, timeless=contract.without_place)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
+def test_killed_with_copied_shards_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    kills = [MIDDLE, {"event": "step_end", "step": 18, "rank": 1}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, COPIED, reference(COPIED, 2), kills, ranks=2)
 
 
 SAVES = {**SHARDED, "samples": 32, "epochs": 1, "accumulate": 1, "save_every": 2, "limit": 1}
@@ -66,7 +81,7 @@ OPERATIONS: dict[str, tuple[int, str]] = {
 
 
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("what", OPERATIONS)
+@pytest.mark.parametrize("what", often(OPERATIONS, "a shard"))
 def test_killed_before_a_shard_the_index_and_the_commit(
     what: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -87,7 +102,7 @@ UNSAVED = ("plain", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "plain", "stateful", "dispatched-stream", "ema-scaler-evaluation"))
+@pytest.mark.parametrize("case", often(CASES, "ema-scaler-evaluation"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     config = {"samples": 100, **config}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.state.stateful import StaticState
 
-from launch import Server
+from launch import Running, Server
 from miniature import GivenContent
 
 COMMAND = Path(__file__).parent / "run_command.py"
@@ -71,6 +72,18 @@ def command(server: Server) -> Command:
     return run
 
 
+@pytest.fixture
+def start_command(server: Server) -> Callable[..., Running]:
+    """Start ``resume-adapters`` in a directory of its own with some words, and return it as it runs."""
+
+    def start(directory: Path, *words: object) -> Running:
+        directory.mkdir()
+        environment = {"COLUMNS": "80", "NO_COLOR": "1", "COMMAND_ERRORS": str(directory / "err")}
+        return server.start(COMMAND, [str(each) for each in words], directory, 1, environment)
+
+    return start
+
+
 def forked(server: Server, words: list[str], environment: dict[str, str]) -> Outcome:
     """Run the command in a process that the server forks, in the directory of this one."""
     with tempfile.TemporaryDirectory() as outputs:
@@ -87,7 +100,7 @@ def interpreted(code: str, words: list[str], environment: dict[str, str]) -> Out
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_run() -> Callable[..., ResumableRun]:
     """Commit checkpoints of some steps, each with facts of its manifest, and return the run that did."""
 
@@ -111,16 +124,21 @@ def make_run() -> Callable[..., ResumableRun]:
     return make
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path, make_run: Callable[..., ResumableRun]) -> Path:
-    """A finished run of three checkpoints, of which the second evaluated best."""
-    directory = tmp_path / "run"
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., ResumableRun]) -> Path:
+    directory = tmp_path_factory.mktemp("finished") / "run"
     saves = {
         step: {"metrics": {"eval_loss": loss, "accuracy": loss / 10}, "cursor": {"epoch": 0, "micro_batches": step}}
         for step, loss in ((10, 3.0), (20, 1.0), (30, 2.0))
     }
     make_run(directory, saves).set_state(RunState.FINISHED, step=30, epoch=3.0, horizon=30)
     return directory
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, finished_run: Path) -> Path:
+    """A finished run of three checkpoints, of which the second evaluated best."""
+    return shutil.copytree(finished_run, tmp_path / "run", symlinks=True)
 
 
 _DIE_IN_A_SAVE = """

@@ -83,7 +83,7 @@ def test_augmentation_is_resumed(resume_drill):
 
 @pytest.mark.thorough
 def test_the_fixture_fails_a_test_with_the_step_the_rank_and_the_cause(tmp_path):
-    """A dataset that draws from a generator of its own, which no part of the state holds."""
+    """A dataset that draws from a global generator, which no part of the state holds."""
     (tmp_path / "test_training.py").write_text(TESTS.format(job=str(JOB)))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "resume_adapters.pytest_plugin", tmp_path],
@@ -101,7 +101,7 @@ def test_the_fixture_fails_a_test_with_the_step_the_rank_and_the_cause(tmp_path)
     where = re.search(r"different: step (\d+), rank 0, launch 2: the batches \(micro-batch 0\) differ", difference)
     assert where is not None and int(where[1]) > resumed
     cause = next(line for line in lines if line.startswith("likely cause: "))
-    assert "`Numbers` draws from a generator that no part holds (`dataset.noise`)" in cause
+    assert "`Numbers`, its transforms, its sampler or its collate function depend on something that no part" in cause
     assert "Traceback" not in done.stdout
 
 

@@ -168,3 +168,23 @@ def test_launches_without_progress_are_counted(command, run_dir, running):
     assert "3 launches in a row without a step kept: start 4 was killed" in said
     control.journal.append("commit", step=31)
     assert command("status", run_dir, "--json").json["without_progress"] == []
+
+
+def test_recoveries_are_shown_with_what_they_cost(command, run_dir):
+    control = ControlDirectory(LocalStorage(), run_dir, time.time)
+    assert command("status", run_dir, "--json").json["recoveries"] == []
+    assert "recover" not in command("status", run_dir).out + command("ls", run_dir).out
+    facts = {"level": "memory", "rank": 1, "error": "Hung: [at] work\nmore", "step": 7, "lost": 0, "seconds": 0.51234}
+    control.journal.append("recovery", **facts)
+    control.journal.append("recovery", **{**facts, "level": "disk", "step": 20, "lost": 3, "seconds": 2.0})
+    found = command("status", run_dir, "--json").json["recoveries"]
+    assert [{name: each[name] for name in facts} for each in found] == [
+        facts, {**facts, "level": "disk", "step": 20, "lost": 3, "seconds": 2.0},
+    ]  # fmt: skip
+    assert found == command("ls", run_dir, "--json").json["recoveries"]
+    last = "rank 1: Hung: [at] work; from step 20 (disk) in 2 s, 3 steps done again"
+    said = " ".join(command("status", run_dir).out.split())
+    assert "recoveries 2; the last" in said and said.count(last) == 1
+    lines = [line for line in command("ls", run_dir).out.splitlines() if line.startswith("recovered: ")]
+    assert lines[0].endswith("ago, rank 1: Hung: [at] work; from step 7 (memory) in 0.512 s")
+    assert lines[1].endswith(last)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,34 +18,33 @@ import pytest
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.errors import FencedOff, RunHalted
 
-TRAIN = """
-import signal, sys, time
-from resume_adapters.core.run.run import ResumableRun
-run = ResumableRun(sys.argv[1])
-run.open()
-run.begin(30, 3.0)
-print("training", flush=True)
-step = 30
-while True:
-    time.sleep(0.02)
-    step += 1
-    if run.end_step(step, step / 10, 100_000).stop:
-        run.leave(step, step / 10)
-"""
+TRAINING = Path(__file__).parent / "training_run.py"
 
 
 @pytest.fixture
-def training(run_dir):
-    process = subprocess.Popen([sys.executable, "-c", TRAIN, run_dir], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"training\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
+def training(server, run_dir, tmp_path):
+    started = server.start(TRAINING, [str(run_dir)], tmp_path, 1, {})
+    output = tmp_path / "output.0"
+    while not output.exists() or "training" not in output.read_text():
+        assert started.alive()
+        time.sleep(0.01)
+    yield started
+    started.signal(signal.SIGKILL)
+    while started.alive():
+        time.sleep(0.01)
 
 
 def status(run_dir):
     return json.loads((run_dir / ".resume" / "status.json").read_bytes())
+
+
+def until(condition, timeout=60.0):
+    """Wait until a condition holds, and return what it found."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.01)
+    return found
 
 
 def halt(run_dir):
@@ -59,13 +59,13 @@ def test_stop_waits_until_the_run_has_saved_and_left(command, run_dir, training)
     done = command("stop", run_dir, "--wait", "--json")
     assert done.code == 0
     assert (done.json["state"], done.json["reason"], done.json["asked"]) == ("stopped", "resume-adapters stop", True)
-    assert training.wait(10) == 0
+    assert training.wait().statuses == (0,)
     assert not (run_dir / ".resume" / "stop").exists()
 
 
 def test_stop_asks_and_returns(command, run_dir, training):
     assert command("stop", run_dir).code == 0
-    assert training.wait(10) == 0
+    assert training.wait().statuses == (0,)
     assert status(run_dir)["state"] == "stopped"
 
 
@@ -74,7 +74,7 @@ def test_stop_by_force_kills(command, run_dir, training):
     assert asked.code == 2 and "pass --yes as well" in asked.err
     done = command("stop", run_dir, "--force", "--yes", "--json")
     assert (done.code, done.json["state"]) == (0, "killed")
-    assert training.wait(10) == -signal.SIGKILL
+    assert training.wait().killed
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
@@ -83,15 +83,14 @@ def test_stop_by_force_asks_at_a_terminal(run_dir, training, answer):
     words = [sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--force"]
     stopping = subprocess.Popen(words, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.write(master, f"{answer}\n".encode())
-    assert stopping.wait(30) == (0 if answer == "y" else 1)
-    assert (training.poll() is None) == (answer == "n")
+    assert stopping.wait(120) == (0 if answer == "y" else 1)
+    assert training.alive() == (answer == "n")
     os.close(master)
     os.close(terminal)
 
 
 def test_stop_by_force_kills_no_process_that_a_forged_status_names(command, run_dir):
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    time.sleep(0.5)
     forged = {"state": "running", "host": socket.gethostname(), "pid": bystander.pid, "updated": time.time()}
     (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(status(run_dir) | forged))
     done = command("stop", run_dir, "--force", "--yes")
@@ -101,14 +100,15 @@ def test_stop_by_force_kills_no_process_that_a_forged_status_names(command, run_
     bystander.wait()
 
 
-def test_waiting_tells_that_the_run_ended_otherwise(command, run_dir, training):
-    training.send_signal(signal.SIGSTOP)
-    waiting = subprocess.Popen([sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--wait"])
-    time.sleep(1.5)
-    assert waiting.poll() is None
-    training.kill()
-    training.wait()
-    assert waiting.wait(10) == 1
+def test_waiting_tells_that_the_run_ended_otherwise(start_command, run_dir, tmp_path, training):
+    training.signal(signal.SIGSTOP)
+    waiting = start_command(tmp_path / "waiting", "stop", run_dir, "--wait")
+    until((run_dir / ".resume" / "stop").exists)
+    time.sleep(0.3)
+    assert waiting.alive()
+    training.signal(signal.SIGKILL)
+    assert training.wait().killed
+    assert waiting.wait().statuses == (1,)
 
 
 def test_stop_does_nothing_where_nothing_runs(command, run_dir):
@@ -129,19 +129,23 @@ def test_only_a_process_on_this_host_can_be_killed(command, run_dir):
 # ---- status --watch
 
 
-def test_watch_waits_for_the_next_launch_and_follows_it_to_its_end(command, run_dir, training):
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "resume_adapters.cli", "status", run_dir, "--watch", "--json"], stdout=subprocess.PIPE
-    )
-    time.sleep(3.5)
-    training.send_signal(signal.SIGTERM)
-    training.wait()
-    time.sleep(2.5)
-    assert watching.poll() is None, "a stopped run is launched again"
+def test_watch_waits_for_the_next_launch_and_follows_it_to_its_end(start_command, run_dir, tmp_path, training):
+    watching = start_command(tmp_path / "watching", "status", run_dir, "--watch", "--json")
+    output = tmp_path / "watching" / "output.0"
+    until(output.exists)
+
+    def printed():
+        lines = output.read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    until(lambda: len(found := printed()) > 1 and found[0]["step"] < found[-1]["step"] and found[-1].get("rate"))
+    training.signal(signal.SIGTERM)
+    assert training.wait().statuses == (0,)
+    until(lambda: printed()[-1]["state"] == "stopped")
+    assert watching.alive(), "a stopped run is launched again"
     halt(run_dir)
-    out, _ = watching.communicate(timeout=20)
-    assert watching.returncode == 0
-    documents = [json.loads(line) for line in out.splitlines()]
+    watching.wait().require_success()
+    documents = printed()
     states = [each["state"] for each in documents if each["state"] != "unknown"]  # a start has just begun
     assert states == sorted(states, key=["running", "stopped", "halted"].index) and states[-1] == "halted"
     live = documents[states.index("stopped") - 1]
@@ -151,7 +155,7 @@ def test_watch_waits_for_the_next_launch_and_follows_it_to_its_end(command, run_
 
 
 def test_the_live_status_is_for_people_too(command, run_dir, training):
-    time.sleep(2.5)
+    until(lambda: status(run_dir).get("rate"))
     text = command("status", run_dir).out
     for words in ("running: process", "steps/s", "of 100000", "finishes"):
         assert words in text

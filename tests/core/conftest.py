@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from signal import getsignal
 
 import pytest
@@ -20,19 +17,6 @@ from launch import Server
 # How long an example takes says how loaded the machine is, and nothing of the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-
-MEMORY = Path("/dev/shm")
-"""A file system in memory, where there is one: forcing files onto it costs nothing."""
-
-
-@pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    if not MEMORY.is_dir():
-        yield tmp_path
-        return
-    directory = Path(tempfile.mkdtemp(prefix="resume-adapters-", dir=MEMORY))
-    yield directory
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(params=["directory", "file"])

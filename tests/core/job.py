@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import itertools
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
 import time
+import types
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from resume_adapters import KeepLast
+from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.run import monitor
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.stop import vote
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import ResumeError, Stopped
+from resume_adapters.core.tiers import serving, wire
+from resume_adapters.errors import ResumeError, SaveFailed, Stopped
 
-from miniature import Miniature, MiniatureContent, effects
+import faults
+from miniature import Miniature, MiniatureContent, effects, left_behind
 from plain_torch import Killed, Launch, killed_after
 
 LAST = 8
@@ -50,21 +60,28 @@ def agree(rank: int, asked: str) -> dict[str, Any]:
 
 
 def hurry(rank: int) -> dict[str, Any]:
-    """Take steps of a few milliseconds, on one rank of varied length; rank one is asked to stop after step 300."""
+    """Take steps of a few milliseconds, on one rank of varied length; rank one is asked to stop after step 300.
+
+    How long they are is set here, for on a loaded machine they are as long as ranks vote on each of.
+    """
+    now = 0.0
+    vote.time = types.SimpleNamespace(monotonic=lambda: now)  # type: ignore[assignment]
     flag = StopFlag(StopOn())
     agreement = StopVote(current_ranks(), flag)
-    votes, step, vote = 0, 0, agreement._vote
+    votes, step, native = 0, 0, agreement._vote
 
     def counted() -> None:
         nonlocal votes
         votes += 1
-        vote()
+        native()
 
     agreement._vote = counted  # type: ignore[method-assign]
     while not agreement.poll():
         step += 1
         dist.barrier()
-        time.sleep(0.002 * (step % 7 if rank else 1))
+        seconds = 0.001 + 0.002 * (step % 7 if rank else 1)
+        now += seconds
+        time.sleep(seconds / 4)
         if step == 300 and rank:
             flag.request("SIGTERM")
     agreement.close()
@@ -77,7 +94,7 @@ def skip(rank: int, directory: str, asked: str) -> dict[str, Any]:
     job.run.begin(job.step, 0.0)
     skipped = 0
     try:
-        while skipped < 600:
+        while skipped < 2000:
             skipped += 1
             if rank == int(asked) and skipped == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -117,8 +134,9 @@ def run_short(rank: int, directory: str, own: str) -> dict[str, Any]:
         stop=StopOn(walltime=0.01 if rank == 0 else None),
         local_rank=None if shares else 0,
     )
+    monitor._PERIOD = 0.1
     job.run.begin(job.step, 0.0)
-    time.sleep(1.5)
+    time.sleep(0.4)
     try:
         job.run.end_skipping()
     except Stopped as left:
@@ -242,13 +260,205 @@ def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
     before = effects()
     for step in range(2, int(times) + 2):
         once(step)
-    return {"before": before, "after": effects()}
+    return {"left": left_behind(before)}
+
+
+def mirror(rank: int, directory: str, own: str, url: str) -> dict[str, Any]:
+    """Train two steps with a mirror, end, lose one or all run directories, and start again."""
+    options: dict[str, Any] = {
+        "ranks": None,
+        "mirror": [Remote(url, timeout=timedelta(seconds=300))],
+        "local_rank": 0 if json.loads(own) else None,
+    }
+    here = Path(directory, str(rank) if json.loads(own) else "")
+    job = Miniature(here, **options)
+    job.run.begin(0, 0.0)
+    for step in (1, 2):
+        job.commit(step)
+    job.run.finish_copies()
+    states = [each.step for each in job.run._mirrors.states]
+    job.run.close()
+    dist.barrier()
+    if rank == 1 or not json.loads(own):
+        shutil.rmtree(here, ignore_errors=True)
+    dist.barrier()
+    job = Miniature(here, **options)
+    found = {"step": job.step, "text": job.text, "mirrored": states, "generation": job.run.generation}
+    job.run.close()
+    return found
+
+
+def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
+    """Save to the memory of this rank's node, one step to the disk as well, and start again."""
+    memory = Path(directory, f"memory-{rank % int(nodes)}")
+    memory.mkdir(exist_ok=True)
+    is_alone = json.loads(own) or nodes == "1"
+    options: dict[str, Any] = {
+        "ranks": None,
+        "mirror": [Memory(directory=str(memory), save_every=timedelta(seconds=0.05) if is_alone else None)],
+        "local_rank": 0 if json.loads(own) else None,
+    }
+    here = Path(directory, "run", str(rank) if json.loads(own) else "")
+    job = Miniature(here, **options)
+    job.run.begin(0, 0.0)
+    job.commit(1)
+    steps = []
+    for step in range(2, 40):
+        time.sleep(0.02)
+        if job.run.end_step(step, 0.0).save_to_memory:
+            content = MiniatureContent(job.run, f"state at {step}", step, None, None)
+            job.run.save_to_memory(f"checkpoint-{step}", step, content)
+            steps.append(step)
+    job.run.close()
+    dist.barrier()
+    job = Miniature(here, **options)
+    found = {"step": job.step, "text": job.text, "in_memory": steps, "problem": job.run._memory_tier.states[0].problem}
+    job.run._memory_tier.failed(job.run.ranks, SaveFailed("the memory is full", errno=errno.ENOSPC))
+    job.commit(100)
+    job.run.finish_copies()
+    job.run.close()
+    return found | {"left": [str(each) for each in memory.glob("*/*")]}
+
+
+class Node:
+    """One of two nodes: a run directory and a memory of its own, which the other does not see."""
+
+    def __init__(self, rank: int, directory: str) -> None:
+        self.run_directory, self.memory = Path(directory, "disk", str(rank)), Path(directory, "memory", str(rank))
+        self.memory.mkdir(parents=True, exist_ok=True)
+
+    def start(self, **settings: Any) -> Miniature:
+        memory = Memory(directory=str(self.memory), peers=True, **{"save_every": 1, **settings})
+        job = Miniature(self.run_directory, ranks=None, local_rank=0, mirror=[memory])
+        job.run.begin(job.step, 0.0)
+        return job
+
+    def lose(self) -> None:
+        """Be a machine that replaces this one."""
+        shutil.rmtree(self.run_directory)
+        shutil.rmtree(self.memory)
+        self.memory.mkdir()
+
+    def copies(self) -> list[int]:
+        """Return the steps of the checkpoints that this node holds for the other."""
+        found = self.memory.glob("*/*/.resume/peers/*/*/resume/manifest.json")
+        return sorted(int(each.parts[-3].partition("-")[2]) for each in found)
+
+
+def remember_at(job: Miniature, step: int) -> bool:
+    content = MiniatureContent(job.run, f"state of rank {dist.get_rank()} at {step}", step, None, None)
+    is_written = job.run.save_to_memory(f"checkpoint-{step}", step, content)
+    job.run.flush()
+    return is_written
+
+
+def until_copied(job: Miniature) -> None:
+    """Wait until the nodes hold the copies of what is in their memories."""
+    replica = job.run._memory_tier._peers._replica
+    while any(job.run.ranks.gather(replica.progress.is_behind)):
+        time.sleep(0.01)
+
+
+def replace_node(rank: int, directory: str, lost: str, damage: str) -> dict[str, Any]:
+    """Save to memory alone, lose both the disk and the memory of one node, and start again; then of another.
+
+    With ``damage`` one bit of the newest copy that the node left is flipped.
+    """
+    node, found, steps = Node(rank, directory), [], iter(range(1, 100))
+    job = node.start()
+    job.commit(next(steps))
+    for losing in json.loads(lost):
+        for _ in range(3):
+            until_copied(job)
+            last = next(steps)
+            is_written = remember_at(job, last)
+            assert is_written
+        until_copied(job)
+        copies = node.copies()
+        job.run.close()
+        dist.barrier()
+        if losing == rank:
+            node.lose()
+        elif json.loads(damage):
+            (newest,) = node.memory.glob(f"*/*/.resume/peers/*/checkpoint-{last}/model.bin")
+            faults.flip(newest)
+        dist.barrier()
+        crashed = next(node.memory.glob("*/*/.resume/peers/*/.resume"), node.memory) / "begin-0123"
+        crashed.mkdir()
+        job = node.start()
+        assert losing == rank or not crashed.exists()
+        found.append({"expected": last - json.loads(damage), "step": job.step, "own": job.text, "copies": copies})
+    states = [each.problem for each in job.run._status(RunState.RUNNING).mirrors]
+    job.run.set_state(RunState.STOPPED, step=last, epoch=0.0)
+    job.commit(last + 1)
+    job.run.finish_copies()
+    job.run.close()
+    return {"found": found, "problems": states, "left": [str(each) for each in node.memory.glob("*/*")]}
+
+
+def save_for_ever(rank: int, directory: str) -> dict[str, Any]:
+    """Save to memory alone, and write down the steps that are committed there, until the process is killed."""
+    job = Node(rank, directory).start()
+    with Path(directory, f"steps.{rank}").open("a", buffering=1) as steps:
+        for step in itertools.count(1):
+            if remember_at(job, step):
+                steps.write(f"{step}\n")
+    return {}
+
+
+def resume_node(rank: int, directory: str) -> dict[str, Any]:
+    job = Node(rank, directory).start()
+    found = {"step": job.step, "text": job.text}
+    job.run.close()
+    return found
+
+
+def hinder(rank: int, directory: str, how: str) -> dict[str, Any]:
+    """Save to memory while the partner of rank zero is out of reach, or slow."""
+    node, slow = Node(rank, directory), threading.Event()
+    wire.PATIENCE = 200.0
+    if rank == 1 and how == "no port":
+        serving._listen = functools.partial(os.stat, "/no such file")  # type: ignore[assignment]
+    job = node.start()
+    job.commit(1)
+    until_copied(job)
+    tier = job.run._memory_tier
+    if rank == 1 and how == "gone":
+        tier._peers._server.close()
+    if rank == 1 and how == "slow":
+        answer = serving.answer
+        serving.answer = lambda *given: (slow.wait(), answer(*given))  # type: ignore[func-returns-value]
+    saved, behind = [], []
+    for step in (2, 3, 4):
+        saved.append(remember_at(job, step))
+        behind.append(tier.states[1].behind)
+        if how != "slow":
+            until_copied(job)
+    slow.set()
+    until_copied(job)
+    copies = node.copies()
+    saved.append(remember_at(job, 5))
+    until_copied(job)
+    job.run.close()
+    return {"saved": saved, "behind": behind, "copies": copies, "problem": tier.states[1].problem}
+
+
+def share(rank: int, directory: str) -> dict[str, Any]:
+    """Ask for copies on other nodes where all share the run directory."""
+    memory = Path(directory, f"memory-{rank}")
+    memory.mkdir()
+    return {
+        "step": Miniature(Path(directory, "run"), ranks=None, mirror=[Memory(directory=str(memory), peers=True)]).step
+    }
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    everything = (agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen)
+    everything = (
+        *(agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen),
+        *(mirror, remember, replace_node, save_for_ever, resume_node, hinder, share),
+    )
     work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:
         result = work(rank, *sys.argv[2:])

@@ -26,7 +26,7 @@ class SlowStorage(LocalStorage):
     def replace(self, source: Path, target: Path) -> None:
         if target.name == "manifest.json":
             self.is_committing.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(120)
         super().replace(source, target)
 
 
@@ -38,7 +38,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Miniature]:
     job = Miniature(tmp_path, storage=storage)
     job.run.begin(0, 0.0)
     job.save(2)
-    assert storage.is_committing.wait(20)
+    assert storage.is_committing.wait(120)
     yield job
     storage.go_on.set()
     job.run.close()

@@ -11,7 +11,7 @@ import pytest
 from resume_adapters.integrations.deepspeed_engine.compat import is_before
 
 import contract
-from launch import COMPILERS, Server
+from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
 
@@ -20,8 +20,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "numpy", "deepspeed", *COMPILERS, "deepspeed_operators")
-    yield contract.Bench(server, HERE / "job.py")
+    server = Server("torch", "numpy", *DEEPSPEED, "deepspeed_operators")
+    yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()
 
 

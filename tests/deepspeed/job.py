@@ -13,7 +13,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,32 +24,25 @@ from deepspeed.runtime.dataloader import RepeatingLoader
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 import cycles
+from regression import FEATURES, Bare, Mapped
 
-from training import CONFIG, RANK, Ema, configure, deepspeed_on_cpu, digest, draws, event, located, policy, trace
+from training import (
+    CONFIG,
+    RANK,
+    Ema,
+    configure,
+    deepspeed_on_cpu,
+    digest,
+    draws,
+    event,
+    keep_process_group,
+    located,
+    policy,
+    trace,
+)
 
-FEATURES = 8
 OUT = "out"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-# ---- Data
-
-
-class Mapped(torch.utils.data.Dataset):
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
-        y = x.sum().sin()
-        if CONFIG["augment"]:  # by each of the three generators
-            x = x + 0.1 * torch.randn(FEATURES)
-            x[random.randrange(FEATURES)] = 0.0
-            x[np.random.randint(FEATURES)] += 0.5
-        return {"x": x, "y": y}
 
 
 # ---- Model
@@ -88,38 +80,6 @@ class Warmup:
 
 
 # ---- The loop
-
-
-class Bare:
-    """The loop's surface without the package: saves at the same moments, and never resumes."""
-
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
-        self.global_step = 0
-        self.due = False
-
-    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
-        for epoch in range(count):
-            yield epoch
-            self._save()
-        if self.global_step % CONFIG["save_every"]:
-            self.due = True
-            self._save()
-
-    def batches(self, loader: Any) -> Iterator[Any]:
-        for batch in loader:
-            yield batch
-            self._save()
-
-    def step(self, **_: Any) -> None:
-        if self.engine.global_steps != self.global_step:
-            self.global_step = self.engine.global_steps
-            self.due = self.global_step % CONFIG["save_every"] == 0
-
-    def _save(self) -> None:
-        if self.due:
-            self.due = False
-            self.engine.save_checkpoint(CONFIG["run_directory"])
 
 
 DEFAULTS: dict[str, Any] = {
@@ -220,7 +180,7 @@ class Job:
         self.loader = own_loader if CONFIG["loader"] == "own" else self.user_loader(data)
         self.ema = Ema(model) if CONFIG["ema"] else None
         if not CONFIG["cycles"]:
-            self.run: Any = Bare(self.engine) if CONFIG["bare"] else self.hooks(CONFIG["run_directory"])
+            self.run: Any = self.bare() if CONFIG["bare"] else self.hooks(CONFIG["run_directory"])
 
     def optimizer(self, model: torch.nn.Module) -> Any:
         if CONFIG["optimizer"] == "fused":
@@ -242,6 +202,12 @@ class Job:
         )
         made = torch.utils.data.DataLoader(data, batch_size=CONFIG["batch"], shuffle=sampler is None, sampler=sampler)
         return RepeatingLoader(made) if CONFIG["loader"] == "repeating" else made
+
+    def bare(self) -> Bare:
+        def save(step: int) -> None:
+            self.engine.save_checkpoint(CONFIG["run_directory"])
+
+        return Bare(lambda step: self.engine.global_steps != step, save)
 
     def hooks(self, run_directory: str) -> Any:
         from resume_adapters.deepspeed import ResumeHooks
@@ -390,6 +356,7 @@ def main() -> None:
         return
     job.train()
     job.finish()
+    keep_process_group()
     # An interpreter that ends may find threads of gloo at work otherwise, and abort.
     torch.distributed.destroy_process_group()
 

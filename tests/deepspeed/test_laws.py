@@ -16,6 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from resume_adapters.integrations.deepspeed_engine.files import ForeignCheckpoints
+from selection import often
+
 import contract
 from faults import DAMAGES
 from training import digest
@@ -34,40 +37,44 @@ TWO: dict[str, Any] = {"stage": 2, "rank_seeds": True, "augment": True}
     ids=["one rank", "two ranks"],
 )
 def test_an_uninterrupted_run_is_the_bare_one(
-    ranks: int, config: dict[str, Any], bench: contract.Bench, served: Any, tmp_path: Path
+    ranks: int, config: dict[str, Any], bench: contract.Bench, reference: Any, served: Any
 ) -> None:
     """Law 0: same losses, same weights, same native files."""
     served((ranks, config))
-    contract.uninterrupted(bench, tmp_path / "bare", {**config, "bare": True}, ranks=ranks)
-    bare = contract.read_trace(tmp_path / "bare", ranks)
-    ours = contract.uninterrupted(bench, tmp_path / "ours", config, ranks=ranks)
-    contract.require_same_steps(ours, bare, start=0)
-    contract.require_same_end(ours, bare)
-    contract.native_files_are_the_same(tmp_path / "ours" / "out", tmp_path / "bare" / "out")
-    latest = [(tmp_path / each / "out" / "latest").read_text().strip() for each in ("ours", "bare")]
+    directories = contract.uninterrupted_equals_bare(bench, reference, config, ranks=ranks)
+    latest = [(each / "latest").read_text().strip() for each in directories]
     assert latest[0] == latest[1]
 
 
 # ---- Law 1, elsewhere than in the middle
 
-MOMENTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "first step": ({}, {"event": "step_end", "step": 1}),
-    "at the end of an epoch": ({}, {"event": "epoch_end", "step": 25}),
-    "right after a save at the end of an epoch": (
-        {"samples": 40, "save_every": 10},
-        {"event": "epoch_begin", "step": 20},
+MOMENTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "saved every five steps": (
+        {},
+        {
+            "first step": {"event": "step_end", "step": 1},
+            "at the end of an epoch": {"event": "epoch_end", "step": 25},
+        },
     ),
-    "in the last epoch, after max_steps": ({"max_steps": 31}, {"event": "step_end", "step": 31}),
+    "saved at the end of each epoch": (
+        {"samples": 40, "save_every": 10},
+        {"right after a save at the end of an epoch": {"event": "epoch_begin", "step": 20}},
+    ),
+    "stopped in mid-epoch": (
+        {"max_steps": 31},
+        {"in the last epoch, after max_steps": {"event": "step_end", "step": 31}},
+    ),
 }
+"""Runs that are alike, each with the moments at which its launches are killed, one after the other."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_at_any_moment(moment: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    changes, kill = MOMENTS[moment]
+@pytest.mark.parametrize("chain", MOMENTS)
+def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Each launch of a chain is killed at the next of its moments, and the last one runs to the end."""
+    changes, kills = MOMENTS[chain]
     config = {**PLAIN, **changes}
-    outcome = bench.run(tmp_path, {**config, "kill": kill})
-    assert outcome.killed, outcome.output
-    contract.resumed_equals_uninterrupted(bench, tmp_path, config, reference(config))
+    expected = reference(config)
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, list(kills.values()))
 
 
 # ---- Law 3
@@ -80,14 +87,16 @@ OPERATIONS = contract.operations(
     "global_step2",
     "global_step4",
     "global_step4/resume",
-    contract.Operation("os.mkdir", rf"{contract.BEGUN}global_step4", 2, 4),
+    contract.Operation("os.mkdir", rf"{contract.BEGUN}global_step4", 2, 2),
     superseded=("global_step6", 6),
 )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation", often(OPERATIONS, "lets the framework write", "commits", "moves latest", "gives the new one its name")
+)
 def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Law 3: before each kind of operation of saving, committing and pruning, by SIGKILL."""
+    """Law 3: before each kind of operation of saving, committing and pruning. Accelerate's tests take all."""
     contract.killed_before_an_operation(
         bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=LEAVING
     )
@@ -101,7 +110,7 @@ OF_RANK_ONE = {
 }
 
 
-@pytest.mark.parametrize("operation", OF_RANK_ONE)
+@pytest.mark.parametrize("operation", often(OF_RANK_ONE, "its shard"))
 def test_killed_before_an_operation_of_rank_one(
     operation: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -132,7 +141,19 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path) -> None:
+    """Law 4, without a launch."""
+    contract.every_damage_is_found(
+        three_checkpoints / "out",
+        tmp_path / "out",
+        [f"global_step15/{name}" for name in FILES],
+        ForeignCheckpoints(2, 2),
+        newest="global_step15",
+        before="global_step10",
+    )
+
+
+@pytest.mark.parametrize("name", often(FILES, "zero_pp_rank_1_mp_rank_00_optim_states.pt", "resume/manifest.json"))
 def test_a_damaged_file_takes_everyone_to_the_previous_checkpoint(
     name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -158,7 +179,7 @@ def test_a_damaged_file_takes_everyone_to_the_previous_checkpoint(
         contract.require_same_end(trace, reference(config, 2))
 
 
-@pytest.mark.parametrize("torn", ["", "global_step99", "\0\0\0"])
+@pytest.mark.parametrize("torn", often(["", "global_step99", "\0\0\0"], "global_step99"))
 def test_a_torn_latest_is_mended(torn: str, three_checkpoints: Path, bench: contract.Bench, tmp_path: Path) -> None:
     shutil.copytree(three_checkpoints, tmp_path / "run")
     (tmp_path / "run" / "out" / "latest").write_text(torn)
@@ -280,7 +301,7 @@ def test_a_run_trains_on_after_a_save_that_failed(
 # ---- Export
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, served: Any, tmp_path: Path) -> None:
     """In single precision, as DeepSpeed does it; these are the weights that the run ended with."""
     config = {**TWO, "stage": stage, "max_steps": 3}
@@ -298,8 +319,9 @@ def test_export_puts_the_pieces_together(stage: int, bench: contract.Bench, serv
 # ---- Finished runs, and what is refused
 
 
-def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, tmp_path: Path) -> None:
-    contract.finished_does_nothing_again(bench, tmp_path, {**TWO, "max_steps": 8}, ["weights", "global_steps"], ranks=2)
+def test_a_finished_run_launched_again_does_nothing(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    same = ["weights", "global_steps"]
+    contract.finished_does_nothing_again(bench, tmp_path, reference, {**TWO, "max_steps": 8}, same, ranks=2)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -329,23 +351,50 @@ def test_a_hundred_runs_of_one_engine_leave_nothing(bench: contract.Bench, tmp_p
 
 # ---- Saves that are copied, and written in the background
 
-MEMORY: dict[str, Any] = {"augment": True, "options": {"stage": "memory"}}
+
+def staged(way: str, zero: int = 2) -> dict[str, Any]:
+    return {"augment": True, "stage": zero, "options": {"stage": way}}
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (2, 2), (2, 3)])
-def test_the_files_are_those_of_the_bare_engine(ranks: int, stage: int, bench: contract.Bench, tmp_path: Path) -> None:
-    contract.staged_equals_bare(bench, tmp_path, {**MEMORY, "stage": stage}, ranks=ranks)
+@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
+@pytest.mark.parametrize(("ranks", "zero"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.thorough), (2, 3)])
+def test_the_files_are_those_of_the_bare_engine(
+    ranks: int, zero: int, way: str, bench: contract.Bench, reference: Any
+) -> None:
+    contract.staged_equals_bare(bench, reference, staged(way, zero), ranks=ranks)
 
 
-def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
+def test_killed_twice_with_copies_equals_never(way: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [{"event": "step_end", "step": step} for step in (12, 18)]
-    config = {**MEMORY, "stage": 2}
+    config = staged(way)
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("operation", contract.STAGED)
-def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**SAVES, **MEMORY}
+@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
+@pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
+def test_killed_before_it_with_copies(
+    operation: str, way: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {**SAVES, **staged(way)}
     contract.killed_before_an_operation(
         bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=LEAVING
     )
+
+
+@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
+def test_killed_between_copy_and_commit(way: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(way), "save_every": 2}
+    contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
+
+
+def test_an_empty_machine_resumes_from_the_mirror(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    contract.an_empty_machine_resumes(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
+
+
+def test_a_kill_loses_no_step_that_memory_has(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, PLAIN, reference(PLAIN), KILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -16,11 +17,16 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero import parameter_offload
+from deepspeed.runtime.zero.partition_parameters import Init
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils import groups
 from torch.utils.data import DataLoader
 
+from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.deepspeed import framework
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
-from resume_adapters.integrations.deepspeed_engine import compat
+from resume_adapters.integrations.deepspeed_engine import compat, recovery
 
 import contract
 
@@ -107,3 +113,71 @@ def test_the_optimizers_in_c_are_called_as_they_are_replayed() -> None:
     assert call in inspect.getsource(DeepSpeedCPUAdam.step), f"DeepSpeedCPUAdam steps otherwise {VERSION}"
     call = "group['lr'], beta1, beta2, group['eps'], state['step'], self.adam_w_mode,"
     assert call in inspect.getsource(FusedAdam.step), f"FusedAdam steps otherwise {VERSION}"
+
+
+# ---- Within a restartable block
+
+
+def test_what_deepspeed_keeps_for_the_whole_process_is_reset() -> None:
+    assert groups._WORLD_GROUP is None and parameter_offload.FWD_MODULE_STACK == [], f"it begins otherwise {VERSION}"
+    kept = {name: vars(Init)[name] for name in (*recovery._COUNTERS, "apply_param_persistence")}
+    assert not any(kept.values()), f"it begins otherwise {VERSION}"
+    tracker = deepspeed.checkpointing.get_cuda_rng_tracker()
+    tracker.add("a script's own", 3)
+    for name in kept:
+        setattr(Init, name, True)
+    parameter_offload.FWD_MODULE_STACK.append(torch.nn.Identity())
+    recovery.reset_deepspeed()
+    assert {name: vars(Init)[name] for name in kept} == kept
+    assert parameter_offload.FWD_MODULE_STACK == [] and tracker.get_states() == {}
+
+
+def test_an_engine_is_destroyed_though_its_groups_are_gone() -> None:
+    """ZeRO asks for its rank to print that it has removed its hooks, which would keep the weights."""
+
+    class Engine:
+        _take_model_step = rank = None
+
+        def destroy(self) -> None:
+            self.rank = deepspeed.comm.get_rank()
+
+    engine = Engine()
+    with recovery.watching_updates(engine, UpdateWatch()):
+        pass
+    assert not deepspeed.comm.is_initialized()
+    recovery.reset_deepspeed()
+    assert engine.rank == 0 and not deepspeed.comm.is_initialized()
+
+
+def test_an_update_and_a_save_are_what_they_are_taken_for() -> None:
+    assert "self._take_model_step(" in inspect.getsource(DeepSpeedEngine.step), f"another method updates {VERSION}"
+    save, name = DeepSpeedEngine._save_checkpoint, DeepSpeedEngine._get_zero_ckpt_name
+    assert "if self.save_non_zero_checkpoint:" in inspect.getsource(save), f"another rank writes the model {VERSION}"
+    assert "get_rank(group=self.optimizer.dp_process_group)" in inspect.getsource(name), f"named otherwise {VERSION}"
+    of_stage_3 = inspect.getsource(DeepSpeedZeroOptimizer_Stage3)
+    assert "self.sub_group_process_groups[" in of_stage_3, f"stage 3 keeps its groups elsewhere {VERSION}"
+    events = {"checkpoint_event_prologue", "checkpoint_event_epilogue"}
+    assert events <= vars(DeepSpeedZeroOptimizer_Stage3).keys(), f"stage 3 gathers elsewhere {VERSION}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"mesh_device": object()}, "a device mesh"),
+        ({"mpu": object()}, "a model parallel unit"),
+        ({"zero_quantized_gradients": lambda: True}, r"ZeRO\+\+"),
+        ({"zero_hpz_partition_size": lambda: 2}, r"ZeRO\+\+"),
+        ({"is_deepcompile_enabled": lambda: True}, "DeepCompile"),
+    ],
+)
+def test_what_keeps_groups_of_its_own_is_refused_within_a_block(setting: dict[str, Any], named: str) -> None:
+    plain = {
+        "mesh_device": None,
+        "mpu": None,
+        "zero_quantized_gradients": lambda: False,
+        "zero_hpz_partition_size": lambda: 1,
+        "is_deepcompile_enabled": lambda: False,
+    }
+    recovery.require_reenterable(SimpleNamespace(**plain))
+    with pytest.raises(UnsupportedSetting, match=f"{named}.* @restartable cannot make again"):
+        recovery.require_reenterable(SimpleNamespace(**{**plain, **setting}))

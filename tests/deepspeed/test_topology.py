@@ -36,7 +36,7 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", often(LAUNCHES, "stage 2", "stage 3"))
+@pytest.mark.parametrize("case", often(LAUNCHES, "stage 3"))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Path
 ) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 import contract
 import stores
+from launch import is_installed
 
-pytest.importorskip("tensorboard")
+pytestmark = pytest.mark.skipif(not is_installed("tensorboard"), reason="the extra `trackers` installs it")
 
 
 def test_the_monitor_of_the_engine_continues_the_run(bench: contract.Bench, tmp_path: Path) -> None:

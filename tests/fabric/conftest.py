@@ -8,18 +8,23 @@ from pathlib import Path
 import pytest
 
 import contract
-from launch import COMPILERS, Server
+from launch import Server
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
-    server = Server("torch", "lightning.fabric", *COMPILERS)
-    yield contract.Bench(server, HERE / "job.py")
+    server = Server("torch", "lightning.fabric")
+    yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()
 
 
 @pytest.fixture(scope="session")
 def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
     return contract.References(bench, tmp_path_factory.mktemp)
+
+
+@pytest.fixture(scope="session")
+def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
+    return contract.Killed(bench, tmp_path_factory.mktemp)

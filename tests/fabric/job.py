@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,20 +15,9 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 
 import cycles
+from regression import FEATURES, Bare, Mapped
 
 from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
-
-FEATURES = 8
-
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return CONFIG["samples"]
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        x = torch.randn(FEATURES, generator=torch.Generator().manual_seed(index))
-        y = x.sum().sin()
-        return {"x": x + 0.1 * torch.randn(FEATURES) if CONFIG["augment"] else x, "y": y}
 
 
 def network() -> torch.nn.Module:
@@ -37,35 +25,6 @@ def network() -> torch.nn.Module:
     first, last = torch.nn.Linear(FEATURES, CONFIG["width"]), torch.nn.Linear(CONFIG["width"], 1)
     made: Any = torch.nn.Sequential(first, norm, torch.nn.ReLU(), torch.nn.Dropout(0.2), last, torch.nn.Flatten(0))
     return torch.compile(made, backend="eager") if CONFIG["compile"] else made
-
-
-class Bare:
-    """The loop's surface without the package: saves at the same moments, and never resumes."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.global_step = 0
-        self.due = False
-
-    def epochs(self, count: int, max_steps: int | None = None) -> Iterator[int]:
-        yield from range(count)
-        if self.global_step % CONFIG["save_every"]:
-            self._save()
-
-    def enumerate(self, loader: Any) -> Iterator[tuple[int, Any]]:
-        for pair in enumerate(loader):
-            yield pair
-            if self.due:
-                self._save()
-
-    def step(self, **_: Any) -> None:
-        if self.job.synced:
-            self.global_step += 1
-            self.due = self.global_step % CONFIG["save_every"] == 0
-
-    def _save(self) -> None:
-        self.due = False
-        self.job.fabric.save(f"out/step-{self.global_step}/fabric.ckpt", self.job.saved())
 
 
 DEFAULTS: dict[str, Any] = {
@@ -140,17 +99,22 @@ class Job:
         self.loader = self.new_loader()
         self.synced = False
         if not CONFIG["cycles"]:
-            self.run: Any = Bare(self) if CONFIG["bare"] else self.registered("out")
+            self.run: Any = Bare(lambda step: self.synced, self.save) if CONFIG["bare"] else self.registered("out")
 
     def new_loader(self) -> Any:
         options = {"num_workers": CONFIG["workers"], "shuffle": CONFIG["shuffle"]}
-        return self.fabric.setup_dataloaders(torch.utils.data.DataLoader(Data(), CONFIG["batch"], **options))
+        return self.fabric.setup_dataloaders(
+            torch.utils.data.DataLoader(Mapped(CONFIG["samples"]), CONFIG["batch"], **options)
+        )
 
     def saved(self) -> dict[str, Any]:
         found = {"model": self.model, "optimizer": self.optimizer}
         if CONFIG["second"]:
             found |= {"second": self.second, "second_optimizer": self.second_optimizer}
         return found if CONFIG["unpassed"] else {**found, "schedule": self.schedule}
+
+    def save(self, step: int) -> None:
+        self.fabric.save(f"out/step-{step}/fabric.ckpt", self.saved())
 
     def registered(self, run_directory: str) -> Any:
         from resume_adapters.fabric import register_for_resume

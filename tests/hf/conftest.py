@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import contract
-from launch import COMPILERS, Server
+from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
 
@@ -21,9 +21,7 @@ def bench() -> Iterator[contract.Bench]:
         "transformers_tables",
         "peft",
     )
-    server = Server(
-        "torch", "transformers.trainer", *models, *COMPILERS, "datasets", "deepspeed", "torchdata.stateful_dataloader"
-    )
+    server = Server("torch", "transformers.trainer", *models, "datasets", *DEEPSPEED, "torchdata.stateful_dataloader")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
 

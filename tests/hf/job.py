@@ -61,10 +61,13 @@ def item(index: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
+_GENERATOR = torch.Generator().manual_seed(5)
+
+
 class Mapped(torch.utils.data.Dataset):
     def __init__(self, size: int) -> None:
         self.size = size
-        if CONFIG["own_generator"]:
+        if CONFIG["own_generator"] is True:
             self.generator = torch.Generator().manual_seed(5)
 
     def __len__(self) -> int:
@@ -76,7 +79,8 @@ class Mapped(torch.utils.data.Dataset):
         found = item(index)
         if CONFIG["own_generator"]:
             found["input_ids"] = found["input_ids"].clone()
-            found["input_ids"][0] = torch.randint(0, TOKENS, (1,), generator=self.generator)
+            generator = getattr(self, "generator", _GENERATOR)
+            found["input_ids"][0] = torch.randint(0, TOKENS, (1,), generator=generator)
         if CONFIG["ragged"]:
             keep = 4 + index % (LENGTH - 4)
             found = {name: value[:keep] for name, value in found.items()}
@@ -198,6 +202,8 @@ def model() -> torch.nn.Module:
         made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
     if CONFIG["user_compile"]:
         made = torch.compile(made, backend="eager")
+        if not CONFIG["traced"]:
+            torch.compiler.set_stance("force_eager")
     return made
 
 
@@ -282,7 +288,12 @@ class Striking(TrainerCallback):
 
 
 class Starting(TrainerCallback):
-    """Takes some seconds between the start of the run and its first batch, as compiling does."""
+    """Takes some time between the start of the run and its first batch, as compiling does, in which it looks often."""
+
+    def __init__(self) -> None:
+        from resume_adapters.core.run import monitor
+
+        monitor._PERIOD = CONFIG["startup"] / 8
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         time.sleep(CONFIG["startup"])
@@ -351,6 +362,7 @@ DEFAULTS: dict[str, Any] = {
     "fsdp": None,
     "fsdp_version": 2,
     "user_compile": False,
+    "traced": True,
     "ema": False,
     "scaler": False,
     "counting": False,
@@ -542,7 +554,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Counting())
     if CONFIG["holding"]:
         found.append(Syncing())
-    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail") if CONFIG[name]]
+    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "writer") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     if CONFIG["startup"]:

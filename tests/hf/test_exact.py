@@ -80,6 +80,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ema": job(ema=True, counting=True),
     "scaler": job(scaler=True),
     "registered-generator": job(own_generator=True, register_generator=True),
+    "own-generator": job(own_generator=True),
 }
 
 
@@ -87,25 +88,12 @@ CASES: dict[str, dict[str, Any]] = {
     "case",
     often(
         CASES,
-        "map",
-        "augmented-workers",
         "augmented-persistent",
-        "masking-collator",
-        "group-by-length",
-        "plain-sampler",
         "stream-workers",
-        "stream-persistent",
-        "datasets-stream-set-epoch",
-        "elastic-map",
         "elastic-shards-workers",
-        "save-each-epoch",
-        "boundary-persistent",
         "evaluations-persistent",
-        "evaluate-each-epoch",
-        "bf16",
         "lora",
         "ema",
-        "scaler",
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

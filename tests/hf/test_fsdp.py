@@ -40,6 +40,24 @@ def test_killed_equals_never(
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=2)
 
 
+@pytest.mark.thorough
+@pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
+def test_shards_that_are_copied_are_those_of_the_bare_trainer(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    args = {"save_steps": 5, "remove_unused_columns": False}
+    config = {
+        "fsdp": "SHARDED_STATE_DICT",
+        "width": 128,
+        "samples": 100,
+        "args": args,
+        "callback": {"stage": "memory"},
+    }
+    contract.staged_equals_bare(bench, reference, config, ranks=2, timeless=contract.without_place)
+    kills = [MIDDLE, {"event": "on_step_end", "step": 18, "rank": 1}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, 2), kills, ranks=2)
+
+
 @pytest.mark.skipif(IS_OLD, reason="an Accelerate before 1.13 does not load the optimizer of FSDP2")
 def test_a_sharded_run_under_way_is_taken_over(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"fsdp": "SHARDED_STATE_DICT", "samples": 100, "args": {"save_steps": 5, "remove_unused_columns": False}}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import (
     EarlyStoppingCallback,
     Seq2SeqTrainer,
@@ -24,7 +28,7 @@ from transformers.trainer_utils import TrainOutput
 
 from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import NotSerialisable, UnsupportedSetting
 from resume_adapters.hf import ResumeCallback
 
 
@@ -90,6 +94,45 @@ def trainer(directory: Path, *, data: Any = None, model: Any = None, callback: A
         eval_dataset=samples(4),
         callbacks=[callback or ResumeCallback()],
     )
+
+
+# ---- What a file may hold
+
+
+def by_numpy(directory: Path, callbacks: list[TrainerCallback]) -> Trainer:
+    """Make a trainer whose learning rates are numpy's numbers."""
+    model = Line()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: np.cos(step / 9))
+    return Trainer(
+        model, arguments(directory), train_dataset=samples(), callbacks=callbacks, optimizers=(optimizer, schedule)
+    )
+
+
+def test_learning_rates_that_numpy_computes_are_resumed(tmp_path: Path) -> None:
+    """The bare Trainer refuses to load such a file."""
+    whole = by_numpy(tmp_path / "never", [])
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        by_numpy(tmp_path / "run", [ResumeCallback(), Dying(3)]).train()
+    torch.manual_seed(1)
+    last = by_numpy(tmp_path / "run", [ResumeCallback()])
+    last.train()
+    assert last.state.global_step == 4
+    assert all(
+        torch.equal(one, other) for one, other in zip(last.model.parameters(), whole.model.parameters(), strict=True)
+    )
+
+
+def test_what_no_resume_could_load_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    trained = trainer(tmp_path)
+    trained.create_optimizer()
+    trained.optimizer.param_groups[0]["kept"] = Dying(9)
+    with pytest.raises(
+        NotSerialisable, match=r"optimizer\.pt holds \S*test_process\.Dying, which would have to run code"
+    ):
+        trained.train()
+    assert trained.state.global_step == 2 and not list(tmp_path.glob("*/resume/manifest.json"))
 
 
 # ---- Two trainings in one process
@@ -456,6 +499,29 @@ def test_a_training_that_neither_saves_nor_resumes_is_a_warning(
     trainer(tmp_path / "c", eval_strategy="steps", eval_steps=2, logging_steps=1).train()
     trainer(tmp_path / "d").evaluate()
     assert warned() == []
+
+
+def test_a_callback_that_never_trained_leaves_no_hook(tmp_path: Path) -> None:
+    """Objects are collected at any moment: within a step of an optimizer torch goes through its hooks, and it stays."""
+    gc.collect()
+    before = list(optimizer_hooks())
+    optimizer = torch.optim.SGD(Line().parameters(), lr=0.1)
+    made = [trainer(tmp_path)]
+    assert len(optimizer_hooks()) == len(before) + 1
+    last = register_optimizer_step_post_hook(lambda *_: (made.clear(), gc.collect()))
+    after = register_optimizer_step_post_hook(lambda *_: None)
+    optimizer.step()
+    assert len(optimizer_hooks()) == len(before) + 3
+    last.remove()
+    after.remove()
+    del made[:]
+    trainer(tmp_path)
+    gc.collect()
+    assert list(optimizer_hooks()) == before
+
+
+def optimizer_hooks() -> dict[int, Any]:
+    return torch_optimizer._global_optimizer_post_hooks
 
 
 def test_a_given_path_that_loses_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

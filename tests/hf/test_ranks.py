@@ -37,7 +37,7 @@ UNSAVED = ("map", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "map", "dispatched-stream-filled-up", "ema"))
+@pytest.mark.parametrize("case", often(CASES, "map"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]
@@ -45,9 +45,9 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
+def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
     config = {"samples": 100, "args": ARGS}
-    bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 8}}, ranks=2)
+    killed(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 8}}, 2)
     assert contract.committed(tmp_path / "out") == {"checkpoint-5": 5}
     alone = {"samples": 100, "args": {name: value for name, value in ARGS.items() if name != "ddp_backend"}}
     outcome = bench.run(tmp_path, alone if ranks == 1 else config, ranks=ranks)

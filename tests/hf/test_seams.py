@@ -19,6 +19,7 @@ from resume_adapters import hf
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf.supported import require_supported
+from resume_adapters.integrations import accelerate_state
 
 import contract
 
@@ -212,3 +213,20 @@ def test_ddp_has_the_reducer_that_buckets_are_replayed_through() -> None:
     reducer: Any = torch.distributed.Reducer
     assert hasattr(reducer, "prepare_for_backward") and hasattr(reducer, "_rebuild_buckets")
     assert "self.reducer" in inspect.getsource(DistributedDataParallel)
+
+
+def test_accelerate_looks_once_for_deepspeed_in_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def ask() -> bool:
+        asked.append(True)
+        return False
+
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(accelerate.utils.other, "is_deepspeed_available", ask)
+    for _ in range(2):
+        with accelerate_state.asking_once_for_deepspeed():
+            assert accelerate.utils.extract_model_from_parallel(model) is model
+    assert asked == [True]
+    accelerate.utils.extract_model_from_parallel(model)
+    assert asked == [True, True]

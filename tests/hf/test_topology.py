@@ -35,7 +35,7 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1", "0 to 2 workers and back", "at the end of an epoch"))
+@pytest.mark.parametrize("case", often(LAUNCHES, "2 to 1", "0 to 2 workers and back"))
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 
 import contract
-from launch import COMPILERS, Running, Server
+from launch import DEEPSPEED, Running, Server
 
 HERE = Path(__file__).parent
 
@@ -29,10 +29,9 @@ def bench() -> Iterator[contract.Bench]:
     server = Server(
         "torch",
         "lightning.pytorch",
-        *COMPILERS,
         "torch.distributed.checkpoint.state_dict",
         "torchdata.stateful_dataloader",
-        "deepspeed",
+        *DEEPSPEED,
     )
     yield Bench(server, HERE / "job.py")
     server.close()

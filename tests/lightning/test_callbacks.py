@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from pathlib import Path
@@ -79,14 +80,20 @@ def test_the_callback_of_the_environment_comes_before_the_config(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Lightning adds it behind the callbacks of the script, and the one that writes the config is one of those."""
+    native = cli.SaveConfigCallback.setup
     monkeypatch.setenv("RESUME_ADAPTERS", "1")
     for config in ("first", "second"):
         finished._FINISHED.clear()
         trainer = trainer_of(tmp_path, cli.SaveConfigCallback(Parser(), config))
+        never_fitted = trainer_of(tmp_path)
+        assert cli.SaveConfigCallback.setup is not native
+        del never_fitted
         for _ in range(2):
             trainer.fit(BoringModel())
             trainer.fit_loop.max_epochs += 1
         assert (tmp_path / "config.yaml").read_text() == config
+        gc.collect()
+        assert cli.SaveConfigCallback.setup is native  # nobody is left who asked for it
     monkeypatch.delenv("RESUME_ADAPTERS")
     with pytest.raises(RuntimeError, match="to NOT exist"):
         trainer_of(tmp_path, cli.SaveConfigCallback(Parser(), "third")).fit(BoringModel())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.lightning import files
@@ -15,5 +18,6 @@ def load(found: CheckpointFiles) -> None:
     files.read(found.require(found.checkpoint.name))
 
 
-def test_no_damage_is_loaded_or_ends_in_another_error_than_ours(tmp_path: Path) -> None:
-    fuzz.survives_every_damage(tmp_path, "lightning/out", files.ForeignCheckpoints(), FitRankState, load)
+@pytest.mark.parametrize("seeds", fuzz.SEEDS)
+def test_no_damage_is_loaded_or_ends_in_another_error_than_ours(tmp_path: Path, seeds: Sequence[int]) -> None:
+    fuzz.survives_every_damage(tmp_path, "lightning/out", files.ForeignCheckpoints(), FitRankState, load, seeds)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from selection import often
+
 import contract
 
 KILLS = [{"event": "on_train_batch_end", "step": step} for step in (8, 18, 28)]
@@ -17,7 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, "validations"))
 def test_counters_and_a_layer_that_a_callback_unfreezes_resume_though_nobody_saves_them(
     case: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ UNSAVED = ("map", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "map", "stateful", "validation"))
+@pytest.mark.parametrize("case", often(CASES, "validation"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [*([FIRST] if case in UNSAVED else []), EARLY, MIDDLE]
@@ -41,8 +41,8 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, tmp_path: Path) -> None:
-    bench.run(tmp_path, {"kill": {"event": "on_train_batch_end", "step": 8}}, ranks=2)
+def test_another_number_of_ranks_is_refused(ranks: int, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    killed(tmp_path, {"kill": {"event": "on_train_batch_end", "step": 8}}, 2)
     assert set(contract.committed(tmp_path / "out").values()) == {5}
     outcome = bench.run(tmp_path, {}, ranks=ranks)
     assert set(outcome.statuses) != {0}
@@ -66,7 +66,7 @@ STOPS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("whom", STOPS)
+@pytest.mark.parametrize("whom", often(STOPS, "rank 1 alone"))
 def test_a_stop_that_reaches_one_rank_stops_all(
     whom: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -148,3 +148,8 @@ def test_a_logged_value_can_be_made_again() -> None:
     meta.sync = _Sync(_should=False, rank_zero_only=False, _op="mean")
     metric = _ResultMetric(meta, True)
     assert {"value", "cumulated_batch_size", "_forward_cache", "_update_count", "has_reset"} <= set(dir(metric))
+
+
+def test_lightnings_own_plugin_writes_by_the_function_that_is_replaced() -> None:
+    source = inspect.getsource(compat.io.TorchCheckpointIO.save_checkpoint)
+    assert "_atomic_save(checkpoint, path)" in source

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from selection import often
 
@@ -37,6 +40,28 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, [FIRST, SECOND], ranks=ranks)
     found = contract.committed(tmp_path / "out")
     assert all((tmp_path / "out" / name).is_dir() == (case != "full") for name in found) and 21 in found.values()
+
+
+@pytest.mark.thorough
+def test_shards_that_are_copied_are_those_of_the_bare_trainer(
+    bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {
+        **SHARDED,
+        "width": 256,
+        "checkpoints": [{"every_n_train_steps": 7}],
+        "callback": {"stage": "memory"},
+    }
+    contract.staged_equals_bare(bench, reference, config, ranks=2, timeless=placeless)
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, 2), [FIRST, SECOND], ranks=2)
+
+
+def placeless(name: str, content: bytes) -> bytes:
+    """Take out of a checkpoint's files where they lie; ModelCheckpoint saves its paths."""
+    if not name.endswith("meta.pt"):
+        return contract.without_place(name, content)
+    text = repr(torch.load(io.BytesIO(content), weights_only=True))
+    return re.sub(r"'/[^']*/(?=out\b)", "'", text).encode()
 
 
 def test_a_damaged_shard_takes_the_previous_checkpoint(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

@@ -9,11 +9,9 @@ import pytest
 import contract
 import stores
 
-for name in ("wandb", "mlflow", "tensorboard"):
-    pytest.importorskip(name)
-
 
 @pytest.mark.thorough
+@pytest.mark.skipif(not stores.are_installed(), reason="the extra `trackers` installs them")
 def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
     """Lightning logs the row of a batch, and of an epoch, after the callbacks, and so after the checkpoint of it."""
     each_epoch = {"every_n_train_steps": None, "every_n_epochs": 1, "save_on_train_epoch_end": True}

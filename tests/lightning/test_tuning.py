@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
+from selection import often
 
 import contract
 
@@ -27,7 +28,7 @@ TUNED = {
 """What searches, a Tuner's method or a callback, and the steps of the kills."""
 
 
-@pytest.mark.parametrize("tuned", TUNED)
+@pytest.mark.parametrize("tuned", often(TUNED, "lr_find", "batch size"))
 def test_what_a_finder_trains_leaves_nothing_behind(tuned: str, bench: contract.Bench, tmp_path: Path) -> None:
     """It trains more steps than the first kill needs, so that a checkpoint of it would be resumed from."""
     config = {"tuned": tuned, "validate": True}

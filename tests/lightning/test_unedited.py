@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from resume_adapters.core.session.environment import OPTIONS
+from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 
 SCRIPT = """
@@ -47,9 +49,11 @@ print(hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.
 """
 
 
-def launch(directory: Path, *front: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    directory: Path, *front: str, package: str = "lightning.pytorch", **environment: str
+) -> subprocess.CompletedProcess[str]:
     directory.mkdir(exist_ok=True)
-    (directory / "train.py").write_text(SCRIPT)
+    (directory / "train.py").write_text(SCRIPT.replace("lightning.pytorch", package))
     return subprocess.run(
         [*front, "train.py"],
         cwd=directory,
@@ -62,12 +66,15 @@ def launch(directory: Path, *front: str, **environment: str) -> subprocess.Compl
 
 
 @pytest.mark.thorough
-def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path) -> None:
-    reference = launch(tmp_path / "bare", sys.executable)
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Path, package: str) -> None:
+    """Under either name: with ``lightning`` both are installed, and many libraries make the Trainer of the other."""
+    pytest.importorskip(package)
+    reference = launch(tmp_path / "bare", sys.executable, package=package)
     assert reference.returncode == 0, reference.stderr
     front = [sys.executable, "-m", "resume_adapters.cli", "run", "--keep-last", "1"]
-    assert launch(tmp_path / "run", *front, KILL="11").returncode == -9
-    done = launch(tmp_path / "run", *front)
+    assert launch(tmp_path / "run", *front, package=package, KILL="11").returncode == -9
+    done = launch(tmp_path / "run", *front, package=package)
     assert done.returncode == 0, done.stderr
     assert "Resuming from" in done.stderr and "step=8.ckpt" in done.stderr and "No Trainer" not in done.stderr
     assert done.stdout.splitlines()[-1] == reference.stdout.splitlines()[-1]
@@ -82,3 +89,10 @@ def test_options_that_do_not_apply_are_named(
     options = {"accelerator": "cpu", "logger": False, "max_steps": 2, "limit_val_batches": 0, "callbacks": callbacks}
     pl.Trainer(default_root_dir=tmp_path, **options).fit(BoringModel())
     assert caplog.text.count("has a ResumeCallback of its own") == 1
+
+
+def test_a_trainer_of_the_other_package_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    other = pytest.importorskip("pytorch_lightning")
+    trainer = other.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[ResumeCallback()])
+    with pytest.raises(UnsupportedSetting, match=r"of pytorch_lightning, .* import pytorch_lightning first"):
+        trainer.fit(importlib.import_module("pytorch_lightning.demos.boring_classes").BoringModel())

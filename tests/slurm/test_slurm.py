@@ -30,16 +30,17 @@ def journal(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def until(is_so: Any, what: str, cluster: Cluster, job: str, timeout: float = 120.0) -> None:
+def until(is_so: Any, what: str, cluster: Cluster, job: str, directory: Path, timeout: float = 120.0) -> None:
     """Wait; where the job is held back after a requeue, start it at once."""
+    log = directory / "slurm.log"
     deadline = time.monotonic() + timeout
     while not is_so():
         state = cluster.ask("squeue", "-h", "-j", job, "-o", "%T %r", check=False)
         if "BeginTime" in state:
             cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now", check=False)
-        assert time.monotonic() < deadline, (
-            f"no {what}: {state}\n{(cluster.root.parent / 'job' / 'slurm.log').read_text()}"
-        )
+        if time.monotonic() >= deadline:
+            job_now = cluster.ask("scontrol", "show", "job", job, check=False)
+            raise AssertionError(f"no {what}: {job_now}\n{log.read_text() if log.exists() else ''}")
         time.sleep(0.2)
 
 
@@ -57,11 +58,13 @@ def test_a_job_submitted_once_ends_as_if_it_had_not_been_interrupted(cluster: Cl
     def stops() -> list[str]:
         return [entry["reason"] for entry in journal(directory) if entry["event"] == "stopped"]
 
-    until(lambda: any(entry["event"] == "commit" for entry in journal(directory)), "first commit", cluster, job)
+    until(
+        lambda: any(entry["event"] == "commit" for entry in journal(directory)), "first commit", cluster, job, directory
+    )
     cluster.ask("scontrol", "requeue", job)
     for number, what in enumerate(["preemption", "warning", "end of the walltime"], start=1):
-        until(lambda number=number: len(stops()) >= number, what, cluster, job)
-    until(lambda: (directory / "final").exists(), "end", cluster, job)
+        until(lambda number=number: len(stops()) >= number, what, cluster, job, directory)
+    until(lambda: (directory / "final").exists(), "end", cluster, job, directory)
 
     assert stops() == ["SIGTERM", "SIGUSR1", "the walltime is nearly over"]
     starts = [entry["step"] for entry in journal(directory) if entry["event"] == "start"]

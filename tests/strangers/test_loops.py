@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from loops import ends_as_without
+from loops import ends_as_without, run
 from strangers import HERE
 
-ACCELERATE = ("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free", "early_stopping")
+ACCELERATE = (
+    *("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free", "early_stopping"),
+    *("autoregressive", "cross_validation", "batch_size_finder"),
+)
 FINDERS = ("lr_find", "scale_batch_size", "LearningRateFinder", "BatchSizeFinder")
-LIGHTNING = ("lightning_finetuning", "lightning_average", "lightning_validations", "lightning_gan", "fabric_mnist")
+LIGHTNING = (
+    *("lightning_finetuning", "lightning_average", "lightning_validations", "lightning_gan"),
+    *("lightning_transformer", "lightning_ppo"),
+    *("fabric_mnist", "fabric_dcgan", "fabric_kfold", "fabric_maml"),
+)
 
 
 def needs(framework: str) -> pytest.MarkDecorator:
@@ -25,9 +32,20 @@ def test_a_loop_with_accelerate(name: str, tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / f"{name}.py", tmp_path, 18)
 
 
+@needs("timm")
+def test_a_schedule_of_timm(tmp_path: Path) -> None:
+    ends_as_without(HERE / "scripts" / "timm_schedule.py", tmp_path, 18)
+
+
 @needs("accelerate")
 def test_processes_that_train_apart(tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / "local_sgd.py", tmp_path, 18, ranks=2)
+
+
+@needs("accelerate")
+@pytest.mark.parametrize("hook", ["fp16", "power_sgd", "batched_power_sgd"])
+def test_a_communication_hook_of_ddp(hook: str, tmp_path: Path) -> None:
+    ends_as_without(HERE / "scripts" / "comm_hook.py", tmp_path, 18, hook, ranks=2)
 
 
 @needs("lightning")
@@ -40,6 +58,12 @@ def test_a_finder_of_lightning(finder: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LIGHTNING)
 def test_a_script_of_lightning(name: str, tmp_path: Path) -> None:
     ends_as_without(HERE / "scripts" / f"{name}.py", tmp_path, 18)
+
+
+@needs("lightning")
+def test_a_replay_buffer_is_named(tmp_path: Path) -> None:
+    said = run(HERE / "scripts" / "lightning_dqn.py", (), tmp_path, adapted=True)
+    assert "MISSING: module.buffer.buffer, a deque, has changed since the start and is not data" in said
 
 
 @needs("jsonargparse")
@@ -61,7 +85,7 @@ def test_auto_values_of_a_json_file(name: str, stage: int, tmp_path: Path) -> No
 
 
 CIFAR = {
-    **{f"stage {stage}": (2, [str(stage), "fp32"]) for stage in range(3)},
+    **{f"stage {stage} on {ranks}": (ranks, [str(stage), "fp32"]) for stage in range(4) for ranks in (1, 2)},
     "bf16": (2, ["2", "bf16"]),
     "fp16": (1, ["1", "fp16"]),
     "offload 2": (1, ["2", "fp32", "offload"]),
@@ -73,6 +97,12 @@ CIFAR = {
 def test_deepspeeds_example_on_images(case: str, tmp_path: Path) -> None:
     ranks, arguments = CIFAR[case]
     ends_as_without(HERE / "scripts" / "deepspeed_cifar.py", tmp_path, 18, *arguments, ranks=ranks)
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize("name", ["deepspeed_bert", "deepspeed_gan"])
+def test_an_example_of_deepspeed(name: str, tmp_path: Path) -> None:
+    ends_as_without(HERE / "scripts" / f"{name}.py", tmp_path, 18)
 
 
 @needs("deepspeed")

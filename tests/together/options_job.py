@@ -25,6 +25,7 @@ CASES = {
     "a word that is no way": {"on_batch_change": "keep"},
     "a word that is no way either": {"on_save_error": "ignore"},
     "a stage that is none": {"stage": "tape"},
+    "a mirror that is none": {"mirror": "s3://bucket/a"},
     "a path that is none": {"resume": "nowhere"},
     "a word that is no path": {"resume": "Auto"},
     "a part without a state": {"ema": 3},

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 import chain
@@ -73,6 +74,7 @@ def test_the_loop_goes_on_after_a_crash_and_ends_with_a_stop(tmp_path: Path) -> 
     machine.require_exact(["start", "start", "stopped", "start", "finished"])
 
 
+@pytest.mark.thorough
 def test_the_watcher_of_a_spot_instance_asks_for_a_stop(tmp_path: Path) -> None:
     machine = Machine(tmp_path, exit_code=0)
     machine.at(10, "reclaimed")
@@ -82,6 +84,7 @@ def test_the_watcher_of_a_spot_instance_asks_for_a_stop(tmp_path: Path) -> None:
     machine.require_exact(["start", "stopped", "start", "finished"])
 
 
+@pytest.mark.thorough
 def test_the_container_of_a_pod_saves_at_its_end_and_the_next_pod_goes_on(tmp_path: Path) -> None:
     job: Any = yaml.safe_load((EXAMPLES / "kubernetes.yaml").read_text())
     (container,) = job["spec"]["template"]["spec"]["containers"]

@@ -23,7 +23,18 @@ TAKES = {
 }
 FILES = {"hf": "callback.py", "lightning": "callback.py", "accelerate": "__init__.py", "deepspeed": "__init__.py"}
 MODULES = {"hf": "transformers"}
-OPTIONS = ("resume", "keep", "stop", "save_every", "mtbf", "verify", "on_batch_change", "on_save_error", "stage")
+OPTIONS = (
+    "resume",
+    "keep",
+    "stop",
+    "save_every",
+    "mtbf",
+    "verify",
+    "on_batch_change",
+    "on_save_error",
+    "stage",
+    "mirror",
+)
 """What every adapter takes, in this order."""
 
 OF_DIRECTORIES = ["run_dir"]

@@ -7,7 +7,6 @@ a comment ``<!-- not run: the reason -->``, which readers do not see.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.state.stateful import StaticState
 
-from launch import Server
+from launch import Server, is_installed
 from miniature import GivenContent
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ def test_the_python_of_a_page_runs(page: Path, server: Server, tmp_path: Path) -
         script += block.code.splitlines()
     code = "\n".join(script)
     adapters = set(re.findall(r"from resume_adapters\.(\w+)", code)) & set(ADAPTERS)
-    absent = [name for name in adapters if importlib.util.find_spec(ADAPTERS[name]) is None]
+    absent = [name for name in adapters if not is_installed(ADAPTERS[name])]
     if absent:
         pytest.skip(f"{', '.join(absent)} missing")
     if "deepspeed" in adapters:

@@ -85,6 +85,7 @@ class Training:
 
         saved: dict[str, Any] = {}
         wandb.init()
+        began = int(time.time())
         self.writers = [SummaryWriter(str(self.directory / "logs"))]
         with mlflow.start_run():
             for step in steps:
@@ -97,7 +98,8 @@ class Training:
         self.writers[0].close()
         wandb.finish()
         wandb.teardown()  # its process has then written everything
-        time.sleep(1.1)  # W&B names the directory of a launch after the second
+        while int(time.time()) == began:  # W&B names the directory of a launch after the second
+            time.sleep(0.05)
         return saved
 
 

@@ -28,6 +28,7 @@ others      core       every keyword of :func:`register_for_resume`, for example
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,21 @@ except ImportError as error:
 from resume_adapters.accelerate.framework import AccelerateFramework
 from resume_adapters.accelerate.supported import require_supported
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.requirements import require_version
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
-from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
-from resume_adapters.core.staging.staging import Stage
+from resume_adapters.core.session.new_run import new_run
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.integrations.accelerate_state import reset_accelerate
 
 require_version("accelerate", accelerate.__version__, "1.6", extra="accelerate")
+between_attempts(reset_accelerate)
 
 
 def register_for_resume(
@@ -68,7 +72,8 @@ def register_for_resume(
     verify: bool = True,
     on_batch_change: OnBatchChange = "refuse",
     on_save_error: OnSaveError = "stop",
-    stage: Stage = "off",
+    stage: Stage = "auto",
+    mirror: Sequence[Mirror] = (),
     **parts: Any,
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
@@ -89,8 +94,12 @@ def register_for_resume(
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
-        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
-            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -109,19 +118,9 @@ def register_for_resume(
     directory = override or Path(os.path.abspath(given))
     found = parts_among(parts, "run_dir")
     options = ResumeOptions(
-        resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
+        resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
     )
-    cadence = options.cadence()
+    each_epoch = options.cadence() is None
     framework = AccelerateFramework(accelerator, directory)
-    run = ResumableRun(
-        directory,
-        framework=framework.label,
-        resume=resume,
-        keep=KeepLast(config.total_limit) if keep is None and config.total_limit else keep,
-        stop=stop,
-        cadence=cadence,
-        on_save_error=on_save_error,
-        staging=framework.staging(stage),
-        foreign=framework.foreign,
-    )
-    return ResumableLoop(framework, run, options, each_epoch=cadence is None)
+    run = new_run(directory, framework, options, keep=KeepLast(config.total_limit) if config.total_limit else None)
+    return ResumableLoop(framework, run, options, each_epoch=each_epoch)

@@ -62,6 +62,10 @@ class EngineStrategy:
         """Return nothing: what DeepSpeed shards, it loads and this package verifies file by file."""
         return {}
 
+    def unreplicated(self) -> str:
+        """Return what ZeRO shards."""
+        return self._engine.unreplicated()
+
     def rank_state(self) -> EngineRankState:
         """Return what DeepSpeed does not save and belongs to this rank alone."""
         return self._engine.rank_state()
@@ -83,7 +87,7 @@ class EngineStrategy:
 
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which DeepSpeed writes data only."""
-        return self._engine.data_only()
+        return self._engine.saving()
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
@@ -96,7 +100,8 @@ class EngineStrategy:
         self._prepared.load_schedulers(context, self.schedulers)
 
     def close(self) -> None:
-        """No-op: nothing is hooked into the engine."""
+        """Undo what was wrapped in the engine."""
+        self._engine.close()
 
 
 def _is_of_engine(scheduler: Any) -> bool:

@@ -55,6 +55,12 @@ def pickled(files: CheckpointFiles, kind: str, index: int) -> Any:
     return read_native(_first(files, [name], f"{kind} {index}"))
 
 
+def loaded(directory: Path) -> list[Path]:
+    """Return what ``torch.load`` reads of a checkpoint."""
+    kinds = ("optimizer", "scheduler", "pytorch_model")
+    return [file for kind in kinds for file in sorted(directory.glob(f"{kind}*.bin"))]
+
+
 def restore_random_states(checkpoint: Path, rank: int) -> None:
     """Restore the random state that bare Accelerate saved, before it had fetched the batches that follow."""
     import torch

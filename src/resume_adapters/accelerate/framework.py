@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,22 @@ from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderSt
 from resume_adapters.accelerate.schedules import steps_each
 from resume_adapters.accelerate.strategy import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.loop.registered import RegisteredObjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.staging.staging import Stage, StagingOptions
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.trackers.runs import Trackers
 
 
@@ -66,6 +69,7 @@ class AccelerateFramework(LoopFramework):
     def __init__(self, accelerator: Any, run_directory: Path) -> None:
         self.accelerator = accelerator
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
+        self._registered = RegisteredObjects(self.registered)
         self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
         self.trackers = Trackers(self._writers)
         self._strategy = choose_strategy(accelerator, run_directory)
@@ -173,6 +177,10 @@ class AccelerateFramework(LoopFramework):
             writers=((accelerate.utils.other, "safe_save_file"),),  # seam: accelerate 1.6-1.15
         )
 
+    def loaded_files(self, directory: Path) -> list[Path]:
+        """Return the states of optimizers and schedulers, and weights in torch's own format."""
+        return files.loaded(directory)
+
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
         return self._strategy.owner_of(file)
@@ -183,7 +191,7 @@ class AccelerateFramework(LoopFramework):
         if self.accelerator.scaler is not None:
             found["scaler"] = self.accelerator.scaler
         if self.registered:
-            found["registered"] = StatefulGroup(_by_class(self.registered))
+            found["registered"] = StatefulGroup(self._registered, pair=self._registered.pair)
         return found
 
     def subjects(self) -> Subjects:
@@ -206,9 +214,17 @@ class AccelerateFramework(LoopFramework):
         """Return what is sharded over the processes."""
         return self._strategy.sharded_state()
 
+    def unreplicated(self) -> str:
+        """Return what DeepSpeed shards."""
+        return self._strategy.unreplicated()
+
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models."""
         return self._strategy.modules()
+
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on."""
+        accelerate_state.stand_in(rank)
 
     # ---- Loading
 
@@ -301,13 +317,3 @@ def _with_inner(optimizer: Any) -> Iterator[Any]:
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "optimizer", None)
-
-
-def _by_class(objects: Iterable[Any]) -> dict[str, Any]:
-    """Return objects by the names of their classes; the second of a class and those after it also have a number."""
-    named: dict[str, Any] = {}
-    for each in objects:
-        name = type(each).__name__
-        same = sum(type(other).__name__ == name for other in named.values())
-        named[f"{name}.{same}" if same else name] = each
-    return named

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
 from accelerate.utils import send_to_device
@@ -21,7 +21,7 @@ from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.records import FRESH, Record
 
 
 @dataclass
@@ -36,7 +36,7 @@ class PreparedLoaderState(Record):
     """
 
     iteration: int | None
-    generators: dict[str, Any]
+    generators: Annotated[dict[str, Any], FRESH]
     running: bool
     first: Any
 
@@ -52,6 +52,7 @@ class PreparedLoaders:
         self._accelerator = accelerator
         self._prepared: list[Any] = accelerator._dataloaders  # seam: accelerate 1.15
         self._lasting = 0
+        self._random_states: dict[int, LoaderRandomState] = {}
         self._first_slices: dict[int, Any] = {}
         self._dispatched: dict[int, tuple[FirstSlice, LoopLoader]] = {}
         self._replaced = contextlib.ExitStack()
@@ -100,12 +101,17 @@ class PreparedLoaders:
         return [
             PreparedLoaderState(
                 iteration=getattr(each, "iteration", None),
-                generators=LoaderRandomState(_base(each)).generators(),
+                generators=self._random_state(_base(each)).generators(),
                 running=_has_running_workers(_base(each)),
                 first=self._first_slice(index),
             )
             for index, each in enumerate([*lasting, *late[-1:]])
         ]
+
+    def _random_state(self, loader: Any) -> LoaderRandomState:
+        if id(loader) not in self._random_states:  # which keeps the loader
+            self._random_states[id(loader)] = LoaderRandomState(loader)
+        return self._random_states[id(loader)]
 
     def restore(self, saved: Sequence[PreparedLoaderState]) -> None:
         """Restore what :meth:`states` returned."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.schedules import replay, steps_each
+from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.loop.observed import in_places
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state import keys
@@ -107,7 +107,7 @@ def ddp_around(models: Iterable[Any]) -> list[Any]:
     """Return the DDP modules around models; ``prepare`` hands them to the script and keeps no reference."""
     from torch.nn.parallel import DistributedDataParallel
 
-    found = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    found = instances(DistributedDataParallel)
     around = []
     for model in models:
         inner = {id(parameter) for parameter in model.parameters()}

@@ -53,7 +53,7 @@ def main() -> None:
         from resume_adapters.cli.app import app
 
         # Each registers its command; --help lists them in this order.
-        from resume_adapters.cli.commands import ls, status, journal, du, verify, diff, prune  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import ls, status, journal, du, verify, diff, prune, pull, push  # isort: skip  # noqa: F401
         from resume_adapters.cli.commands import run, stop, unhalt, rewind, export, drill, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
+from resume_adapters.cli.remote import Place
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
 from resume_adapters.errors import ResumeError, UnsupportedSetting
@@ -31,6 +32,18 @@ app = typer.Typer(
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
+Places = Annotated[
+    list[Place],
+    typer.Argument(
+        parser=Place,
+        metavar="RUN_DIR...",
+        help=f"{_RUN_DIR} Several, or one above them: an overview. Or the URL of its copies: s3://bucket/runs/a.",
+    ),
+]
+OnePlace = Annotated[
+    Place,
+    typer.Argument(parser=Place, metavar="RUN_DIR", help=f"{_RUN_DIR} Or the URL of its copies: s3://bucket/runs/a."),
+]
 RunDirs = Annotated[
     list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview.")
 ]
@@ -58,12 +71,24 @@ def main(
 
 def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
     """Return the checkpoints of the run directory on the command line whose names begin so."""
-    given = context.params.get("run_dir")
+    given = str(context.params.get("run_dir") or "")
     try:
         names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
     except (ResumeError, OSError):
         return []
     return [name for name in names if name.startswith(incomplete)]
+
+
+def only_url(places: list[Place]) -> str | None:
+    """Return the URL that a command was given; ``None`` for run directories.
+
+    Raises:
+        UnsupportedSetting: it was given a URL among others.
+    """
+    urls = [place.text for place in places if place.is_url]
+    if urls and len(places) > 1:
+        raise UnsupportedSetting(f"{urls[0]} is a URL; expected it alone, or run directories")
+    return urls[0] if urls else None
 
 
 def console() -> Console:

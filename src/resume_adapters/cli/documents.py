@@ -94,9 +94,16 @@ def marks(run: RunDirectory, row: CheckpointInfo, best: str | None) -> list[str]
 
 
 def checkpoints(run: RunDirectory, best: str | None) -> Document:
-    """Describe a run directory's checkpoints, oldest first."""
+    """Describe a run directory's checkpoints, and the recoveries between them, each oldest first."""
     rows = [checkpoint(row, marks(run, row, best)) for row in run.rows]
-    return {"run_directory": str(run.path), "checkpoints": rows}
+    recoveries = _recoveries(run.control().journal.history())
+    return {"run_directory": str(run.path), "checkpoints": rows, "recoveries": recoveries}
+
+
+def _recoveries(history: list[Document]) -> list[Document]:
+    """Return the failures after which the run went on without a launch of its own, oldest first."""
+    known = ("time", "level", "rank", "error", "step", "lost", "seconds")
+    return [{name: entry.get(name) for name in known} for entry in history if entry["event"] == "recovery"]
 
 
 def status(run: RunDirectory) -> Document:
@@ -105,11 +112,13 @@ def status(run: RunDirectory) -> Document:
     ``state`` is a :class:`~resume_adapters.core.run_directory.status.RunState`. ``alive`` is ``None`` if it is unknown
     on this host.
     ``step`` and ``epoch`` are the last known ones: of the live status, or of the newest commit.
-    ``without_progress`` has the launches that ended one after the other without a committed step, oldest first.
+    ``without_progress`` has the launches that ended one after the other without a committed step, oldest first, and
+    ``recoveries`` the failures after which it went on in the same processes.
     """
     found, problem = run.status()
     state = observed_state(found)
-    wasted = wasted_launches(run.control().journal.history(), is_running=state is RunState.RUNNING)
+    history = run.control().journal.history()
+    wasted = wasted_launches(history, is_running=state is RunState.RUNNING)
     alive = is_alive(found) if found else None
     anchor, newest = run.anchor, run.newest
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
@@ -136,8 +145,10 @@ def status(run: RunDirectory) -> Document:
         "updated": found.updated if found else None,
         "staging": found.staging if found else "",
         "unremovable": found.unremovable if found else 0,
+        "mirrors": [msgspec.to_builtins(each) for each in found.mirrors] if found else [],
         "resumes_from": checkpoint(anchor, marks(run, anchor, run.best(None))) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "recoveries": _recoveries(history),
         "without_progress": [msgspec.to_builtins(launch) for launch in wasted],
         "damaged": [row.path.name for row in run.damaged],
     }
@@ -159,9 +170,9 @@ def usage(run: RunDirectory, found: list[Usage]) -> Document:
     return {"run_directory": str(run.path), "checkpoints": rows, "bytes": sum(each.bytes for each in found)}
 
 
-def verdicts(run: RunDirectory, found: list[Verdict]) -> Document:
-    """Describe the results of verifying."""
-    return {"run_directory": str(run.path), "checkpoints": [msgspec.to_builtins(each) for each in found]}
+def verdicts(run_directory: str, found: list[Verdict]) -> Document:
+    """Describe the results of verifying a run directory, or the URL of its copies."""
+    return {"run_directory": run_directory, "checkpoints": [msgspec.to_builtins(each) for each in found]}
 
 
 def pruning(run: RunDirectory, plan: Plan, dry_run: bool) -> Document:

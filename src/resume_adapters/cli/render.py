@@ -13,8 +13,8 @@ from rich.table import Table
 from resume_adapters.cli.text import escape, visible
 from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.run_directory.free_space import format_bytes
 from resume_adapters.core.run_directory.launches import WastedLaunch
-from resume_adapters.core.run_directory.room import format_bytes
 
 _STYLES = {
     "committed": "green",
@@ -114,6 +114,22 @@ def checkpoints(console: Console, document: dict[str, Any], metric: str | None) 
     for row in rows:
         if row["state"] == "damaged":
             console.print(f"{escape(row['name'])} is {state('damaged')}: {escape(row['reason'])}", soft_wrap=True)
+    for each in document.get("recoveries", []):
+        console.print(f"recovered: {escape(_recovery(each))}", soft_wrap=True)
+
+
+def _recovery(each: dict[str, Any]) -> str:
+    """Describe one recovery: what failed, where the run went on, and what that took."""
+    lost = f", {each['lost']} steps done again" if each["lost"] else ""
+    error = str(each["error"]).partition("\n")[0]
+    return (
+        f"{age(each['time'])} ago, rank {each['rank']}: {error}; from step {each['step']} ({each['level']}) in "
+        f"{each['seconds']:.3g} s{lost}"
+    )
+
+
+def _recoveries(found: list[dict[str, Any]]) -> str:
+    return f"{len(found)}; the last {_recovery(found[-1])}" if found else ""
 
 
 def _main_metric(rows: list[dict[str, Any]]) -> str | None:
@@ -188,9 +204,11 @@ def status_table(document: dict[str, Any]) -> Table:
         "updated": f"{age(document['updated'])} ago" if document["updated"] else "",
         "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else "step 0: no checkpoint yet",
         "cursor": escape(describe_cursor(document["cursor"])),
+        "recoveries": escape(_recoveries(document["recoveries"])),
         "no progress": escape(_without_progress(document)),
         "damaged": escape(", ".join(document["damaged"])),
         "staging of saves": document["staging"] if running else "",
+        "mirror": escape("; ".join(map(_mirror, document["mirrors"]))),
         "cannot remove": f"{count} old checkpoints or leftovers" if (count := document["unremovable"]) else "",
     }
     if document["damaged"] and not anchor:
@@ -210,6 +228,16 @@ def _aliveness(document: dict[str, Any]) -> str:
     if document["state"] == "running" and document["alive"] is None:
         return f": {where}, another host: whether it is alive is unknown"
     return f": {where}"
+
+
+def _mirror(found: dict[str, Any]) -> str:
+    """Describe how far the copies on a tier are."""
+    step, behind = found.get("step"), found.get("behind", 0)
+    words = [found["tier"]]
+    words += [] if step is None else [f"step {step}"]
+    words += [f"mirror behind: {behind}"] if behind else []
+    words += [text for text in (found.get("problem"), found.get("note")) if text]
+    return ", ".join(words)
 
 
 def _without_progress(document: dict[str, Any]) -> str:
@@ -304,6 +332,35 @@ def exporting(console: Console, document: dict[str, Any]) -> None:
     """Print what was exported."""
     written = f"{document['tensors']} tensors of {visible(document['checkpoint'])} to {visible(document['output'])}"
     console.print(f"Wrote {written} ({size(document['bytes'])}).", markup=False, soft_wrap=True)
+
+
+def copied(console: Console, document: dict[str, Any]) -> None:
+    """Print which checkpoint is now in a run directory and in an object store."""
+    both = f"{visible(document['run_directory'])} and at {visible(document['url'])}"
+    console.print(
+        f"{visible(document['checkpoint'])} ({size(document['bytes'])}) is in {both}.", markup=False, soft_wrap=True
+    )
+
+
+def remote_status_table(document: dict[str, Any]) -> Table:
+    """Return what is at a URL, as a table of labels and values."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    newest, owner = document["resumes_from"], document["owner"]
+    lines = {
+        "url": escape(document["run_directory"]),
+        "checkpoints": f"{document['checkpoints']} ({size(document['bytes'])})",
+        "resumes from": f"{escape(newest['name'])} ({newest['state']})" if newest else "nothing: none is whole",
+        "written": f"{age(newest['written'])} ago" if newest else "",
+        "claimed by": f"start {document['generation']} ({escape(owner)})" if owner else "",
+        "cursor": escape(describe_cursor(newest["cursor"])) if newest else "",
+        "damaged": escape(", ".join(document["damaged"])),
+    }
+    for label, text in lines.items():
+        if text:
+            table.add_row(label, text)
+    return table
 
 
 _SHOWN = 5

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.layout import CONTROL, LATEST, CheckpointState, state_of
+from resume_adapters.core.checkpoint.latest import latest_name
+from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias
@@ -177,7 +178,7 @@ def read(path: Path) -> RunDirectory:
         raise RunDirectoryUnusable(
             f"{path} {holds}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
-    return RunDirectory(path, rows, _latest(path))
+    return RunDirectory(path, rows, latest_name(STORAGE, path))
 
 
 def read_all(paths: list[Path]) -> list[RunDirectory]:
@@ -218,11 +219,3 @@ _CHECKPOINTS = "checkpoints"
 
 _DEPTH = 5
 """How many levels below a directory run directories are looked for."""
-
-
-def _latest(path: Path) -> str | None:
-    """Return the name in ``latest``: a link, or a line of text on a file system without links."""
-    link = path / LATEST
-    if link.is_symlink():
-        return os.path.basename(os.readlink(link))
-    return link.read_text(errors="replace").strip() if link.is_file() else None

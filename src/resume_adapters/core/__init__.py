@@ -11,19 +11,22 @@ Packages, lowest first; each imports only from those before it:
 ``checkpoint``     one checkpoint: from pending to committed, read again, chosen, kept
 ``trace``          the lines that a watched run writes, and the points at which it stops itself
 ``run_directory``  ``.resume/``, and what is done once for a run directory
+``tiers``          copies of committed checkpoints beyond the run directory
 ``saving``         when a save happens, and who finishes it
+``recovery``       a block that is run again in the same processes when it fails
 ``run``            one start of a run directory: open, begin, save, end a step, leave
 ``session``        one training call of any framework
 ``loop``           a hand-written training loop
 =================  ===============================================================================
 
 Beside them, for all: ``ranks.py`` (the processes of a run), ``log.py`` (what is said to the user), ``patching.py``
-(attributes that are replaced for a while) and ``requirements.py`` (versions and arguments).
+(attributes that are replaced for a while), ``choices.py`` (the words of options) and ``requirements.py`` (versions and
+arguments).
 
-Six walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
+Seven walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
 
 **A save**: ``hf/patch.py`` (the trainer saves) -> ``hf/session.py`` (under which name) -> ``session/session.py``
-(what a checkpoint holds) -> ``run/run.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
+(what a checkpoint holds) -> ``run/saver.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
 ``hf/framework.py`` (the trainer's own files; ``staging/capture.py`` where they are copied) ->
 ``saving/background.py`` -> ``checkpoint/commit.py`` (the marker) -> ``run_directory/prune.py``.
 
@@ -43,8 +46,20 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 ``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``
 (captured, and restored). Likewise of what a launch was given: ``hf/settings.py`` -> ``session/settings.py``.
 
+**A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` -> ``tiers/mirror.py`` (the
+thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
+``tiers/resume.py`` (which checkpoint) -> ``tiers/fetch.py`` -> ``checkpoint/commit.py``. In memory:
+``saving/background.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
+
 **A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through
 ``storage/counting.py``) -> ``trace/points.py`` (where it stops itself) -> ``session/trace.py`` (a line for each step).
+
+**A failure within a restartable block**: ``recovery/block.py`` (the loop of attempts) -> ``recovery/watch.py`` and
+``recovery/groups.py`` (a peer fails, and what this rank waits for is cut) -> ``recovery/meeting.py`` ->
+``recovery/plan.py`` (all ranks do the same) -> ``session/held.py`` (what a training call holds) -> ``run/saver.py``
+(written to memory); the next attempt begins as any start does, from there. Where a process has died:
+``recovery/own_state.py`` (what that rank has kept) -> ``recovery/stand_in.py`` (a forked process writes as that rank)
+-> ``recovery/memory.py`` (a word for the processes that torchrun starts next).
 
 A loop that is written by hand has ``loop/loop.py`` in the place of ``hf/session.py``, and ``loop/guard.py``, which
 refuses what trains past it.

@@ -8,7 +8,7 @@ Each epoch has one global order, consumed from start to end. As long as ranks ti
 accumulation stays the same, every optimizer step sees the same samples, whatever the number of ranks.
 """
 
-from resume_adapters.data.order import ElasticBatchSampler, ElasticSampler
+from resume_adapters.data.samplers import ElasticBatchSampler, ElasticSampler
 from resume_adapters.data.seeds import SeededPerSample
 from resume_adapters.data.shards import ElasticShards
 

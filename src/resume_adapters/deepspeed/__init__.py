@@ -25,6 +25,7 @@ others      core       every keyword of :class:`ResumeHooks`, for example ``ema=
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -38,14 +39,14 @@ except ImportError as error:
     ) from error
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
-from resume_adapters.core.session.options import OnBatchChange, ResumeFrom, ResumeOptions, parts_among
-from resume_adapters.core.staging.staging import Stage, StagingOptions
+from resume_adapters.core.session.new_run import new_run
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.deepspeed.framework import DeepSpeedFramework
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
 
@@ -70,8 +71,12 @@ class ResumeHooks(ResumableLoop):
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
-        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
-            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -91,28 +96,17 @@ class ResumeHooks(ResumableLoop):
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
-        stage: Stage = "off",
+        stage: Stage = "auto",
+        mirror: Sequence[Mirror] = (),
         **parts: Any,
     ) -> None:
         directory = run_directory_override() or os.path.abspath(run_dir)
         require_supported(engine, str(directory))
         found = parts_among(parts, "run_dir")
         options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
         )
-        cadence = options.cadence()
+        each_epoch = options.cadence() is None
         framework = DeepSpeedFramework(engine)
-        run = ResumableRun(
-            directory,
-            framework=framework.label,
-            resume=resume,
-            keep=keep,
-            stop=stop,
-            cadence=cadence,
-            on_save_error=on_save_error,
-            staging=StagingOptions(stage),  # ZeRO changes its partitions beside its optimizer, so none is named
-            foreign=framework.foreign,
-            latest="file",
-            local_rank=framework.local_rank,
-        )
-        super().__init__(framework, run, options, each_epoch=cadence is None)
+        run = new_run(directory, framework, options, latest="file", local_rank=framework.local_rank)
+        super().__init__(framework, run, options, each_epoch=each_epoch)

@@ -12,6 +12,7 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -21,6 +22,7 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
@@ -115,8 +117,9 @@ class DeepSpeedFramework(LoopFramework):
         return (batch_size(loader) or 0) * int(self.engine.dp_world_size)
 
     def close(self) -> None:
-        """Let the loaders of ``training_data=`` make a torch loader for each pass again."""
+        """Undo what was wrapped; the loaders of ``training_data=`` make a torch loader for each pass again."""
         self._replaced.close()
+        self._state.close()
 
     # ---- Saving
 
@@ -130,8 +133,21 @@ class DeepSpeedFramework(LoopFramework):
 
     def save(self, directory: Path) -> None:
         """Let ``save_checkpoint`` write."""
-        with self._state.data_only():
+        with self._state.saving():
             self.engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return what there is to know to copy a save."""
+        weights = self._state.weights
+        return StagingOptions(stage, optimizers=self._state.optimizers, followers=weights, tensors=weights)
+
+    def loaded_files(self, directory: Path) -> list[Path]:
+        """Return nothing: the engine's own files are checked when they are written."""
+        return []
+
+    def unreplicated(self) -> str:
+        """Return what ZeRO shards."""
+        return self._state.unreplicated()
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""

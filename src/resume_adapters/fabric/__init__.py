@@ -24,17 +24,19 @@ others      core       every further keyword of :func:`register_for_resume`, for
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.choices import OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.fabric.objects import FabricObjects, require_supported
 
@@ -50,6 +52,8 @@ def register_for_resume(
     mtbf: timedelta | None = None,
     verify: bool = True,
     on_save_error: OnSaveError = "stop",
+    stage: Stage = "auto",
+    mirror: Sequence[Mirror] = (),
     **parts: Any,
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``fabric.launch`` and ``fabric.setup``, once.
@@ -68,6 +72,12 @@ def register_for_resume(
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: the models and optimizers that ``fabric.setup`` returned, by name; also schedules, further Statefuls
             such as ``ema=ema``, and plain torch, numpy and python generators.
 
@@ -80,17 +90,19 @@ def register_for_resume(
     directory = run_directory_override() or os.path.abspath(run_dir)
     others = {name: each for name, each in parts.items() if name not in objects.by_name()}
     found = parts_among(others, "run_dir")
-    options = ResumeOptions(resume, keep, stop, save_every, mtbf, verify, on_save_error=on_save_error, parts=found)
-    cadence = options.cadence()
-    framework = FabricFramework(fabric, objects)
-    run = ResumableRun(
-        directory,
-        framework=framework.label,
-        resume=resume,
-        keep=keep,
-        stop=stop,
-        cadence=cadence,
+    options = ResumeOptions(
+        resume,
+        keep,
+        stop,
+        save_every,
+        mtbf,
+        verify,
         on_save_error=on_save_error,
-        foreign=framework.foreign,
+        stage=stage,
+        mirror=mirror,
+        parts=found,
     )
-    return ResumableLoop(framework, run, options, each_epoch=cadence is None)
+    each_epoch = options.cadence() is None
+    framework = FabricFramework(fabric, objects)
+    run = new_run(directory, framework, options)
+    return ResumableLoop(framework, run, options, each_epoch=each_epoch)

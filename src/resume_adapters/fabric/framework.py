@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.nn.parallel import DistributedDataParallel
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native
 from resume_adapters.core.checkpoint.validity import NoForeign
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -21,12 +23,14 @@ from resume_adapters.core.loop.replicas import Replicas
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
-from resume_adapters.fabric.objects import VERSION, FabricObjects
+from resume_adapters.fabric.objects import VERSION, FabricObjects, TorchCheckpointIO
+from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.runs import Trackers
 
 FILE = "fabric.ckpt"
@@ -118,7 +122,17 @@ class FabricFramework(LoopFramework):
 
     def save(self, directory: Path) -> None:
         """Let ``fabric.save`` write."""
-        self._fabric.save(directory / FILE, self._objects.by_name())
+        with writing_directly(TorchCheckpointIO):
+            self._fabric.save(directory / FILE, self._objects.by_name())
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return what there is to know to copy a save."""
+        objects = self._objects
+        return StagingOptions(stage, optimizers=objects.inner_optimizers, tensors=self.state_dict)
+
+    def loaded_files(self, directory: Path) -> list[Path]:
+        """Return the one file that ``fabric.save`` writes, on the first rank."""
+        return [file for file in [directory / FILE] if file.is_file()]
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
@@ -173,6 +187,10 @@ class FabricFramework(LoopFramework):
             return []
         found = [getattr(each, "_experiment", None) for each in self._fabric.loggers]  # seam: lightning 2.4-2.6
         return [each for each in found if each is not None]
+
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on; the strategy reads the launcher's variables."""
+        rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
     # ---- Loading
 

@@ -11,15 +11,16 @@ from resume_adapters.core.requirements import require_version
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 
-def _version() -> str:
+def _name() -> str:
     for name in ("lightning.fabric", "lightning_fabric"):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            package: Any = importlib.import_module(name.partition(".")[0])
-            return str(package.__version__)
+            return name
     raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'lightning>=2.4,<3'")
 
 
-VERSION = _version()
+VERSION = str(importlib.import_module(_name().partition(".")[0]).__version__)
+TorchCheckpointIO: Any = importlib.import_module(f"{_name()}.plugins.io").TorchCheckpointIO
+"""What writes the file of ``fabric.save``."""
 require_version("lightning", VERSION, "2.4", extra="lightning")
 
 _FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy")

@@ -35,6 +35,7 @@ except ImportError as error:
         "resume_adapters.hf needs transformers and accelerate: pip install 'transformers>=4.57,<6' 'accelerate>=1.6'"
     ) from error
 
+from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.requirements import require_version
 
 require_version("transformers", transformers.__version__, "4.57", extra="hf")
@@ -42,7 +43,9 @@ require_version("accelerate", accelerate.__version__, "1.6", extra="hf")
 
 from resume_adapters.hf.callback import ResumeCallback  # noqa: E402  # only of a version that serves
 from resume_adapters.hf.patch import install  # noqa: E402
+from resume_adapters.integrations.accelerate_state import reset_accelerate  # noqa: E402
 
 __all__ = ["ResumeCallback"]
 
 install()
+between_attempts(reset_accelerate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 from transformers import TrainerCallback
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.saving.failures import OnSaveError
 from resume_adapters.core.session.environment import run_directory_override
-from resume_adapters.core.session.options import OnBatchChange, OptionsCallback, ResumeFrom
-from resume_adapters.core.staging.staging import Stage
+from resume_adapters.core.session.options import OptionsCallback, ResumeFrom
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.hf.outside import OutsideTraining
 from resume_adapters.hf.session import TrainerSession
 
@@ -43,8 +43,12 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
-        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
-            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:
@@ -66,7 +70,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
-        stage: Stage = "off",
+        stage: Stage = "auto",
+        mirror: Sequence[Mirror] = (),
         **parts: Any,
     ) -> None:
         self._run_dir = run_dir
@@ -82,6 +87,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             on_batch_change=on_batch_change,
             on_save_error=on_save_error,
             stage=stage,
+            mirror=mirror,
             **parts,
         )
 

@@ -122,8 +122,12 @@ class InterruptibleEvaluation:
 
     # ---- Evaluating
 
-    def evaluate(self, native: Callable[[], dict[str, float]]) -> dict[str, float]:
+    def evaluate(self, native: Callable[[], dict[str, float]], keep: Callable[[], None]) -> dict[str, float]:
         """Evaluate; where a stop is agreed on, interrupt it and restore the random state of before.
+
+        Args:
+            native: the trainer's own way.
+            keep: holds the state of now, with this evaluation due, within a restartable block.
 
         Raises:
             EvaluationInterrupted: it was interrupted.
@@ -131,6 +135,9 @@ class InterruptibleEvaluation:
         self._workers_before = self._workers_now()
         before = self._session.random_state()
         self._session.observed.hold()
+        self.is_due = True
+        keep()
+        self.is_due = False
         try:
             if self._session.stopping:
                 raise EvaluationInterrupted

@@ -166,6 +166,14 @@ def is_peft_model(model: Any) -> bool:
     return peft is not None and isinstance(getattr(model, "_orig_mod", model), peft.PeftModel)
 
 
+def loaded(directory: Path) -> list[Path]:
+    """Return what ``torch.load`` reads of a checkpoint."""
+    return [
+        *(file for name in _LOADED_BY_NAME if (file := directory / name).is_file()),
+        *sorted(directory.glob("pytorch_model*.bin")),
+    ]
+
+
 def require_loadable(files: CheckpointFiles) -> None:
     """Read what the trainer will load by itself, where an error would say nothing of the checkpoint.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,24 +15,37 @@ import transformers
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.staging import Stage, StagingOptions
+from resume_adapters.core.staging.staging import StagingOptions
+from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.hf import engine, files, observed, settings
 from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.hf.sharded import ShardedModel
 from resume_adapters.hf.weights import ModelWeights
+from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.runs import Trackers
 
 if TYPE_CHECKING:
     from resume_adapters.integrations.deepspeed_engine.engine import EngineState
+
+
+_DO_NOT_READ = ("transformers", "trl", "sentence_transformers")
+"""Packages whose trainers do not read again what they save."""
+
+_OF_STATE = (
+    *("global_step", "epoch", "total_flos", "num_input_tokens_seen"),
+    *("best_metric", "best_global_step", "best_model_checkpoint"),
+)
+"""What changes of its state within a step or an evaluation, and is saved."""
 
 
 class TrainerFramework:
@@ -86,27 +100,55 @@ class TrainerFramework:
     # ---- Saving
 
     @contextlib.contextmanager
-    def saving(self, native: Callable[[], None]) -> Iterator[None]:
+    def saving(self, native: Callable[[], None], *, pushes: bool = True) -> Iterator[None]:
         """Let :meth:`save` call the trainer's own save, as the trainer was about to.
 
         What it pushes to the hub is pushed once the checkpoint has its name.
 
         Args:
             native: the trainer's own save, with its arguments.
+            pushes: it may push the checkpoint to the hub.
         """
         self._native = native
-        pushes: list[Path] = []
+        pushed: list[Path] = []
         try:
             with wrapped(
                 self.trainer,
                 "_push_from_checkpoint",  # seam: transformers 4.57 to 5.23
-                lambda push, checkpoint: pushes.append(Path(checkpoint)),
+                lambda push, checkpoint: pushed.append(Path(checkpoint)),
             ):
                 yield
         finally:
             self._native = None
-        for each in pushes:
+        for each in pushed if pushes else ():
             self.trainer._push_from_checkpoint(self._under_its_name(each))  # seam: transformers 4.57 to 5.23
+
+    def own_values(self) -> dict[str, Any]:
+        """Return what a save adds together of all ranks, and changes within a step."""
+        return {"flops": float(self.trainer.current_flos)}  # an integer where it was just saved
+
+    def saving_later(self) -> Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]:
+        """Return what returns the context in which the trainer saves what it is now, once its loop has been left.
+
+        The context is given what :meth:`own_values` returned.
+        """
+        trainer, state = self.trainer, self.trainer.state
+        of_state = {name: getattr(state, name) for name in _OF_STATE if hasattr(state, name)}
+        logs = len(state.log_history)
+
+        @contextlib.contextmanager
+        def saving(own: Mapping[str, Any]) -> Iterator[None]:
+            trainer.current_flos = own["flops"]
+            vars(state).update(of_state)
+            del state.log_history[logs:]
+            with contextlib.ExitStack() as stack:
+                # It is in memory, and nobody else's.
+                stack.enter_context(wrapped(trainer, "_push_from_checkpoint", lambda push, checkpoint: None))
+                self._native = functools.partial(trainer._save_checkpoint, trainer.model_wrapped, None)
+                stack.callback(setattr, self, "_native", None)
+                yield
+
+        return saving
 
     def save(self, directory: Path) -> None:
         """Let the trainer write its checkpoint."""
@@ -114,15 +156,20 @@ class TrainerFramework:
         trainer = self.trainer
         with contextlib.ExitStack() as stack:
             if self.engine is not None:
-                stack.enter_context(self.engine.data_only())
+                stack.enter_context(self.engine.saving())
             parent = str(directory.parent)
             method = "_get_output_dir"  # seam: transformers 4.57 to 5.23
             stack.enter_context(replaced(trainer, method, lambda trial=None: parent))
             stack.enter_context(wrapped(trainer.state, "save_to_json", self._save_state))
+            stack.enter_context(accelerate_state.asking_once_for_deepspeed())
             self._native()
         self._name_best(directory)
         is_whole = self.engine is None and self.sharded is None
         self.weight_digests = self.weights.digests(directory) if is_whole else None
+
+    def loaded_files(self, directory: Path) -> list[Path]:
+        """Return the states of optimizer, schedule and scaler, and weights in torch's own format."""
+        return [] if self.engine is not None else files.loaded(directory)
 
     def _save_state(self, native: Callable[[str], None], path: str) -> None:
         self._name_best(Path(path).parent)
@@ -146,12 +193,14 @@ class TrainerFramework:
         """Return what there is to know to copy a save. What is pushed to the hub is not copied: it is read at once."""
         trainer, native = self.trainer, transformers.TrainerCallback.on_save
         others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
-        readers = [type(each).__name__ for each in others if type(each).on_save is not native]
+        readers = [f"{type(each).__name__}.on_save" for each in others if type(each).on_save is not native]
+        readers += _own_saves(type(trainer))
         peft = sys.modules.get("peft.peft_model")
         return StagingOptions(
             "off" if trainer.args.push_to_hub else stage,
-            objection=f"{readers[0]}.on_save() may read each checkpoint" if readers else "",
-            optimizers=lambda: [trainer.optimizer] if self.engine is None else (),
+            objection=f"{readers[0]}() may read each checkpoint" if readers else "",
+            optimizers=lambda: [trainer.optimizer] if self.engine is None else self.engine.optimizers(),
+            followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.model.state_dict(),
             writers=[
                 (module, "safe_save_file")  # seam: transformers 4.57 to 5.23, peft 0.17 to 0.19
@@ -173,9 +222,17 @@ class TrainerFramework:
         """Return what FSDP shards; what DeepSpeed shards, it loads and this package verifies file by file."""
         return {} if self.sharded is None else self.sharded.sharded_state()
 
+    def unreplicated(self) -> str:
+        """Return what ZeRO shards."""
+        return "" if self.engine is None else self.engine.unreplicated()
+
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
         return [self.trainer.model_wrapped]
+
+    def models(self) -> list[Any]:
+        """Return the model."""
+        return [self.trainer.model]
 
     def subjects(self) -> Subjects:
         """Return the trainer and what hangs on it, without what it saves or rebuilds."""
@@ -193,6 +250,10 @@ class TrainerFramework:
         """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
         return None if self.engine is None else self.engine.rank_state()
 
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on; ``TrainingArguments`` and the accelerator ask Accelerate."""
+        accelerate_state.stand_in(rank)
+
     # ---- Loading
 
     def load_model(self, context: RestoreContext, native: Callable[[], None], *, has_own_loader: bool) -> None:
@@ -207,7 +268,8 @@ class TrainerFramework:
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
         """Let the trainer load optimizer and schedule, where FSDP has sharded them too."""
         if self.sharded is None or context is None:
-            native()
+            with safe_load.allowing(safe_load.data_classes()):
+                native()
         else:
             self.sharded.load(context.files, native)
 
@@ -279,3 +341,12 @@ class TrainerFramework:
     def close(self) -> None:
         """Observe the gradient norms no longer; what is patched in the trainer is undone by ``hf.patch``."""
         self._observed.close()
+        if self.engine is not None:
+            self.engine.close()
+
+
+def _own_saves(trainer: type[Any]) -> list[str]:
+    """Return the methods of a trainer's class that save, and that are neither the Trainer's nor those of a library."""
+    names = ("_save_checkpoint", "_save", "save_model")  # seam: transformers 4.57 to 5.23
+    methods = [getattr(trainer, name) for name in names]
+    return [each.__qualname__ for each in methods if each.__module__.partition(".")[0] not in _DO_NOT_READ]

@@ -39,8 +39,6 @@ def subjects(trainer: Any) -> Subjects:
         "model": trainer.model,
         "trainer": trainer,
         **{f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)},
-        "data_collator": trainer.data_collator,
-        "train_dataset": trainer.train_dataset,
         "eval_dataset": trainer.eval_dataset,
     }
     captured = [
@@ -50,14 +48,18 @@ def subjects(trainer: Any) -> Subjects:
     groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups  # it is made after the first look
     trained = [each for group in groups for each in group["params"]]
     return Subjects(
-        roots={name: root for name, root in roots.items() if root is not None},
+        roots={name: root for name, root in roots.items() if root is not None and not _is_of_datasets(root)},
         captured=captured,
         ignored=IGNORED,
         foreign=FOREIGN,
-        read_ahead=frozenset(("data_collator", "train_dataset", "eval_dataset")),
+        read_ahead=frozenset(("eval_dataset",)),
         trained=trained,
         cleared=[] if trainer.is_deepspeed_enabled else trained,  # the engine keeps buffers for gradients there
     )
+
+
+def _is_of_datasets(root: Any) -> bool:
+    return type(root).__module__.startswith("datasets.")  # what changes on these follows from the pass
 
 
 def _is_saved(callback: Any) -> bool:

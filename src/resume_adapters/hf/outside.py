@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import weakref
 from typing import Any
 
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import Trainer, TrainerCallback
 
@@ -34,7 +36,7 @@ class OutsideTraining:
 
     def end(self) -> None:
         """Watch optimizers no longer: the training that begins calls the callback's events."""
-        _unwatch(self)
+        _unwatch(id(self))
 
     def forget(self) -> None:
         """Be ready to warn of another training."""
@@ -76,22 +78,37 @@ class OutsideTraining:
 
 # ---- The hook, which all callbacks of a process share
 
-_watching: weakref.WeakSet[OutsideTraining] = weakref.WeakSet()
+_watching: dict[int, weakref.ref[OutsideTraining]] = {}
 _hooks: list[Any] = []
 
 
 def _watch(outside: OutsideTraining) -> None:
-    _watching.add(outside)
+    _watching[id(outside)] = weakref.ref(outside)
+    weakref.finalize(outside, _unwatch, id(outside)).atexit = False
     if not _hooks:
         _hooks.append(register_optimizer_step_post_hook(_after_step))
 
 
-def _unwatch(outside: OutsideTraining) -> None:
-    _watching.discard(outside)
-    if _hooks and not _watching:
+def _unwatch(key: int) -> None:
+    """Remove the hook if nobody else watches; not within a step, where torch goes through its hooks."""
+    _watching.pop(key, None)
+    if _hooks and not _watching and not _is_stepping():
         _hooks.pop().remove()
 
 
+def _is_stepping() -> bool:
+    """Return whether an optimizer steps in any thread: objects are also collected in the middle of a step."""
+    file = torch_optimizer.__file__
+    for frame in sys._current_frames().values():
+        each: Any = frame
+        while each is not None:
+            if each.f_code.co_filename == file:
+                return True
+            each = each.f_back
+    return False
+
+
 def _after_step(optimizer: Any, *_: Any) -> None:
-    for each in list(_watching):
-        each.after_step(optimizer)
+    for watching in list(_watching.values()):
+        if (outside := watching()) is not None:
+            outside.after_step(optimizer)

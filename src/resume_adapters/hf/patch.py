@@ -65,8 +65,7 @@ class TrainerSeams:
 
     def training_step(self, native: Callable[..., Any], model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         trace = self.session.session.trace
-        if trace is None:
-            return native(model, inputs, *args, **kwargs)
+        assert trace is not None, "a run is watched"
         trace.add_batch(inputs)
         loss = native(model, inputs, *args, **kwargs)
         trace.add_loss(loss)
@@ -88,7 +87,7 @@ class TrainerSeams:
     def _maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        self.session.log_evaluate_save(functools.partial(native, *args, **kwargs), self.save_now)
+        self.session.log_evaluate_save(functools.partial(native, *args, **kwargs), self.save_now, self.write_now)
 
     def _evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., dict[str, float]], *args: Any, **kwargs: Any
@@ -96,10 +95,15 @@ class TrainerSeams:
         at_start = kwargs.get("skip_scheduler", False)
         return self.session.evaluate(functools.partial(native, *args, **kwargs), at_start=at_start)
 
+    def write_now(self) -> None:
+        """Write a checkpoint as the trainer does, without a word to callbacks."""
+        trainer = self.trainer
+        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
+
     def save_now(self) -> None:
         """Save as the trainer does, where it does not by itself."""
         trainer = self.trainer
-        trainer._save_checkpoint(trainer.model_wrapped, None)  # seam: transformers 4.57 to 5.23
+        self.write_now()
         trainer.control = trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
 
 
@@ -107,6 +111,9 @@ def _is_replaced(name: str, method: Any) -> bool:
     """Return whether a subclass, or an attribute of the trainer, has replaced a method of the Trainer."""
     return getattr(method, "__func__", None) is not getattr(Trainer, name)
 
+
+_OF_TRACE = ("training_step",)
+"""The methods of the seams of every version that are overridden in a watched run alone: each step calls them."""
 
 _MANAGED: set[str] = set()
 """Output directories whose retention and loaders a session manages at the moment."""
@@ -125,6 +132,8 @@ def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for each in (seams, LoopSeams(trainer, session, seams.save_now)):  # the loop's are the outer ones
             for name in vars(type(each)):
+                if each is seams and name in _OF_TRACE and session.session.trace is None:
+                    continue
                 if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
                     stack.enter_context(overridden(trainer, name, getattr(each, name)))
         begin_epoch = functools.partial(_begin_epoch, session)

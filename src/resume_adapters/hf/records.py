@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.session.records import LoaderState, RankState
-from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.records import FRESH, Record
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 
 
@@ -52,7 +52,7 @@ class EvaluationLoader(Record):
     """
 
     name: str
-    position: LoaderPosition
+    position: Annotated[LoaderPosition, FRESH]
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,9 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.messages import log_finished
+from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
@@ -72,16 +74,12 @@ class TrainerSession:
         self.trainer = trainer
         self.framework = TrainerFramework(trainer)
         limit = args.save_total_limit
-        run = ResumableRun(
+        run = new_run(
             args.output_dir,
-            framework=self.framework.label,
+            self.framework,
+            options,
             resume=resume,
-            keep=KeepLast(limit) if options.keep is None and limit else options.keep,
-            stop=options.stop,
-            cadence=cadence,
-            on_save_error=options.on_save_error,
-            staging=self.framework.staging(options.stage),
-            foreign=self.framework.foreign,
+            keep=KeepLast(limit) if limit else None,
             placeholder="checkpoint-0",
         )
         rescale = Rescale(
@@ -100,7 +98,7 @@ class TrainerSession:
         self._initial_step = 0
         self._started = time.monotonic()
         self._replaces_cadence = cadence is not None
-        self._save_due = False
+        self._save_due = self._is_due_in_memory = self._saves_to_memory = False
         self._resumed: TrainerRankState | None = None
 
     @property
@@ -279,7 +277,7 @@ class TrainerSession:
         if self.session.trace is not None and self.framework.engine is not None:
             self.session.trace.set_grad_norm(self.framework.engine.engine.get_global_grad_norm())
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
-        self._save_due = decision.save
+        self._save_due, self._is_due_in_memory = decision.save, decision.save_to_memory
         self.apply_cadence(control)
 
     def end_epoch(self, control: Any) -> None:
@@ -292,20 +290,38 @@ class TrainerSession:
         if self._replaces_cadence:
             control.should_save = self._save_due
 
-    def log_evaluate_save(self, native: Callable[[], None], save: Callable[[], None]) -> None:
+    def log_evaluate_save(
+        self, native: Callable[[], None], save: Callable[[], None], write: Callable[[], None]
+    ) -> None:
         """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on.
 
         Args:
             native: the trainer's own way.
             save: saves a checkpoint through the trainer.
+            write: lets the trainer write one that is in memory alone; no callback hears of it.
         """
         self.evaluation.run_interruptible(native)
         live = self.trainer.state
         if (self._save_due or self.session.stopping) and self.run.last_commit != live.global_step:
             save()
-        self._save_due = False
+        elif self._is_due_in_memory and self.run.last_commit != live.global_step:
+            self._saves_to_memory = True
+            try:
+                write()
+            finally:
+                self._saves_to_memory = False
+        self._save_due = self._is_due_in_memory = False
         if self.session.stopping:
             self.run.leave(live.global_step, live.epoch)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Hold the state of now, within a restartable block."""
+        if self.session.held is not None and self.session.has_begun:
+            step = self.trainer.state.global_step
+            place = f"{self.phase.value}{', before an evaluation' if self.evaluation.is_due else ''}"
+            saving, own = self.framework.saving_later(), self.framework.own_values()
+            self.session.keep(step, self, SaveForm(f"checkpoint-{step}", place=place, saving=saving, own=own))
 
     def evaluate(self, native: Callable[[], dict[str, float]], *, at_start: bool) -> dict[str, float]:
         """Evaluate; before the first step (``eval_on_start``), only where nothing is resumed: it was done then.
@@ -318,7 +334,7 @@ class TrainerSession:
             return {}
         if at_start:
             self.session.begin_observing()  # generation changes the model's generation_config, for one
-        return self.evaluation.evaluate(native)
+        return self.evaluation.evaluate(native, self._keep)
 
     def evaluate_again(self) -> bool:
         """Do the evaluation that the checkpoint says is due, before the first step.
@@ -360,8 +376,10 @@ class TrainerSession:
         if self.session.loaders.topology_changes and not self.session.has_begun:
             return  # an evaluation was done again; where the data resume in this topology shows with the first batch
         step = self.trainer.state.global_step
-        with self.framework.saving(native):
-            self.session.save(f"checkpoint-{step}", step, self)
+        self._keep()
+        to_memory = self._saves_to_memory
+        with self.framework.saving(native, pushes=not to_memory):
+            self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
     def rank_state(self) -> TrainerRankState:
         """Return what this rank saves for itself."""
@@ -413,11 +431,9 @@ class TrainerSession:
         return CheckpointFacts(float(live.epoch), self.evaluation.metrics(), best)
 
     def describe(self) -> list[PartEntry]:
-        """Return an entry for each part of the call, and for generators that nobody captures."""
-        places = {"train_dataset": self.trainer.train_dataset, "data_collator": self.trainer.data_collator}
+        """Return an entry for each part of the call, and for workers of evaluations that nobody captures."""
         return [
             *self.session.part_entries.captured(self.framework.parts(), counters="running loss and elapsed time"),
-            *self.session.part_entries.missing_generators(places),
             *self.evaluation.missing(),
         ]
 

@@ -57,12 +57,12 @@ class ModelWeights:
         """
         if not self._trainer.args.should_save:
             return None
-        live = self._trainer.model.state_dict()
+        model = self._trainer.model
         if self._saved_as_they_are is None:
             found = files.weights(CheckpointFiles(LocalStorage(), directory, None))
-            is_adapter = not found and files.is_peft_model(self._trainer.model)
-            self._saved_as_they_are = is_adapter or are_saved_as_they_are(read_weight_files(found), live)
-        return None if self._saved_as_they_are else weight_digests(live)
+            is_adapter = not found and files.is_peft_model(model)
+            self._saved_as_they_are = is_adapter or are_saved_as_they_are(read_weight_files(found), model.state_dict())
+        return None if self._saved_as_they_are else weight_digests(model.state_dict())
 
     def load(self, reader: CheckpointReader, native: Callable[[], None], *, has_own_loader: bool, verify: bool) -> None:
         """Load the weights of a checkpoint into the model, whatever wraps it, and verify them.

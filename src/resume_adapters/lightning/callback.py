@@ -37,8 +37,12 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
             than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
-        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
-            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
 
     Raises:

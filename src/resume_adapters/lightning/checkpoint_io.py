@@ -12,6 +12,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
+from resume_adapters.integrations.lightning_files import write
 from resume_adapters.lightning import files
 from resume_adapters.lightning.compat import io, pl
 
@@ -24,7 +25,7 @@ _MISSING = (
 
 def data_only() -> contextlib.AbstractContextManager[None]:
     """Return the context in which ``torch.load`` reads data only, and what hyperparameters often hold."""
-    return safe_load.data_only(files.data_classes())
+    return safe_load.data_only(safe_load.data_classes())
 
 
 def require_data(strategy: Any, path: Path) -> None:
@@ -87,7 +88,7 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         target = Path(os.path.abspath(path))
         try:
             # What a callback commits is forced onto the disk there, in a directory that no reader knows yet.
-            _write(checkpoint, target) if self._is_managed else _replace(checkpoint, target)
+            write(checkpoint, target) if self._is_managed else _replace(checkpoint, target)
         except OSError as error:
             if not self._is_managed:
                 raise SaveFailed(f"{target} could not be written: {error}", path=target) from error
@@ -101,15 +102,6 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         with data_only():
             content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return content
-
-
-def _write(checkpoint: dict[str, Any], target: Path) -> None:
-    """Write a file as Lightning does: to an open one, whose name is not in the archive."""
-    import torch
-
-    LocalStorage().make_directory(target.parent)
-    with open(target, "wb") as file:
-        torch.save(checkpoint, file)
 
 
 def _replace(checkpoint: dict[str, Any], target: Path) -> None:

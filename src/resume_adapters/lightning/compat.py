@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 from resume_adapters.core.requirements import require_version
@@ -16,9 +17,11 @@ OLDEST = "2.4"
 
 
 def _import() -> Any:
-    for name in NAMES:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            return importlib.import_module(name)
+    """Return the one that the script has imported, or a library of it: both are installed with ``lightning``."""
+    imported = [name for name in NAMES if sys.modules.get(name) is not None]
+    installed = [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    for name in [*imported, *installed]:
+        return importlib.import_module(name)
     raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'lightning>=2.4,<3'")
 
 

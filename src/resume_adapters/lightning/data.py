@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.session.context import RestoreContext
@@ -63,14 +62,6 @@ class FitData:
     def _global_batch(self, loader: TrackedLoader) -> int:
         """Return the samples in a batch of a loader, on all ranks together; 0 where the loader does not say."""
         return (loader.batch_size or 0) * self._session.run.ranks.world_size
-
-    def missing(self) -> list[PartEntry]:
-        """Return an entry for each generator of a loader's dataset that is no part of the state."""
-        found = []
-        for loader in self._loops.loaders:
-            places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-            found += self._session.part_entries.missing_generators(places)
-        return found
 
     # ---- Restoring
 

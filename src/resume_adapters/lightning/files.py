@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import os
-import pathlib
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +11,11 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import safe_load
-from resume_adapters.errors import CheckpointDamaged, UnsupportedSetting
+from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine import names
 
 OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 """Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
-
-
-def data_classes() -> list[Any]:
-    """Return classes that hyperparameters often hold, and torch does not load by itself: making one runs no code."""
-    return [
-        *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
-        *(argparse.Namespace, datetime.timedelta, datetime.datetime, datetime.date),
-        *safe_load.numpy_classes(),
-    ]
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -39,42 +27,13 @@ def read(file: Path) -> dict[str, Any]:
     import torch
 
     try:
-        with safe_load.allowing(data_classes()):
+        with safe_load.allowing(safe_load.data_classes()):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(content).__name__}, not a checkpoint", path=file)
     return content
-
-
-def require_loadable(file: Path) -> None:
-    """Refuse a checkpoint that could not be loaded again without running code from it.
-
-    Raises:
-        UnsupportedSetting: naming what is in it.
-    """
-    import torch
-
-    allowed = {f"{each.__module__}.{each.__qualname__}" for each in data_classes()}
-    found = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
-    odd = sorted(name for name in found - allowed if not _is_data(name, allowed))
-    if odd:
-        raise UnsupportedSetting(
-            f"{file.name} holds {', '.join(odd)}, which would have to run code to be loaded again, so nothing could be "
-            "resumed from it: keep such objects out of save_hyperparameters() (its `ignore`), of state_dict() and of "
-            "on_save_checkpoint()",
-            path=file,
-        )
-
-
-def _is_data(name: str, allowed: set[str]) -> bool:
-    # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
-    module, _, attribute = name.rpartition(".")
-    root = module.partition(".")[0]
-    return root in ("numpy", "pathlib") and any(
-        each.startswith(f"{root}.") and each.rpartition(".")[2] == attribute for each in allowed
-    )
 
 
 class ForeignCheckpoints:

@@ -12,20 +12,22 @@ from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.staging import Stage, StagingOptions
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
-from resume_adapters.lightning.compat import VERSION, pl
+from resume_adapters.lightning.compat import VERSION, io, pl
 
 
 class LightningFramework:
@@ -65,7 +67,6 @@ class LightningFramework:
             files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
         )
         self._saving: tuple[Path, Callable[[Path], object]] | None = None
-        self._is_checked = False
         self._loaded: dict[str, Any] = {}
 
     # ---- Live objects
@@ -87,6 +88,10 @@ class LightningFramework:
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the ranks, by the name of the component."""
         return module_state.sharded_state(self._trainer)
+
+    def unreplicated(self) -> str:
+        """Return what ZeRO shards."""
+        return "" if self.engine is None else self.engine.unreplicated()
 
     def remember_schedules(self, schedules: Schedules) -> None:
         """Remember the schedules that count steps. Call it when they are made, and nothing is loaded into them."""
@@ -128,18 +133,19 @@ class LightningFramework:
 
         Raises:
             OSError: :class:`ResumeCheckpointIO` could not write.
-            UnsupportedSetting: loading the file would have to run code.
         """
         assert self._saving is not None, "a session saves within saving()"
         _, native = self._saving
-        with data_only(), contextlib.nullcontext() if self.engine is None else self.engine.data_only():
+        of_engine = contextlib.nullcontext() if self.engine is None else self.engine.saving()
+        with data_only(), writing_directly(io.TorchCheckpointIO), of_engine:
             native(directory)
         plugin = self._trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
             plugin.raise_error()
-        if not self._is_checked and directory.is_file():
-            files.require_loadable(directory)
-        self._is_checked = True
+
+    def loaded_files(self, directory: Path) -> Iterable[Path]:
+        """Return the checkpoint, where it is a file."""
+        return [directory] if directory.is_file() else []
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
@@ -149,13 +155,26 @@ class LightningFramework:
         return StagingOptions(
             stage,
             objection=f"{readers[0]}.after_save_checkpoint() may read each checkpoint" if readers else "",
-            optimizers=lambda: trainer.optimizers if self.engine is None else (),
+            optimizers=lambda: trainer.optimizers if self.engine is None else self.engine.optimizers(),
+            followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.lightning_module.state_dict(),
         )
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed."""
         return files.owner_of(file)
+
+    def models(self) -> list[Any]:
+        """Return the module."""
+        return [self._trainer.lightning_module]
+
+    def saving_later(self, path: Path) -> Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]:
+        """Return what returns the context in which Lightning saves, once its loops have been left."""
+        return lambda own: self.saving(path, lambda place: self._trainer.save_checkpoint(str(place)))
+
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on; the strategy reads the launcher's variables."""
+        pl.utilities.rank_zero.rank_zero_only.rank = rank
 
     def subjects(self) -> Subjects:
         """Return the module, its callbacks and the datamodule, without what Lightning saves."""
@@ -275,7 +294,9 @@ class LightningFramework:
             model_checkpoints.restore(each, self._trainer, saved.get(each.state_key, {}))
 
     def close(self) -> None:
-        """Nothing: ``patch`` undoes what is wrapped in the trainer."""
+        """Undo what was wrapped in DeepSpeed's engine; ``patch`` undoes what is wrapped in the trainer."""
+        if self.engine is not None:
+            self.engine.close()
 
 
 def _world_size() -> int:

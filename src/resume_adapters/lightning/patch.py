@@ -65,8 +65,7 @@ class ResumingTrainer:
             self._undo.enter_context(plugin.managed())
         elif not saves_directories(trainer.strategy):
             logger.info(
-                "Without ResumeCheckpointIO() among the plugins, Lightning writes each file in TMPDIR first, and a "
-                "rank whose disk is full may leave the others waiting."
+                "Without ResumeCheckpointIO() among the plugins, a rank whose disk is full leaves the others waiting."
             )
         self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
 
@@ -206,3 +205,8 @@ class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
         """Ask whether to stop."""
         if (session := self._resuming.session) is not None and not trainer.sanity_checking:
             session.end_validation()
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        """Hold the state of the epoch's end, within a restartable block."""
+        if (session := self._resuming.session) is not None:
+            session.keep()

@@ -14,12 +14,13 @@ from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepUnless
 from resume_adapters.core.log import logger
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.messages import log_finished
+from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
@@ -63,20 +64,11 @@ class FitSession:
         directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
         self._trainer = trainer
         self._unwanted: set[str] = set()
+        self._saves_to_memory = False
         self._framework = LightningFramework(trainer, directory)
         inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
         unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
-        self.run = ResumableRun(
-            directory,
-            framework=self._framework.label,
-            resume=options.resume if named is None or inside else named,
-            keep=unless_unwanted if options.keep is None else options.keep,
-            stop=options.stop,
-            cadence=options.cadence(),
-            on_save_error=options.on_save_error,
-            staging=self._framework.staging(options.stage),
-            foreign=self._framework.foreign,
-        )
+        self.run = new_run(directory, self._framework, options, resume=None if inside else named, keep=unless_unwanted)
         rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
         self._session = Session(self.run, self._framework, options, FitRankState, rescale)
         self.loops = Loops(trainer)
@@ -273,14 +265,32 @@ class FitSession:
         decision = self._session.end_step(self._trainer.global_step, self._epoch(), self._horizon())
         if decision.save:
             self._save_if_needed()
+        elif decision.save_to_memory and not self._is_saved:
+            self._save_to_memory()
         self._leave_if_asked()
+        self.keep()
+
+    def keep(self) -> None:
+        """Hold the state of now, within a restartable block."""
+        if self._session.held is not None and self._session.has_begun:
+            step, path = int(self._trainer.global_step), self._own_path
+            is_file = not self._framework.saves_directories
+            saving = self._framework.saving_later(path)
+            with saving({}):
+                place = "" if self._save_point is None else self._save_point.value
+                self._session.keep(step, self, SaveForm(path.name, is_file, place, saving))
 
     def validate(self, native: Callable[[], Any]) -> Any:
         """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
         if self._trainer.sanity_checking:
             return self._validation.run(native, None, is_saved=self._is_saved)
         self._save_point = SavePoint.DUE
-        return self._validation.run(native, lambda: self._capture(SavePoint.DUE), is_saved=self._is_saved)
+
+        def validate() -> Any:
+            self.keep()
+            return native()
+
+        return self._validation.run(validate, lambda: self._capture(SavePoint.DUE), is_saved=self._is_saved)
 
     def end_validation_batch(self) -> None:
         """Between the batches of a validation, ask whether to stop, and leave if nothing is lost by it.
@@ -302,6 +312,7 @@ class FitSession:
         """After a validation, which may be long, ask once more whether to stop."""
         self._session.ask_to_stop()
         self._leave_if_asked()
+        self.keep()
 
     def _leave_if_asked(self) -> None:
         """Save and leave, if all ranks have agreed to.
@@ -319,7 +330,18 @@ class FitSession:
 
     def _save_if_needed(self) -> None:
         if not self._is_saved:
-            self._trainer.save_checkpoint(self.run.directory / files.OWN_NAME.format(step=self._trainer.global_step))
+            self._trainer.save_checkpoint(self._own_path)
+
+    def _save_to_memory(self) -> None:
+        self._saves_to_memory = True
+        try:
+            self._trainer.save_checkpoint(self._own_path)
+        finally:
+            self._saves_to_memory = False
+
+    @property
+    def _own_path(self) -> Path:
+        return self.run.directory / files.OWN_NAME.format(step=self._trainer.global_step)
 
     def _epoch(self) -> float:
         """Return the epochs done, with the fraction of the running one."""
@@ -348,9 +370,14 @@ class FitSession:
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
             engine.require_no_accumulation(self._framework.engine)
         self._unwanted.discard(path.name)
+        self.keep()
         with self._framework.saving(path, native):
             self._session.save(
-                path.name, self._trainer.global_step, self, is_file=not self._framework.saves_directories
+                path.name,
+                self._trainer.global_step,
+                self,
+                is_file=not self._framework.saves_directories,
+                to_memory=self._saves_to_memory,
             )
 
     def rank_state(self) -> FitRankState:
@@ -389,7 +416,7 @@ class FitSession:
             "counters": "progress of the loops, gradients of an unfinished accumulation",
             "metrics": "logged values that callbacks and schedulers read; what ModelCheckpoint does not save",
         }
-        return [*self._session.part_entries.captured(self._framework.parts(), **counted), *self.data.missing()]
+        return self._session.part_entries.captured(self._framework.parts(), **counted)
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

@@ -21,9 +21,10 @@ def require_supported(trainer: Any) -> None:
         UnsupportedSetting: naming the setting and what to do.
     """
     if not isinstance(trainer, pl.Trainer):
+        package = type(trainer).__module__.partition(".")[0]
         raise UnsupportedSetting(
-            f"this Trainer is of {type(trainer).__module__.partition('.')[0]}, resume_adapters.lightning works with "
-            f"{pl.__name__}: import both from there"
+            f"this Trainer is of {package}, and resume_adapters.lightning has been imported for {pl.__name__}: import "
+            f"{package} first, or the Trainer from {pl.__name__}"
         )
     strategy = trainer.strategy
     plugin = strategy.checkpoint_io
@@ -75,7 +76,8 @@ def require_local(trainer: Any) -> None:
         found = place(each, trainer)
         if "://" in found:
             raise UnsupportedSetting(
-                f"{type(each).__name__} saves to {found}; expected a directory on a mounted file system: set dirpath"
+                f"{type(each).__name__} saves to {found}; expected a directory on a mounted file system: set dirpath. "
+                f'For checkpoints that outlive the machine, add ResumeCallback(mirror=[Remote("{found}")])'
             )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from resume_adapters.core.log import logger
+from resume_adapters.core.patching import wrapped
 from resume_adapters.core.session.environment import OPTIONS, options_of_environment
 from resume_adapters.lightning.callback import ResumeCallback
 from resume_adapters.lightning.compat import pl
@@ -52,21 +55,39 @@ class CallbackOfEnvironment(ResumeCallback):
 
     def _end(self) -> None:
         self._is_set_up = False
+        _leave_configs(id(self))
         super()._end()
 
 
-def come_before_configs() -> None:
-    """Let callbacks of the environment come before the one of LightningCLI, which refuses a directory with a config."""
+def come_before_configs(callback: CallbackOfEnvironment) -> None:
+    """Let a callback come before that of LightningCLI, which refuses a directory with a config, until the fit ends.
+
+    LightningCLI writes the config once: a second fit of the trainer finds it written.
+
+    Args:
+        callback: a callback of the environment, whose trainer is being made.
+    """
     cli: Any = sys.modules.get(f"{pl.__name__}.cli")
-    if cli is None or hasattr(cli.SaveConfigCallback.setup, "__wrapped__"):
+    if cli is None:
         return
-    native = cli.SaveConfigCallback.setup
+    if not _coming_first:
+        _patches.enter_context(wrapped(cli.SaveConfigCallback, "setup", _set_up_early))
+    _coming_first.add(id(callback))
+    weakref.finalize(callback, _leave_configs, id(callback)).atexit = False
 
-    @functools.wraps(native)
-    def setup(writer: Any, trainer: Any, pl_module: Any, stage: str) -> None:
-        for each in trainer.callbacks:
-            if isinstance(each, CallbackOfEnvironment):
-                each.set_up_early(trainer, pl_module, stage)
-        native(writer, trainer, pl_module, stage)
 
-    cli.SaveConfigCallback.setup = setup
+_coming_first: set[int] = set()
+_patches = contextlib.ExitStack()
+
+
+def _set_up_early(native: Callable[..., None], writer: Any, trainer: Any, pl_module: Any, stage: str) -> None:
+    for each in trainer.callbacks:
+        if isinstance(each, CallbackOfEnvironment):
+            each.set_up_early(trainer, pl_module, stage)
+    native(writer, trainer, pl_module, stage)
+
+
+def _leave_configs(key: int) -> None:
+    _coming_first.discard(key)
+    if not _coming_first:
+        _patches.close()

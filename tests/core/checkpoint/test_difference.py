@@ -420,7 +420,7 @@ def test_memory_is_bounded_however_large_the_checkpoints_are(tmp_path, file):
     sides = [bare(tmp_path, name, **{file: weights(change)}) for change, name in enumerate("ab")]
     small = bare(tmp_path, "small", **{file: {"x": torch.zeros(2_000_000)}})
     paths = [str(each.checkpoint) for each in (small, *sides)]
-    done = subprocess.run([sys.executable, "-c", MEMORY, *paths], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", MEMORY, *paths], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     grown, count, elements = map(int, done.stdout.split())
     assert (count, elements) == (2, 2)

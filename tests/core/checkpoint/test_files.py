@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.native_files import weight_shards
 from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.session.messages import log_extra
@@ -104,3 +105,16 @@ def test_a_file_of_a_framework_alone_is_its_own_content(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes(b"weights")
     files = CheckpointFiles(LocalStorage(), tmp_path / "last.ckpt", None)
     assert files.with_name("last.ckpt") == ["last.ckpt"] and not files.with_name(".metadata")
+
+
+def test_files_of_a_name_are_those_of_the_manifest_or_of_the_disk(tmp_path: Path) -> None:
+    """A checkpoint of the bare framework has no manifest."""
+    for folder in ("a", "b"):
+        (tmp_path / "checkpoint-1" / folder).mkdir(parents=True)
+        (tmp_path / "checkpoint-1" / folder / "model.bin").write_text("x")
+    entry = FileEntry(path="a/model.bin", bytes=1, digest="0")
+    manifest = Manifest(step=1, epoch=0.0, world_size=1, generation=1, written=0.0, reason="", files=(entry,))
+    of_manifest = CheckpointFiles(LocalStorage(), tmp_path / "checkpoint-1", manifest)
+    of_disk = CheckpointFiles(LocalStorage(), tmp_path / "checkpoint-1", None)
+    assert of_manifest.with_name("model.bin") == ["a/model.bin"]
+    assert of_disk.with_name("model.bin") == ["a/model.bin", "b/model.bin"]

@@ -456,7 +456,7 @@ def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
 
 def launch(server: Server, directory: Path, ranks: int, *arguments: str) -> list[dict[str, Any]]:
     directory.mkdir(exist_ok=True)
-    server.start(JOB, [*arguments], directory, ranks, {}).wait(90).require_success()
+    server.start(JOB, [*arguments], directory, ranks, {}).wait().require_success()
     return [json.loads((directory / f"result.{rank}").read_text()) for rank in range(ranks)]
 
 

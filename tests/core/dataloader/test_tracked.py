@@ -16,13 +16,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
-from resume_adapters.core.dataloader.instrument import WorkerInit, are_kept
+from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.dataloader.worker_rng import WorkerInit
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.records import Source, tree_of
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.data import ElasticBatchSampler, ElasticSampler, ElasticShards, SeededPerSample
 from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch, UnsupportedSetting
@@ -183,12 +184,18 @@ def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
 
 POSITION_ON_DISK = [
     "ended", "consumed", "start", "ahead", "spawn", "sampler", "before", "pool", "proof", "generators", "step",
-    "elastic", "workers", "length", "batch_size", "plain", "as_made",
+    "elastic", "workers", "length", "batch_size", "plain", "as_made", "attributes",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("consumed", [2, 6])
-@pytest.mark.parametrize("case", [*CASES, *WORKERS])
+@pytest.mark.parametrize(
+    ("case", "consumed"),
+    [
+        pytest.param(case, consumed, marks=[pytest.mark.thorough] if case in WORKERS and consumed == 6 else [])
+        for case in [*CASES, *WORKERS]
+        for consumed in (2, 6)
+    ],
+)
 def test_a_loader_resumes_in_the_process_in_which_it_has_gone_on(case: str, consumed: int) -> None:
     """In the middle of a pass or at its end; where a run is opened again in one process, its loader may be the same."""
     made, tracked = started(case, 1)
@@ -213,7 +220,7 @@ def test_a_position_has_its_names_on_disk_and_one_that_lacks_a_name_is_of_anothe
     rows(itertools.islice(made, 2))
     tree = tracked.position(1).to_tree()
     assert list(tree) == list(tracked.position_between().to_tree()) == POSITION_ON_DISK
-    for name in POSITION_ON_DISK[:-2]:  # the last two came later
+    for name in POSITION_ON_DISK[:-3]:  # the last three came later
         lacking = {key: value for key, value in tree.items() if key != name}
         with pytest.raises(FormatMismatch, match=rf"checkpoint-3 has no loaders\.0\.{name} in rank-0\.json"):
             LoaderPosition.from_tree(lacking, SOURCE, "loaders.0.")
@@ -431,12 +438,18 @@ def test_a_worker_is_initialized_as_the_script_says_and_draws_on_from_where_its_
 
     state = rng.pack_cpu(rng.capture_cpu())
     expected = drawn()
-    init = WorkerInit(initialize)
+    init = WorkerInit(initialize, None)
     with init.restoring({1: state}):
         init(0)
         init(1)
     assert (initialized, drawn()) == ([0, 1], expected)
     assert init.states == {}, "the next pass starts workers that have no predecessor"
+    transform: Any = types.SimpleNamespace(drawn=0)
+    init = WorkerInit(None, transform)
+    changed = [["collate_fn", [[".", "drawn"]], "data", "int", "int", 3]]
+    with init.restoring({0: (state, changed)}):
+        init(0)
+    assert (transform.drawn, drawn()) == (3, expected)
 
 
 def test_kept_workers_of_a_stream_are_started_again_without_a_trace() -> None:
@@ -512,8 +525,16 @@ def test_a_prefetched_batch_without_a_digest_comes_back_unverified() -> None:
     expected = [batches[2].samples, *(batch.samples for batch in passing)]
     again = DataLoader(Drawing(), BATCH, shuffle=True, collate_fn=Batch)
     track(again).restore(position)
-    assert position.prefetched == 1 and position.proof is None
+    assert position.prefetched == 1 and tree_of(position.proof) is None
     assert [batch.samples for batch in again] == expected
+
+
+def test_a_generator_of_a_sampler_that_was_replaced_is_found() -> None:
+    made = DataLoader(range(SAMPLES), batch_sampler=BatchSampler(range(SAMPLES), BATCH, drop_last=False))
+    tracked = track(made)
+    assert not tracked.position_between().generators
+    made.batch_sampler.sampler = RandomSampler(range(SAMPLES), generator=torch.Generator())  # type: ignore[union-attr]
+    assert list(tracked.position_between().generators) == ["batch_sampler/sampler"]
 
 
 def test_a_loader_that_has_begun_its_first_pass_already_gives_it_as_it_was() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,48 @@ def main():
 main()
 """,
         ["seen", "epochs"],
+    ),
+    "a loss that each step computes, after a first value": (
+        """
+loss = 0.0
+for epoch in range(2):
+    for batch in range(2):
+        loss = batch + 1
+        print(loss)
+        step()
+""",
+        [],
+    ),
+    "a value of the branch that was not taken": (
+        """
+if not step:
+    loss = 1.0
+elif step is None:
+    loss = 2.0
+else:
+    loss = [3.0]
+    seen = 0
+    for epoch in range(2):
+        seen += 1
+        print(loss)
+        loss = epoch
+        step()
+""",
+        ["loss", "seen"],
+    ),
+    "the same name in another branch": (
+        """
+if not step:
+    loss = 1.0
+else:
+    for epoch in range(2):
+        for batch in range(2):
+            if epoch:
+                print(loss)
+            loss = batch + 1
+            step()
+""",
+        [],
     ),
     "a batch fetched ahead": (
         """
@@ -190,7 +233,33 @@ def test_what_an_object_of_the_script_counts() -> None:
         each.check(0.5)
     found = [f"`stopper.{name}` (of a Stopper)" for name in ("count", "lowest", "last")]
     assert changed(places[:1]) == found
+    left.check(0.5)
+    gone = weakref.ref(left)
     del left
+    assert gone() is None, "the script lets go of its objects"
+    assert changed(places[:1]) == found
+
+
+class Batch:
+    """What a step holds, and may be large."""
+
+
+def test_what_a_step_holds_is_let_go_of() -> None:
+    def train(held: list[Any]) -> None:
+        batch = Batch()
+        held.append(weakref.ref(batch))
+        calling_script()
+        del batch
+        assert held[0]() is None
+
+    def train_with_its_variables() -> None:
+        rate, kept = 0.5, {}
+        kept = locals()
+        calling_script()
+        assert kept["rate"] == rate
+
+    train([])
+    train_with_its_variables()
 
 
 def test_a_script_without_a_source_carries_nothing_that_is_known(tmp_path: Path) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
+from resume_adapters import Memory
 from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.passes import EpochPasses
-from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.session import finished
 from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, reasons
@@ -24,7 +25,10 @@ from plain_torch import Killed, Launch, killed_after, reasons
 
 def require_same(directory: Path, deaths: list[int], **options: Any) -> Launch:
     """Launch a script again after each death, and compare with the launch that never died."""
-    reference = Launch(directory / "never", **options)()
+    return require_same_as(Launch(directory / "never", **options)(), directory, deaths, **options)
+
+
+def require_same_as(reference: Launch, directory: Path, deaths: list[int], **options: Any) -> Launch:
     for batches in deaths:
         with pytest.raises(Killed):
             Launch(directory / "run", killed_after(batches), **options)()
@@ -46,16 +50,42 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "a loader made in each epoch": {"script": "anew", "save_every": 2},
     "loaders in turn": {"script": "in turn", "save_every": 2, "epochs": 5},
     "a loader used twice": {"script": "twice", "save_every": 3},
+    "a pass that is never exhausted": {"script": "by hand", "each_epoch": True},
     "spread state": {"spread": lambda framework: {"weights": framework.state_dict()}},
 }
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("deaths", [[5, 3], [6], [17]], ids=str)
-def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str, deaths: list[int]) -> None:
-    deaths = [min(each, 14) for each in deaths] if script == "by steps" else deaths
-    last = require_same(tmp_path, deaths, **SCRIPTS[script])
-    assert last.loop.resume().step > 0, "it was a fresh start"
+def test_left_at_any_batch_and_launched_again(tmp_path: Path, script: str) -> None:
+    reference = Launch(tmp_path / "never", **SCRIPTS[script])()
+    for deaths in ([5, 3], [6], [14 if script == "by steps" else 17]):
+        last = require_same_as(reference, tmp_path / str(deaths), deaths, **SCRIPTS[script])
+        assert last.loop.resume().step > 0, "it was a fresh start"
+
+
+def test_a_checkpoint_that_the_bare_script_has_written_is_trained_on(tmp_path: Path) -> None:
+    """It says a step and no random state: the first pass goes on behind the batches that are done, and no more."""
+    reference = Launch(tmp_path / "never")()
+    with pytest.raises(Killed):
+        Launch(tmp_path / "run", killed_after(5))()
+    shutil.rmtree(tmp_path / "run" / ".resume")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4" / "resume")
+    trained = Launch(tmp_path / "run")()
+    assert [line[:3] for line in trained.trace[:2]] == [line[:3] for line in reference.trace[4:6]]
+    assert trained.end[1] == reference.end[1], "as many steps and epochs"
+
+
+@pytest.mark.parametrize(("deaths", "accumulation"), [([5, 3], 1), ([6], 2)], ids=str)
+def test_left_between_saves_to_the_disk_it_continues_from_memory(
+    tmp_path: Path, deaths: list[int], accumulation: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "memory").mkdir()
+    memory = Memory(save_every=1, directory=str(tmp_path / "memory"))
+    last = require_same(tmp_path, deaths, accumulation=accumulation, save_every=100, mirror=[memory])
+    context = last.loop._session.context
+    assert context is not None
+    assert context.step == sum((each - 1) // accumulation for each in deaths), "a step was lost whose body has ended"
+    assert caplog.text.count("model      captured by") == 2, "what a launch captures is said once for a run"
 
 
 @pytest.mark.parametrize("deaths", [[5], [8, 2], [15]], ids=str)
@@ -104,19 +134,20 @@ def test_where_the_last_step_is_in_one_loader_the_next_gives_nothing(tmp_path: P
     ],
     ids=str,
 )
-@pytest.mark.parametrize("deaths", [[8], [13], [14, 6]], ids=str)
-def test_saved_between_two_passes_each_loader_goes_on_as_it_was(
-    tmp_path: Path, options: dict[str, Any], deaths: list[int]
-) -> None:
-    require_same(tmp_path, deaths, save_every=100, epochs=5, each_epoch=True, **options)
+def test_saved_between_two_passes_each_loader_goes_on_as_it_was(tmp_path: Path, options: dict[str, Any]) -> None:
+    options = {"save_every": 100, "epochs": 5, "each_epoch": True, **options}
+    reference = Launch(tmp_path / "never", **options)()
+    for deaths in ([8], [13], [14, 6]):
+        require_same_as(reference, tmp_path / str(deaths), deaths, **options)
 
 
 def test_a_loader_that_was_interrupted_in_its_second_pass_of_an_epoch_goes_on_there(tmp_path: Path) -> None:
     require_same(tmp_path, [12], script="twice", save_every=3)
 
 
+@pytest.mark.parametrize(("death", "saves"), [(8, {"save_every": 8}), (14, {"save_every": 100, "each_epoch": True})])
 def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_the_order_of_first_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    death: int, saves: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As earlier versions wrote it."""
     native = LoopLoader.state
@@ -125,7 +156,7 @@ def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_t
         return replace(native(loader, *args, **options), numbers=None)
 
     monkeypatch.setattr(LoopLoader, "state", state)
-    require_same(tmp_path, [8], script="two", save_every=8)
+    require_same(tmp_path, [death], script="two", **saves)
 
 
 @pytest.mark.parametrize("script", ["", "evaluated"])
@@ -226,6 +257,18 @@ def test_an_error_before_the_run_owns_its_directory_is_not_recorded(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
+def test_another_training_where_this_process_has_finished_one_is_refused_and_closed(tmp_path: Path) -> None:
+    first = Launch(tmp_path)()
+    of_process = dict(finished._FINISHED)
+    again = Launch(tmp_path)
+    finished._FINISHED.update(of_process)  # as in the process of the first
+    with pytest.raises(UnsupportedSetting, match="has finished a training of 3 epochs"):
+        next(again.loop.epochs(3))
+    assert again.framework.is_closed
+    finished._FINISHED.clear()
+    assert Launch(tmp_path)().end == first.end, "the finished run is left as it was"
+
+
 @pytest.mark.parametrize("options", [{}, {"epochs": None, "max_steps": 9}])
 def test_a_finished_run_launched_again_does_nothing(tmp_path: Path, options: Any) -> None:
     first = Launch(tmp_path, **options)()
@@ -309,33 +352,3 @@ def test_a_save_that_is_asked_for_comes_when_the_body_has_ended(tmp_path: Path) 
         launch.loop.save("before anything")
         launch._plain(launch.loader())
     assert reasons(tmp_path) == {0: "before anything", 5: "by hand", 18: "finished"}
-
-
-def test_a_generator_that_is_nobodys_part_is_named_and_registered_it_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Augmenting:
-        def __init__(self) -> None:
-            self.generator = torch.Generator()
-
-        def __len__(self) -> int:
-            return 22
-
-        def __getitem__(self, index: int) -> float:
-            return index + torch.rand((), generator=self.generator).item()
-
-    for registered in (False, True):
-        data = Augmenting()
-        parts = {"generator": GeneratorState(data.generator)} if registered else {}
-        caplog.clear()
-        launch = Launch(tmp_path / str(registered), parts=parts, epochs=1)
-        launch.loader = lambda data=data: DataLoader(data, 4)  # type: ignore[method-assign, misc, assignment]
-        with caplog.at_level("INFO", "resume_adapters"):
-            launch()
-        said = [
-            message
-            for message in caplog.messages
-            if "dataset.generator is a random generator that is not saved" in message
-        ]
-        assert len(said) == (not registered)
-        assert not said or "register it with plain(generator=dataset.generator)" in said[0]

@@ -136,18 +136,18 @@ def cutting(directory: Path, cut: Callable[[ResumableLoop, Any], Iterator[Any]],
     return launch
 
 
-@pytest.mark.parametrize("save_every", [1, 2, 5])
-@pytest.mark.parametrize("after", [6, 11, 16])
-def test_a_limit_counts_the_batches_of_earlier_launches(tmp_path: Path, after: int, save_every: int) -> None:
+def test_a_limit_counts_the_batches_of_earlier_launches(tmp_path: Path) -> None:
     """Some of these saves are within the last batch that the limit lets through."""
     whole = cutting(tmp_path / "whole", limited)()
     expected = cutting(tmp_path / "sliced", sliced)()
     assert (whole.trace, whole.end) == (expected.trace, expected.end) and len(whole.trace) == 20
-    with pytest.raises(Killed):
-        cutting(tmp_path / "killed", limited, killed_after(after), save_every=save_every)()
-    rest = cutting(tmp_path / "killed", limited)()
-    assert rest.end == whole.end and rest.trace == whole.trace[-len(rest.trace) :]
-    assert rest.framework.skipped_passes == 0
+    for save_every, after in itertools.product([1, 2, 5], [6, 11, 16]):
+        directory = tmp_path / f"{save_every}-{after}"
+        with pytest.raises(Killed):
+            cutting(directory, limited, killed_after(after), save_every=save_every)()
+        rest = cutting(directory, limited)()
+        assert rest.end == whole.end and rest.trace == whole.trace[-len(rest.trace) :], directory.name
+        assert rest.framework.skipped_passes == 0
 
 
 def test_a_resumed_pass_that_goes_on_beyond_the_others_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from resume_adapters.errors import NoValidCheckpoint
 
 import faults
 from launch import Server
-from miniature import Miniature, effects
+from miniature import Miniature, effects, left_behind
 
 JOB = Path(__file__).parents[1] / "job.py"
 
@@ -32,17 +32,16 @@ def test_a_run_is_opened_and_closed_a_hundred_times_and_nothing_is_left(tmp_path
     before = effects()
     for step in range(2, TIMES + 2):
         open_and_close(tmp_path, step)
-    assert effects() == before
+    assert not left_behind(before)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
 def test_so_it_is_on_two_ranks(server: Server, tmp_path: Path, own: bool) -> None:
     """They share a run directory, or are two nodes that have their own."""
-    words = ["reopen", str(tmp_path / "run"), json.dumps(own), "20"]  # each time makes process groups, which is slow
-    server.start(JOB, words, tmp_path, 2, {}).wait(120).require_success()
+    words = ["reopen", str(tmp_path / "run"), json.dumps(own), "8"]  # each time makes process groups, which is slow
+    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
     for rank in range(2):
-        found = json.loads((tmp_path / f"result.{rank}").read_text())
-        assert found["after"] == found["before"]
+        assert json.loads((tmp_path / f"result.{rank}").read_text()) == {"left": {}}
 
 
 def test_a_start_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_a_start_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     before = effects()
     with pytest.raises(NoValidCheckpoint):
         Miniature(tmp_path)
-    assert effects() == before
+    assert not left_behind(before)
 
 
 def test_a_run_that_was_never_opened_closes_and_closes_again(tmp_path: Path) -> None:

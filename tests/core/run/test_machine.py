@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -210,11 +211,24 @@ class RunDirectoryOfFiles(RunDirectory):
     files = True
 
 
-TestRunDirectory = RunDirectory.TestCase
-TestRunDirectoryOfFiles = RunDirectoryOfFiles.TestCase
-TestRunDirectory.settings = TestRunDirectoryOfFiles.settings = settings(
-    max_examples=100,
+FEW = settings(
+    max_examples=25,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+MANY = settings(FEW, max_examples=200)
+
+TestRunDirectory = RunDirectory.TestCase
+TestRunDirectoryOfFiles = RunDirectoryOfFiles.TestCase
+TestRunDirectory.settings = TestRunDirectoryOfFiles.settings = FEW
+
+
+@pytest.mark.thorough
+class TestRunDirectoryForLong(RunDirectory.TestCase):
+    settings = MANY
+
+
+@pytest.mark.thorough
+class TestRunDirectoryOfFilesForLong(RunDirectoryOfFiles.TestCase):
+    settings = MANY

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from resume_adapters import KeepAll, KeepLast
+from resume_adapters import KeepAll, KeepLast, Memory
 from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
 from resume_adapters.core.run.run import ResumableRun
@@ -33,11 +33,12 @@ from resume_adapters.errors import (
     StateMismatch,
     UnsupportedSetting,
 )
+from selection import often
 
 import faults
 import miniature
 from faults import Crash, CrashingStorage
-from miniature import Miniature
+from miniature import Miniature, MiniatureContent
 from plain_torch import Still
 
 T = TypeVar("T")
@@ -80,9 +81,9 @@ class Threads:
         values, barrier = self._world.channel(self._key, self.world_size)
         try:
             values[self.rank] = value
-            barrier.wait(60)
+            barrier.wait(240)
             found = list(values)
-            barrier.wait(60)
+            barrier.wait(240)
         except threading.BrokenBarrierError as error:
             assert self._world.dead, "a rank waits for another that does not come"
             raise Crash("another rank is dead") from error
@@ -235,7 +236,7 @@ SCENARIOS: dict[str, tuple[list[tuple[int, str]], set[tuple[int, str]]]] = {
 
 
 @pytest.mark.parametrize("killed", range(NODES))
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", often(SCENARIOS, "save again"))  # which saves and prunes too
 def test_a_kill_of_a_node_before_any_operation_resumes_all_from_one_save(
     three: Path, tmp_path: Path, scenario: str, killed: int
 ) -> None:
@@ -406,3 +407,51 @@ def test_of_one_node_the_directory_holds_all(tmp_path: Path, of: str) -> None:
     found = decode_manifest((tmp_path / "checkpoint-10" / "resume" / "manifest.json").read_bytes())
     assert found.ranks is None
     assert Miniature(tmp_path).text == "ten"
+
+
+# ---- Memory
+
+
+def test_each_node_keeps_the_files_of_its_ranks_in_its_memory(tmp_path: Path) -> None:
+    """What one of two nodes has lost, no node resumes from."""
+    directory = tmp_path / "run"
+
+    def work(rank: int, own: dict[str, Any]) -> tuple[int, str]:
+        memory = disk(directory, rank, 4) / "memory"
+        if own["local_rank"] == 0:
+            memory.mkdir(parents=True, exist_ok=True)
+        own["ranks"].barrier()
+        job = Miniature(disk(directory, rank, 4) / "disk", **own, mirror=[Memory(directory=str(memory), save_every=1)])
+        resumed = job.step, job.text
+        job.run.begin(job.step, 0.0)
+        job.commit(job.step + 10, "on the disk")
+        for step in (job.step + 11, job.step + 12):
+            text = f"in memory at {step}"
+            job.run.save_to_memory(f"checkpoint-{step}", step, MiniatureContent(job.run, text, step, None, None))
+        job.run.close()
+        return resumed
+
+    assert on_nodes(work, ranks=4) == [(0, "")] * 4
+    assert on_nodes(work, ranks=4) == [(12, "in memory at 12")] * 4
+    shutil.rmtree(directory / "node-1" / "memory")
+    assert on_nodes(work, ranks=4) == [(22, "on the disk")] * 4
+
+
+def test_nodes_that_share_a_run_directory_copy_what_is_committed_to_their_memories(tmp_path: Path) -> None:
+    def work(rank: int, own: dict[str, Any], save_every: int | None = None) -> int:
+        memory = tmp_path / f"memory-{rank}"
+        memory.mkdir(exist_ok=True)
+        options = {**own, "local_rank": None, "mirror": [Memory(directory=str(memory), save_every=save_every)]}
+        job = Miniature(tmp_path / "run", **options)
+        job.run.begin(job.step, 0.0)
+        job.commit(job.step + 10)
+        (held,) = memory.glob("*/*")
+        job.run.set_state(RunState.STOPPED)
+        job.run.finish_copies()
+        assert not held.exists()
+        return job.step
+
+    assert on_nodes(work) == [0] * NODES
+    assert on_nodes(work) == [10] * NODES
+    refused = on_nodes(lambda rank, own: work(rank, own, save_every=1))
+    assert all(isinstance(each, UnsupportedSetting) for each in refused)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.stop.processes import has_open
 from resume_adapters.core.storage.base import is_temporary, temporary_path
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff
@@ -30,3 +32,22 @@ def test_two_starts_share_no_temporary_file(tmp_path: Path) -> None:
     one, two = (temporary_path(tmp_path / "generation") for _ in range(2))
     assert one != two
     assert is_temporary(one.name) and is_temporary(".generation.tmp") and not is_temporary("generation")
+
+
+def test_a_file_that_somebody_has_removed_is_not_held(tmp_path: Path) -> None:
+    fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
+    fencing.hold()()
+    fencing.take_over()
+    release = fencing.hold()
+    assert has_open(os.getpid(), os.path.realpath(fencing.file))
+    release()
+    assert not has_open(os.getpid(), os.path.realpath(fencing.file))
+
+
+def test_a_rank_that_does_not_lead_knows_of_a_later_start_by_its_number(tmp_path: Path) -> None:
+    first, later = (Fencing(LocalStorage(), tmp_path, lambda: 0.0) for _ in range(2))
+    generation = first.take_over()
+    later.require_latest(generation)
+    later.take_over()
+    with pytest.raises(FencedOff, match="start 2"):
+        first.require_latest(generation)

@@ -11,6 +11,7 @@ import pytest
 
 from resume_adapters import KeepLast
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
@@ -158,3 +159,13 @@ def test_a_disk_that_fails_is_no_file_of_somebody_else(tmp_path: Path) -> None:
     with pytest.raises(SaveFailed, match="Input/output error"):
         other.commit(20)
     other.run.close()
+
+
+def test_what_is_set_aside_again_under_a_name_gets_another_number(tmp_path: Path) -> None:
+    found = []
+    for content in ("first", "second"):
+        (tmp_path / "checkpoint-1").mkdir()
+        (tmp_path / "checkpoint-1" / "model.bin").write_text(content)
+        found.append(set_aside(LocalStorage(), tmp_path / "checkpoint-1", lambda: None))
+    assert [path.name for path in found] == ["checkpoint-1.1", "checkpoint-1.2"]
+    assert [(path / "model.bin").read_text() for path in found] == ["first", "second"]

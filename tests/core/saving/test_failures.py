@@ -19,6 +19,7 @@ from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.failures import SaveFailures
+from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, NotSerialisable, SaveFailed, Stopped, UnsupportedSetting
 
@@ -67,7 +68,7 @@ class Slow(Failing):
 
     def sync(self, path: Path) -> None:
         if path.name == "file":
-            assert self.released.wait(30)
+            assert self.released.wait(120)
             path = path.with_name("model.bin") if self.syncs else path
         super().sync(path)
 
@@ -187,13 +188,13 @@ def test_a_run_that_was_fenced_off_while_it_pruned_a_full_disk_ends(tmp_path: Pa
             storage.write = lambda path, content: LocalStorage.write(storage, path, content)  # type: ignore[method-assign]
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    prune = job.run.prune_later
+    prune = job.run.engine.submit_prune
 
-    def taken_over(**options: Any) -> None:
+    def taken_over(group: StorageGroup, best: str | None) -> None:
         later.append(Miniature(tmp_path))
-        prune(**options)
+        prune(group, best)
 
-    job.run.prune_later = taken_over  # type: ignore[method-assign]
+    job.run.engine.submit_prune = taken_over  # type: ignore[method-assign]
     with pytest.raises(FencedOff):
         job.run.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))
     job.run.close()
@@ -336,7 +337,7 @@ def test_the_best_whose_save_failed_does_not_unprotect_the_one_before(tmp_path: 
 def test_all_ranks_go_on_where_the_disk_of_one_fails(tmp_path: Path, server: Server, where: str) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    server.start(JOB, ["go_on", str(tmp_path / "run"), where], work, 2, {}).wait(90).require_success()
+    server.start(JOB, ["go_on", str(tmp_path / "run"), where], work, 2, {}).wait().require_success()
     results = [json.loads((work / f"result.{rank}").read_text()) for rank in range(2)]
     assert [each["saved"] for each in results] == [[where == "commit", True]] * 2
     assert results[0]["committed"] == {"checkpoint-10": 10, "checkpoint-30": 30}

@@ -41,6 +41,7 @@ class Trainer:
         self.filled = torch.zeros(2)
         self.reference = torch.nn.Linear(2, 2)
         self.generator = random.Random(1)
+        self.noise = torch.Generator().manual_seed(1)
         self.iterator: Any = None
 
     def step(self) -> None:
@@ -52,6 +53,7 @@ class Trainer:
         self.filled.add_(1)
         self.reference.weight.data.add_(1)
         self.generator.random()
+        torch.rand((), generator=self.noise)
 
 
 def observing(trainer: Any, saved: Any = None, **options: Any) -> ObservedState:
@@ -78,8 +80,9 @@ def through_disk(state: ObservedState, directory: Path) -> tuple[list[ObservedLe
 
 
 def content(trainer: Trainer) -> str:
-    shown = {name: value for name, value in vars(trainer).items() if name not in ("reference", "generator")}
-    return repr([shown, trainer.reference.state_dict(), trainer.generator.getstate()])
+    shown = {name: each for name, each in vars(trainer).items() if name not in ("reference", "generator", "noise")}
+    states = trainer.generator.getstate(), trainer.noise.get_state().sum()
+    return repr([shown, trainer.reference.state_dict(), states])
 
 
 def test_a_resumed_training_has_what_the_undisturbed_one_has_over_several_launches(tmp_path: Path) -> None:
@@ -117,7 +120,8 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
     captured, missing = state.new_entries()
     assert (captured.name, captured.by) == ("observed", "core")
     expected = {
-        f"trainer.{name}" for name in ("count", "buffered", "total", "filled", "generator", "metrics", "window")
+        f"trainer.{name}"
+        for name in ("count", "buffered", "total", "filled", "generator", "noise", "metrics", "window")
     }
     assert set(captured.note.split(", ")) == {*expected, "tensors of trainer.reference"}
     assert (missing.name, missing.by) == ("observed", "missing")
@@ -153,6 +157,19 @@ def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
     assert len(walks) == 4 * begun and [each.value for each in state.capture()] == [1]
 
 
+def test_what_first_changes_in_a_later_epoch_is_found_at_its_first_save() -> None:
+    trainer, walks = Trainer(), []
+    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register", lambda: walks.append(0) or 0.0)
+    state.begin()
+    for epoch in (1.2, 1.6, 1.8):
+        state.before_save(is_last=False, epoch=epoch)
+    trainer.count, before = 1, len(walks)
+    for epoch in (2.0, 2.2, 3.0):
+        state.before_save(is_last=False, epoch=epoch)
+        assert [each.value for each in state.capture()] == [1]
+    assert len(walks) == before + before // 3, "once"
+
+
 def test_a_layer_that_is_frozen_late_is_found_at_any_save() -> None:
     trainer: Any = Trainer()
     trainer.other = torch.nn.Linear(1, 1)
@@ -178,6 +195,24 @@ def test_before_it_begins_what_the_checkpoint_held_is_saved_again(tmp_path: Path
     again = ObservedState(lambda: Subjects({"trainer": Trainer()}), "register")
     again.load(*saved)
     assert again.capture() == saved[0] and again.parts()["observed_tensors"].state_dict() == saved[1]
+
+
+def test_the_first_step_after_a_failure_is_not_looked_at_and_two_later_ones_are() -> None:
+    trainer: Any = Trainer()
+    trainer.head = torch.nn.Linear(2, 2)
+    walks: list[int] = []
+    subjects = Subjects({"trainer": trainer}, cleared=list(trainer.head.parameters()))
+    state = ObservedState(lambda: walks.append(0) or subjects, "register")  # type: ignore[func-returns-value]
+    state.before_hold(compares=True)
+    state.begin()
+    trainer.count = 1
+    trainer.head.weight.grad = torch.ones(2, 2)
+    state.before_hold(compares=False)
+    assert [str(each.path) for each in state.capture()] == ["optimizer.params[0].grad"]
+    for _ in range(3):
+        state.before_hold(compares=True)
+        assert "trainer.count" in [str(each.path) for each in state.capture()]
+    assert len(walks) == 3
 
 
 def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
@@ -426,7 +461,10 @@ def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
     state.before_save(is_last=False)
     assert [str(each.path) for each in state.capture()] == ["trainer.count"]
     named = [entry.note for entry in state.describe() if entry.by == "missing"]
-    assert len(named) == 1 and named[0].startswith("data.count, a int, changes when batches are read")
+    assert [note.partition(" changes when batches are read")[0] for note in named] == [
+        "data.count, a int,",
+        "data.generator, a Random,",
+    ]
 
 
 def test_it_says_when_not_everything_was_looked_at(caplog: pytest.LogCaptureFixture) -> None:
@@ -484,3 +522,48 @@ def test_a_session_saves_and_restores_it_but_not_what_parts_capture(
     assert "window" not in {each.path.steps[0].key for each in saved or ()}
     assert "reference" not in {each.path.steps[0].key for each in saved or ()}
     session.run.close()
+
+
+class Memory(torch.nn.Module):
+    """A queue of embeddings: torch saves its entries, and not where the next one goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("entries", torch.zeros(4))
+        self.place = 0
+        self.is_full = False
+
+    def add(self, value: float) -> None:
+        self.entries[self.place] = value
+        self.is_full = self.is_full or self.place == 3
+        self.place = (self.place + 1) % 4
+
+
+def test_of_a_part_that_is_a_module_the_attributes_are_captured_which_torch_does_not_save(tmp_path: Path) -> None:
+    def opened(memory: Memory) -> tuple[Session, Holder]:
+        framework, options = Holder(Trainer()), ResumeOptions(parts={"memory": memory})
+        run = ResumableRun(tmp_path, ranks=SingleProcess())
+        session = Session(run, framework, options, StillState, Rescale("refuse", 1))
+        session.open()
+        session.prepare_observing()
+        session.begin_observing()
+        return session, framework
+
+    first = Memory()
+    session, framework = opened(first)
+    for value in range(5):
+        first.add(value)
+    session.save("checkpoint-1", 1, framework)
+    session.run.flush()
+    session.run.close()
+    second = Memory()
+    session, _ = opened(second)
+    session.run.close()
+    assert (second.place, second.is_full) == (first.place, first.is_full) == (1, True)
+
+
+def test_before_the_first_step_nothing_is_held_for_a_failure() -> None:
+    looked: list[None] = []
+    state = ObservedState(lambda: (looked.append(None), Subjects({}))[1], "register")
+    state.before_hold(compares=True)
+    assert state.capture() == looked == []

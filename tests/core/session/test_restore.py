@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,7 @@ from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
-from resume_adapters.errors import FormatMismatch, NotRestored, StateMismatch
+from resume_adapters.errors import FormatMismatch, NotRestored, NotSerialisable, StateMismatch
 
 from launch import Server
 from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after, manifest
@@ -61,6 +62,45 @@ def test_a_committed_checkpoint_that_holds_nothing_of_the_ranks_is_taken_up_too(
     assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[4:]]
 
 
+def test_learning_rates_that_numpy_computes_are_resumed(tmp_path: Path) -> None:
+    given = {"lr": np.float64(0.05)}
+    whole = Launch(tmp_path / "never", given=given)()
+    with pytest.raises(Killed):
+        Launch(tmp_path / "run", killed_after(5), given=given)()
+    last = Launch(tmp_path / "run", given=given)()
+    assert [line[:2] for line in last.trace] == [line[:2] for line in whole.trace[4:]]
+    assert last.framework.optimizer.state_dict()["param_groups"][0]["lr"] < 0.05
+
+
+class Preconditioned(torch.optim.SGD):
+    """Has an object of its own in its state."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.param_groups[0]["preconditioner"] = Preconditioner()
+
+
+class Preconditioner:
+    pass
+
+
+def test_what_no_resume_could_load_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    """Not at the resume: hours of training would be lost."""
+    launch = Launch(tmp_path, given={"optimizer": Preconditioned})
+    with pytest.raises(NotSerialisable, match=r"holds \S*test_restore\.Preconditioner, which would have to run code"):
+        launch()
+    assert len(launch.trace) == 4
+    assert not list(tmp_path.glob("checkpoint-*/resume/manifest.json"))
+
+
+def test_a_class_that_the_script_trusts_is_loaded(tmp_path: Path) -> None:
+    given = {"optimizer": Preconditioned}
+    with torch.serialization.safe_globals([Preconditioner]):
+        with pytest.raises(Killed):
+            Launch(tmp_path, killed_after(5), given=given)()
+        assert Launch(tmp_path, given=given)().loop.global_step == 18
+
+
 def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlainTorch, "invariants", {"number of stages": 2})
     with pytest.raises(Killed):
@@ -80,7 +120,7 @@ def test_one_rank_goes_on_as_two_and_two_as_one(server: Server, tmp_path: Path) 
     with pytest.raises(Killed):
         Launch(tmp_path / "one", killed_after(5), data="elastic")()
     words = ["train", str(tmp_path / "one"), str(tmp_path / "two")]
-    server.start(JOB, words, tmp_path, 2, {}).wait(60).require_success()
+    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
     first, second = (json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2))
     for name, start in (("one", 4), ("two", 0)):
         together = [sorted(mine + other) for mine, other in zip(first[name], second[name], strict=True)]

@@ -18,16 +18,19 @@ from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.loop.checkpointing import LoopRankState
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.options import OptionsCallback, ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.stateful import StatefulGroup
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import SaveFailed, StateMismatch, UnsupportedSetting
+from resume_adapters.recovery import Attempt, restartable
 
-from plain_torch import PlainTorch, Still
+from plain_torch import PlainTorch, Still, StillState
 
 
 def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: int = 1, **options: Any) -> Session:
@@ -215,3 +218,84 @@ def test_the_options_say_when_to_save_or_leave_it_to_the_framework() -> None:
     assert cadence is not None and [step for step in range(11) if cadence.is_due(step, 0.0)] == [5, 10]
     with pytest.raises(UnsupportedSetting, match="mtbf"):
         ResumeOptions(mtbf=timedelta(hours=1)).cadence()
+
+
+def test_outside_of_a_restartable_block_nothing_is_held(tmp_path: Path) -> None:
+    still = Still()
+    session = still.session(ResumableRun(tmp_path))
+    session.keep(1, still, SaveForm("checkpoint-1"))
+    assert session.held is None and not (tmp_path / "checkpoint-1").exists()
+    session.close()
+
+
+def test_within_a_block_an_attempt_that_is_left_neither_saves_nor_stops(tmp_path: Path) -> None:
+    found: list[Any] = []
+
+    @restartable(max_restarts=0)
+    def main(attempt: Attempt) -> None:
+        session = Still().session(ResumableRun(tmp_path))
+        assert session.held is not None
+        found.append(session.ask_to_stop())
+        session.run.flag.request("SIGTERM")
+        session.held.attempt.fail(ZeroDivisionError("of this rank"))
+        found.extend([session.end_step(1, 0.1), session.stopping])
+        raise ZeroDivisionError("of this rank")
+
+    with pytest.raises(ZeroDivisionError):
+        main()
+    assert found == [False, Decision(save=False, stop=False), False]
+
+
+class Unwritable(Still):
+    """Its framework refuses to save, for a reason that is not the disk's."""
+
+    def save(self, directory: Path) -> None:
+        raise ValueError("this model cannot be saved")
+
+
+def test_what_a_framework_raises_in_a_save_is_named(tmp_path: Path) -> None:
+    still = Unwritable()
+    session = still.session(ResumableRun(tmp_path))
+    with pytest.raises(SaveFailed, match="could not write checkpoint-1: this model cannot be saved"):
+        session.save("checkpoint-1", 1, still)
+    session.close()
+
+
+def test_within_a_block_all_ranks_leave_where_a_framework_cannot_save(tmp_path: Path) -> None:
+    """The others may wait for this rank within the framework's save."""
+    left: list[bool] = []
+
+    @restartable(max_restarts=0)
+    def main(attempt: Attempt) -> None:
+        still = Unwritable()
+        session = still.session(ResumableRun(tmp_path))
+        assert session.held is not None
+        try:
+            session.save("checkpoint-1", 1, still)
+        finally:
+            left.append(session.held.attempt.is_left)
+
+    with pytest.raises(ValueError, match="cannot be saved"):
+        main()
+    assert left == [True]
+
+
+def test_of_a_group_of_statefuls_one_may_go_and_none_may_come(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def meters(*names: str) -> StatefulGroup:
+        return StatefulGroup({name: torch.nn.Linear(1, 1) for name in names})
+
+    still = Still()
+    options = ResumeOptions(parts={"meters": meters("loss", "speed")})
+    session = Session(ResumableRun(tmp_path), still, options, StillState, Rescale("refuse", 1))
+    session.open()
+    session.save("checkpoint-1", 1, still)
+    session.close()
+    again = still.session(ResumableRun(tmp_path))
+    assert again.context is not None
+    left, more = meters("loss"), meters("loss", "rate")
+    again.context.reader.restore({"meters": left}, verify=True)
+    assert "checkpoint-1 has meters: speed, which is not given in this launch" in caplog.text
+    assert left.state_dict()["loss"] == options.parts["meters"].state_dict()["loss"]
+    with pytest.raises(StateMismatch, match="meters: rate"):
+        again.context.reader.restore({"meters": more}, verify=True)
+    again.close()

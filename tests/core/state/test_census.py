@@ -168,7 +168,8 @@ def test_an_array_that_training_fills_is_filled_and_one_that_it_replaces_is_repl
 
 
 def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below() -> None:
-    trainer = Thing(history=[Thing(a=1)], pair=(1, Thing()), iterator=None, colour=Colour.RED, none=Thing())
+    trainer: Any = Thing(history=[Thing(a=1)], pair=(1, Thing()), iterator=None, colour=Colour.RED, none=Thing())
+    trainer.full, trainer.still = (deque([Thing(a=1), Thing(a=2)], maxlen=2) for _ in range(2))
 
     def change(it: Any) -> None:
         it.history.append(Thing(a=1))
@@ -176,6 +177,7 @@ def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below
         it.pair = (2, it.pair[1])
         it.iterator, it.colour, it.none = iter([1]), Colour.BLUE, None
         it.made = Thing(a=1)
+        it.full.append(Thing(a=3))
 
     assert changes(trainer, change) == {
         "trainer.history": LeafKind.OPAQUE,
@@ -184,6 +186,7 @@ def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below
         "trainer.colour": LeafKind.OPAQUE,
         "trainer.none": LeafKind.DATA,
         "trainer.made": LeafKind.OPAQUE,
+        "trainer.full": LeafKind.OPAQUE,
     }
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from resume_adapters.core.state.records import Record, Source, Stored
-from resume_adapters.errors import FormatMismatch
+from resume_adapters.core.state.records import FRESH, Deferred, Record, Source, Stored
+from resume_adapters.errors import CheckpointDamaged, FormatMismatch
 
 SOURCE = Source(Path("checkpoint-4"), "rank-00000.json", 4, "0.1.0")
 
@@ -63,3 +63,33 @@ def test_what_is_no_such_record_is_of_another_version_of_the_format(changed: dic
     with pytest.raises(FormatMismatch, match=rf"checkpoint-4 has {words}.*resume-adapters 0\.1\.0 wrote it") as refused:
         Loader.from_tree({**WRITTEN, **changed}, SOURCE)
     assert refused.value.step == 4
+
+
+class Digest(Deferred):
+    def to_tree(self) -> str:
+        return "computed"
+
+
+@dataclass
+class Batch(Record):
+    indices: list[int]
+    made: Annotated[list[int], FRESH]
+    digest: Digest | str | None
+    inner: list[Batch]
+
+
+def test_what_is_deferred_is_computed_when_the_record_is_written() -> None:
+    batch = Batch([1], [2], Digest(), [Batch([], [], Digest(), [])])
+    tree = batch.to_tree()
+    assert tree["digest"] == "computed" == tree["inner"][0]["digest"]
+    assert Batch.from_tree(tree, SOURCE).digest == "computed"
+    assert list(batch.values_on_disk()) == list(tree) and batch.values_on_disk()["digest"] is batch.digest
+    with pytest.raises(CheckpointDamaged, match="digest"):
+        Batch.from_tree({**tree, "digest": 1}, SOURCE)
+
+
+def test_values_are_copied_but_for_those_that_were_made_with_the_record() -> None:
+    batch = Batch([1], [2], "known", [])
+    copied = batch.map_values(list)
+    assert copied == batch
+    assert copied.indices is not batch.indices and copied.made is batch.made

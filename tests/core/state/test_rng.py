@@ -88,6 +88,7 @@ def test_a_state_packed_for_a_pipe_is_the_same_state() -> None:
 GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch": (lambda: torch.Generator().manual_seed(1), lambda each: torch.randn(3, generator=each).tolist()),
     "python": (lambda: random.Random(1), lambda each: [each.gauss(0, 1), each.random()]),
+    "RandomState": (lambda: np.random.RandomState(1), lambda each: each.standard_normal(3).tolist()),
     "PCG64": (lambda: np.random.default_rng(1), lambda each: each.standard_normal(3).tolist()),
     "MT19937": (lambda: np.random.Generator(np.random.MT19937(1)), lambda each: each.random(3).tolist()),
     "Philox": (lambda: np.random.Generator(np.random.Philox(1)), lambda each: each.integers(0, 9, 3).tolist()),

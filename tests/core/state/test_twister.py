@@ -20,6 +20,8 @@ DRAWS: dict[str, Callable[[], object]] = {
     "numpy.randn": lambda: np.random.randn(),
     "numpy.seed": lambda: np.random.seed(3),
     "numpy many": lambda: np.random.rand(2000),
+    "as many as leave the position": lambda: [random.random() for _ in range(312)],
+    "numpy, as many as leave the position": lambda: np.random.rand(312),
 }
 
 
@@ -55,6 +57,19 @@ def test_a_global_generator_of_another_kind_is_asked_each_time() -> None:
             np.random.rand(3)
     finally:
         np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
+
+
+def test_numpys_generator_is_replaced() -> None:
+    usual, numpy = np.random.get_bit_generator(), NumpyTwister()  # type: ignore[attr-defined]
+    numpy.state()
+    other = np.random.MT19937()
+    other.state = {"bit_generator": "MT19937", "state": {"key": usual.state["state"]["key"], "pos": 7}}
+    try:
+        np.random.set_bit_generator(other)  # type: ignore[attr-defined]
+        np.testing.assert_equal(numpy.state(), np.random.get_state(legacy=False))
+    finally:
+        np.random.set_bit_generator(usual)  # type: ignore[attr-defined]
+    np.testing.assert_equal(numpy.state(), np.random.get_state(legacy=False))
 
 
 def test_an_unchanged_generator_is_not_asked_again() -> None:

@@ -19,7 +19,7 @@ from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.stop import signals
 from resume_adapters.core.stop.policy import SIGNALS, StopOn
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.stop.vote import StopVote
+from resume_adapters.core.stop.vote import StopVote, common_reason
 
 from launch import Server
 
@@ -51,11 +51,12 @@ def in_a_child(work: Callable[[], int]) -> int:
             os._exit(work())
         finally:
             os._exit(1)  # nothing that it raises may reach the tests that the parent runs
-    for _ in range(600):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
+        time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     raise AssertionError("the child did not end")
@@ -63,7 +64,7 @@ def in_a_child(work: Callable[[], int]) -> int:
 
 def end_by(number: signal.Signals) -> int:
     os.kill(os.getpid(), number)
-    time.sleep(5)
+    time.sleep(0.0 if number is signal.SIGWINCH else 60.0)
     return 0
 
 
@@ -90,6 +91,22 @@ def test_a_signal_that_comes_before_a_child_has_restored_them_has_its_previous_e
     os.kill(os.getpid(), signal.SIGUSR1)
     assert heard == [signal.SIGUSR1] * 2
     signal.signal(signal.SIGUSR1, before)
+
+
+def inherit_and_end_by(number: signal.Signals) -> int:
+    """Be a child that has inherited the handlers, and has not restored the previous ones yet."""
+    StopFlag(StopOn(signals=(number,))).install()
+    signals._HANDLERS._process = -1
+    return end_by(number)
+
+
+@pytest.mark.parametrize("previous", [signal.SIG_DFL, signal.SIG_IGN])
+def test_where_none_was_installed_before_a_signal_has_the_effect_that_the_system_gives_it(previous: Any) -> None:
+    before = signal.signal(signal.SIGWINCH, previous)  # which has none; one that ends a process ends a child here
+    assert inherit_and_end_by(signal.SIGWINCH) == 0
+    assert signal.getsignal(signal.SIGWINCH) == previous
+    signal.signal(signal.SIGWINCH, before)
+    assert in_a_child(lambda: inherit_and_end_by(signal.SIGTERM)) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
@@ -195,7 +212,7 @@ def test_in_an_interactive_interpreter_sigint_is_left_alone() -> None:
             input="" if arguments else program,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
         assert expected in done.stdout, done
 
@@ -233,15 +250,38 @@ def test_alone_the_flag_is_the_agreement_and_stays() -> None:
     assert [agreement.poll() for _ in range(3)] == [True, True, True]
 
 
+def test_a_signal_after_this_rank_has_answered_counts_at_the_next_vote() -> None:
+    """The other ranks have only the answer: a rank that left by itself would wait for them for ever."""
+    flag, other = StopFlag(StopOn()), StopFlag(StopOn())
+
+    class SignalledAfterwards(SingleProcess):
+        def gather(self, value: Any) -> list[Any]:
+            flag.halt("look at the loss")
+            return [value, value if isinstance(value, int) else (other.level, other.reason)]
+
+        def new_channel(self) -> SignalledAfterwards:
+            return self
+
+    ranks = SignalledAfterwards()
+    agreement = StopVote(ranks, flag)
+    assert not agreement.agree_now()
+    assert agreement.agree_now()
+    flag = StopFlag(StopOn())
+    flag.request("SIGTERM")
+    assert common_reason(ranks, flag) == "SIGTERM"
+
+
+STOPS = [[3, 4], [0, None], [None, None, 2], [None, None]]
+FURTHER = [[None, 3], [4, 3], [5, 5, 5], [2, 3, None], [7, None]]
+
+
 @pytest.mark.parametrize(
-    "asked",
-    [[None, 3], [3, 4], [4, 3], [0, None], [5, 5, 5], [None, None, 2], [2, 3, None], [None, None], [7, None]],
-    ids=str,
+    "asked", [*STOPS, *(pytest.param(each, marks=pytest.mark.thorough) for each in FURTHER)], ids=str
 )
 def test_all_ranks_see_a_stop_at_the_same_step(server: Server, tmp_path: Path, asked: list[int | None]) -> None:
     """A real SIGTERM reaches some ranks, at different steps or never; every rank leaves at the same one."""
     ranks = len(asked)
-    server.start(JOB, ["agree", json.dumps(asked)], tmp_path, ranks, {}).wait(60).require_success()
+    server.start(JOB, ["agree", json.dumps(asked)], tmp_path, ranks, {}).wait().require_success()
     results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
     steps = {result["stopped"] for result in results}
     assert len(steps) == 1
@@ -257,7 +297,7 @@ def test_all_ranks_see_a_stop_at_the_same_step(server: Server, tmp_path: Path, a
 
 def test_short_steps_are_not_all_voted_on_and_the_ranks_still_agree(server: Server, tmp_path: Path) -> None:
     """Rank one is slower now and then; every rank votes as often and leaves at the same step."""
-    server.start(JOB, ["hurry"], tmp_path, 2, {}).wait(60).require_success()
+    server.start(JOB, ["hurry"], tmp_path, 2, {}).wait().require_success()
     results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     assert results[0] == results[1]
     assert results[0]["stopped"] > 300

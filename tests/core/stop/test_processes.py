@@ -14,7 +14,15 @@ import psutil
 import pytest
 
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive
-from resume_adapters.core.stop.processes import _is_alive, _is_launcher, find_launchers, start_time
+from resume_adapters.core.stop.processes import (
+    _is_alive,
+    _is_launcher,
+    command_line,
+    find_launchers,
+    has_open,
+    is_dead,
+    start_time,
+)
 
 WORKER = """
 import sys, time
@@ -38,8 +46,13 @@ def test_a_process_knows_when_it_began() -> None:
     assert start_time(1 << 30) is None
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(("name", "noticed"), [("torchrun", True), ("accelerate", True), ("train.sh", False)])
+LAUNCHERS = [("torchrun", True, 2), ("accelerate", True, 1), ("train.sh", False, 1)]
+FURTHER = [("torchrun", True, 1), ("accelerate", True, 2), ("train.sh", False, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "noticed", "depth"), [*LAUNCHERS, *(pytest.param(*each, marks=pytest.mark.thorough) for each in FURTHER)]
+)
 def test_a_worker_notices_that_its_launcher_is_gone(tmp_path: Path, name: str, noticed: bool, depth: int) -> None:
     """A launcher is killed, two generations up as well: DeepSpeed has a runner above the launcher of a node."""
     launcher = tmp_path / name
@@ -65,7 +78,7 @@ def test_a_worker_notices_that_its_launcher_is_gone(tmp_path: Path, name: str, n
 
 
 def wait_for(file: Path, content: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not file.exists() or file.read_text() != content:
         assert time.monotonic() < deadline, f"expected {content!r}"
         time.sleep(0.01)
@@ -73,7 +86,7 @@ def wait_for(file: Path, content: str) -> None:
 
 def wait_for_end(session: int) -> None:
     """Wait until no process of a session is left: the worker ends by itself, so that its coverage is measured."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while subprocess.run(["pgrep", "-s", str(session)], stdout=subprocess.DEVNULL, check=False).returncode == 0:
         assert time.monotonic() < deadline, "expected the worker to end"
         time.sleep(0.05)
@@ -120,3 +133,19 @@ def test_a_launcher_that_the_system_hides_counts_as_alive(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(psutil.Process, "status", status)
     assert _is_alive(psutil.Process())
+
+
+def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    process = psutil.Process(ended.pid)
+    ended.wait()
+    assert not _is_alive(process)
+    assert (is_dead(ended.pid), has_open(ended.pid, "/dev/null"), command_line(ended.pid)) == (False, None, "")
+
+
+def test_what_a_process_has_open_and_was_started_with_is_known(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as file:
+        assert has_open(os.getpid(), os.path.realpath(file.name)) is True
+    assert has_open(os.getpid(), os.path.realpath(file.name)) is False
+    assert not is_dead(os.getpid())
+    assert "python" in command_line(os.getpid())

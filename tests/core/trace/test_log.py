@@ -99,7 +99,7 @@ class Paused:
 
     def wait_until_stopped(self, at: str) -> list[dict[str, Any]]:
         """Wait until the process has stopped itself at a point, and return what it had written."""
-        (pid,), until = self.running.pids, time.monotonic() + 60
+        (pid,), until = self.running.pids, time.monotonic() + 240
         while not (self.is_announced(at) and psutil.Process(pid).status() == psutil.STATUS_STOPPED):
             assert time.monotonic() < until and self.running.alive(), self.lines()
             time.sleep(0.01)

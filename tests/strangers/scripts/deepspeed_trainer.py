@@ -41,7 +41,7 @@ if ledger.ADAPTED:
 
     trainer.add_callback(ResumeCallback())
 trainer.train()
-timed = ("runtime", "per_second", "time")
+timed = ("runtime", "per_second", "time", "total_flos")  # at stage 3 counted by what a process happens to hold
 logs = [
     {name: value for name, value in entry.items() if not any(word in name for word in timed)}
     for entry in trainer.state.log_history

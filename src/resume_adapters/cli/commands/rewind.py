@@ -11,12 +11,11 @@ from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console, require_not_running
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.layout import LATEST
+from resume_adapters.core.checkpoint.latest import latest_form, point_latest
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.storage.base import point_to
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -73,8 +72,7 @@ def _rewind(run: RunDirectory, chosen: CheckpointInfo, step: int) -> dict[str, s
         for row in run.rows
         if row.path != chosen.path and (row.step is None or row.step > step)
     }
-    latest = run.path / LATEST
-    point_to(STORAGE, latest, chosen.path.name, "file" if latest.is_file() and not latest.is_symlink() else "link")
+    point_latest(STORAGE, run.path, chosen.path.name, latest_form(STORAGE, run.path))
     control.journal.append("rewind", step=step, generation=generation, set_aside=sorted(shelved.values()))
     if status is None or status.state is not RunState.HALTED:
         epoch = chosen.manifest.epoch if chosen.manifest else 0.0

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import typer
 
 from resume_adapters.cli.app import app
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.session.environment import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import VARIABLE
@@ -55,13 +56,16 @@ def run_command(
         str | None, typer.Option(metavar="PERIOD", help="Mean time between failures, for --save-every auto.")
     ] = None,
     verify: Annotated[bool, typer.Option(help="Compare the restored state with the saved one.")] = True,
-    on_batch_change: Annotated[
-        Literal["refuse", "keep-samples"], typer.Option(help="With a different global batch size.")
-    ] = "refuse",
-    on_save_error: Annotated[Literal["stop", "continue"], typer.Option(help="When a save fails.")] = "stop",
+    on_batch_change: Annotated[OnBatchChange, typer.Option(help="With a different global batch size.")] = "refuse",
+    on_save_error: Annotated[OnSaveError, typer.Option(help="When a save fails.")] = "stop",
     stage: Annotated[
-        Literal["off", "memory", "auto"], typer.Option(help="memory: training goes on after a copy in memory.")
-    ] = "off",
+        Stage, typer.Option(help="memory or disk: training goes on before the write; auto: where that is worth it.")
+    ] = "auto",
+    mirror: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="Copy checkpoints there: s3://bucket/runs/a, gs://, az://.")
+    ] = None,
+    mirror_every: Annotated[int, typer.Option(metavar="N", help="Copy the first save and every Nth after it.")] = 1,
+    mirror_keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N copies.")] = None,
     exit_code: Annotated[int, typer.Option(help="Exit code of a run that was asked to stop and has saved.")] = 0,
     walltime: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long the process may run, such as 11:50:00.")
@@ -90,6 +94,9 @@ def run_command(
         on_batch_change=on_batch_change,
         on_save_error=on_save_error,
         stage=stage,
+        mirror=mirror or [],
+        mirror_every=mirror_every,
+        mirror_keep_last=mirror_keep_last,
         exit_code=exit_code,
         walltime=walltime,
         reserve=reserve,

@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.live import Live
 
-from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDirs, app, console
+from resume_adapters.cli import documents, remote, render, run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, Places, app, console, only_url
 from resume_adapters.cli.documents import Document
 from resume_adapters.core.run_directory.status import RunState
 
 
 @app.command(epilog=EXIT_CODES)
 def status(
-    run_dir: RunDirs,
+    run_dir: Places,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again each second, until the run is finished or halted.")
     ] = False,
@@ -29,17 +29,31 @@ def status(
 
     Of several run directories (status runs/*), or of a directory above them, an overview: one line for each run. A run
     was killed if its status is running and its process on this host is gone. --watch waits for the next launch of a run
-    that was stopped or killed, or that failed. With --watch and --json, one document a line.
+    that was stopped or killed, or that failed. With --watch and --json, one document a line. Of a URL: what is there,
+    and which start has claimed it.
     """
-    document = _read(run_dir)
+    if (url := only_url(run_dir)) is not None:
+        _show_remote(url, json)
+    paths = [place.path for place in run_dir]
+    document = _read(paths)
     if watch:
-        document = _watch(lambda: _read(run_dir), document, json)
+        document = _watch(lambda: _read(paths), document, json)
     elif json:
         documents.write(document)
     else:
         console().print(render.status_of_one_or_all(document))
     runs = document.get("runs", [document])
     raise typer.Exit(1 if any(each["damaged"] for each in runs) else 0)
+
+
+def _show_remote(url: str, json: bool) -> NoReturn:
+    """Print what is at a URL, and end the command."""
+    document = remote.status(url)
+    if json:
+        documents.write(document)
+    else:
+        console().print(render.remote_status_table(document))
+    raise typer.Exit(1 if document["damaged"] else 0)
 
 
 def _read(run_dir: list[Path]) -> Document:

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console
+from resume_adapters.cli import documents, remote, render, run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, OnePlace, app, complete_checkpoint, console
 from resume_adapters.cli.documents import Damage, Verdict
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.cli.structure import verify_structure
@@ -28,7 +28,7 @@ _VERIFIED = ("committed", "damaged", "foreign")
 
 @app.command(epilog=EXIT_CODES)
 def verify(
-    run_dir: RunDir,
+    run_dir: OnePlace,
     checkpoints: Annotated[
         list[str] | None,
         typer.Argument(
@@ -40,11 +40,16 @@ def verify(
     """Read every file of the committed checkpoints and compare it with the manifest's digest.
 
     A checkpoint that was made without this package has no digests. Of that one, only the structure of the files is
-    checked: nothing is torn, and every shard of the weights is there. Its verdict is then readable, not valid.
+    checked: nothing is torn, and every shard of the weights is there. Its verdict is then readable, not valid. The
+    copies at a URL are read as a whole too.
     """
-    run = run_directory.read(run_dir)
-    found = _verify_all(_choose(run, checkpoints or []))
-    document = documents.verdicts(run, found)
+    if run_dir.is_url:
+        tier = remote.open_url(run_dir.text)
+        found = [remote.verify(tier, each) for each in remote.chosen(tier, checkpoints or [])]
+    else:
+        run = run_directory.read(run_dir.path)
+        found = _verify_all(_choose(run, checkpoints or []))
+    document = documents.verdicts(run_dir.text if run_dir.is_url else str(run.path), found)
     if json:
         documents.write(document)
     else:

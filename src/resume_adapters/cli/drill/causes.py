@@ -98,19 +98,11 @@ def _count(batches: int) -> str:
 def _of_an_unknown_batch(difference: Difference, interrupted: Run) -> str:
     loaders = [event for event in interrupted.of("data") if event["rank"] == difference.rank]
     datasets = sorted({event["dataset"] for event in loaders}) or ["the dataset"]
-    generators = sorted({path for event in loaders for path in event["generators"]})
     who = " or ".join(f"`{name}`" for name in datasets)
-    if generators:
-        paths = ", ".join(f"`{path}`" for path in generators)
-        name = generators[0].rpartition(".")[2].lstrip("_") or "generator"
-        return (
-            f"the reference never had this batch: {who} draws from a generator that no part holds ({paths}); pass it "
-            f"to the adapter as a part, {name}=..., or draw from torch's, numpy's or python's global generator"
-        )
     return (
         f"the reference never had this batch: {who}, its transforms, its sampler or its collate function depend on "
-        "something that no part holds: a generator of their own, the time, the process, or the order of a set; draw "
-        "from torch's, numpy's or python's global generator, or pass the generator to the adapter as a part"
+        "something that no part holds: a generator in a global or a closure, the time, the process, or the order of a "
+        "set; draw from torch's, numpy's or python's global generator, or pass the generator to the adapter as a part"
     )
 
 

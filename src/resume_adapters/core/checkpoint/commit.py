@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -24,9 +23,8 @@ from typing import TypeVar
 import xxhash
 
 from resume_adapters.core.checkpoint import layout
+from resume_adapters.core.checkpoint.latest import Pointer, point_latest
 from resume_adapters.core.checkpoint.layout import (
-    CONTROL,
-    LATEST,
     PENDING,
     CheckpointState,
     must_be_restored,
@@ -35,7 +33,6 @@ from resume_adapters.core.checkpoint.layout import (
 )
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, encode_manifest
 from resume_adapters.core.checkpoint.remove import (
-    BEGUN,
     Fence,
     delete,
     delete_begun,
@@ -44,8 +41,9 @@ from resume_adapters.core.checkpoint.remove import (
     restore_superseded,
     supersede,
 )
+from resume_adapters.core.checkpoint.workspace import Workspaces
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
-from resume_adapters.core.storage.base import Pointer, Storage, is_present, point_to, write_atomically
+from resume_adapters.core.storage.base import Storage, is_present, write_atomically
 from resume_adapters.core.storage.diagnosis import find_disk_error
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
@@ -90,6 +88,7 @@ class PendingCheckpoint:
         set_aside: moves a checkpoint out of the way.
         is_file: the framework writes one file of that name, not a directory.
         storage_group: the ranks that share the run directory; all by default.
+        workspaces: has where it is written until it has its name; by default that is made when it is begun.
     """
 
     def __init__(
@@ -103,6 +102,7 @@ class PendingCheckpoint:
         *,
         is_file: bool = False,
         storage_group: StorageGroup | None = None,
+        workspaces: Workspaces | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -112,15 +112,17 @@ class PendingCheckpoint:
         self.set_aside = set_aside
         self.is_file = is_file
         self.storage_group = shared_by_all(ranks) if storage_group is None else storage_group
+        self._workspaces = Workspaces(storage, path.parent) if workspaces is None else workspaces
         self.place = path
         """Where the checkpoint is now: under its name, or before that where all ranks write it."""
         self._held: Path | None = None
+        self._emptied: Path | None = None
         self._written: dict[Path, tuple[int, str]] = {}
 
     @property
     def directory(self) -> Path:
         """This package's directory of the checkpoint."""
-        return layout.sidecar_dir(self.place) if self.is_file else layout.inner_dir(self.place)
+        return layout.own_dir(self.place, is_file=self.is_file)
 
     # ---- Writing
 
@@ -135,27 +137,27 @@ class PendingCheckpoint:
         self.place = places[self.storage_group.leader]
 
     def _reserve(self) -> Path:
-        """Make an empty pending checkpoint, on the disk with its marker, and return where it is."""
+        """Begin an empty pending checkpoint, whose marker is on the disk, and return where it is."""
         self.fence()
         self._free_name()
-        self.place = self.path.parent / CONTROL / f"{BEGUN}{uuid.uuid4().hex}" / self.path.name
-        self.storage.make_directory(self.directory)
-        self.storage.write(self.directory / PENDING, layout.pending_text(self.path.name))
-        self.storage.sync(self.directory / PENDING)
-        self.storage.sync(self.directory)
-        if not self.is_file:
-            self.storage.sync(self.place)
+        self.place = self._workspaces.take(self.path.name, is_file=self.is_file)
         self._held = self.directory
         self.storage.hold(self._held)
         return self.place
 
     def _free_name(self) -> None:
         """Remove or set aside what has the name; a committed checkpoint keeps it until :meth:`reveal`."""
+        if not self._is_taken():
+            return
         state = state_of(self.storage, self.path)
         if self.storage.is_link(self.path) or state in (_DAMAGED, _FOREIGN):
             self.set_aside(self.path)
         elif state is _PENDING:  # left by a crash
             delete(self.storage, self.path, self.fence)
+
+    def _is_taken(self) -> bool:
+        """Return whether anything has the name, or is beside a checkpoint of that name."""
+        return any(is_present(self.storage, each) for each in (self.path, layout.sidecar_dir(self.path)))
 
     def require_owned(self) -> None:
         """Look at the fence, on the leader.
@@ -177,6 +179,15 @@ class PendingCheckpoint:
         self.place = self.path
 
     def _reveal_here(self) -> None:
+        if self._is_taken():
+            self._supersede_or_take_in()
+        written = self.place
+        # A file alone would look foreign, so the marker gets its name first.
+        marked = {layout.sidecar_dir(written): layout.sidecar_dir(self.path)} if self.is_file else {}
+        move(self.storage, {**marked, written: self.path}, self.fence)
+        self._take_out(written.parent)
+
+    def _supersede_or_take_in(self) -> None:
         if state_of(self.storage, self.path) is _COMMITTED and not self.storage.is_link(self.path):
             older = superseded_path(self.path)
             if layout.root_paths(self.storage, older):
@@ -184,11 +195,6 @@ class PendingCheckpoint:
             supersede(self.storage, self.path, self.fence)
         elif is_present(self.storage, self.path):
             self._take_in()
-        written = self.place
-        # A file alone would look foreign, so the marker gets its name first.
-        marked = {layout.sidecar_dir(written): layout.sidecar_dir(self.path)} if self.is_file else {}
-        move(self.storage, {**marked, written: self.path}, self.fence)
-        self._take_out(written.parent)
 
     def _take_in(self) -> None:
         """Add to the checkpoint what the script has meanwhile written under its name, past the path that it was given.
@@ -203,12 +209,12 @@ class PendingCheckpoint:
             self.set_aside(self.path)
 
     def _take_out(self, begun: Path) -> None:
-        """Move to the run directory what the script has written beside the checkpoint, and remove what was begun."""
+        """Move to the run directory what the script has written beside the checkpoint; what was begun is then empty."""
         for entry in self.storage.entries(begun):
             beside = self.path.with_name(entry.name)
             if entry.kind != "directory" or not is_present(self.storage, beside):
                 move(self.storage, {begun / entry.name: beside}, self.fence)
-        delete_begun(self.storage, begun)
+        self._emptied = begun
 
     def write(self, work: Callable[[], T]) -> list[T]:
         """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
@@ -306,12 +312,21 @@ class PendingCheckpoint:
     ) -> Manifest | None:
         if not self.storage_group.is_leader:
             return None
+        self._delete_emptied()
         manifest = describe(entries)
         self.fence()
         self.storage.sync(self.path.parent)
         assert self._held is not None, "the leader has begun the checkpoint"
+        # It was made before the name was known, and what is left undone after a commit is known by the name in it.
+        self.storage.write(self._held / PENDING, layout.pending_text(self.path.name))
+        self.storage.sync(self._held / PENDING)
         write_atomically(self.storage, self._held / layout.MANIFEST, encode_manifest(manifest))
         return manifest
+
+    def _delete_emptied(self) -> None:
+        emptied, self._emptied = self._emptied, None
+        if emptied is not None:
+            delete_begun(self.storage, emptied)
 
     def drop(self, ranks: Ranks) -> None:
         """Remove what all ranks have written, and restore the checkpoint that it was to replace. Every rank calls it.
@@ -326,13 +341,17 @@ class PendingCheckpoint:
     def publish(self, form: Pointer) -> None:
         """Point ``latest`` at the committed checkpoint. The leader calls it."""
         self.fence()
-        point_to(self.storage, self.path.parent / LATEST, self.path.name, form)
+        point_latest(self.storage, self.path.parent, self.path.name, form)
 
     def complete(self) -> None:
         """Remove the marker of a pending checkpoint, once all that follows a commit is done. The leader calls it."""
         assert self._held is not None, "the leader has begun the checkpoint"
         self.fence()
         self.storage.remove_file(self._held / PENDING)
+
+    def begin_next(self) -> None:
+        """Make ahead of the next save what it begins with. The leader calls it."""
+        self._workspaces.make_ahead(is_file=self.is_file)
 
     def release(self) -> None:
         """Let the checkpoint's directory go, committed or not; a no-op where that is done. The leader calls it."""
@@ -382,6 +401,7 @@ class PendingCheckpoint:
         with contextlib.suppress(OSError, FencedOff):
             if self.place != self.path:
                 delete_begun(self.storage, self.place.parent)
+            self._delete_emptied()
             self.fence()
             if state_of(self.storage, self.path) is _PENDING:
                 delete(self.storage, self.path, self.fence)

@@ -90,6 +90,12 @@ def reading(files: CheckpointFiles) -> Iterator[None]:
     Raises:
         CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.
     """
+    with safe_load.data_only(safe_load.data_classes()), _reading_indexes(files):
+        yield
+
+
+@contextlib.contextmanager
+def _reading_indexes(files: CheckpointFiles) -> Iterator[None]:
     if not files.with_name(NAME):
         yield
         return
@@ -99,7 +105,7 @@ def reading(files: CheckpointFiles) -> Iterator[None]:
     # seam: torch 2.4 to 2.13: FileSystemReader.read_metadata calls pickle.load, and nothing else there reads pickles.
     listed = types.SimpleNamespace(**{**vars(pickle), "load": load})
     try:
-        with safe_load.data_only([]), replaced(filesystem, "pickle", listed):
+        with replaced(filesystem, "pickle", listed):
             _require_indexes(files)
             yield
     except CheckpointException as error:

@@ -40,8 +40,6 @@ _OWN_STATE = f"{rank_file('', 0)}.json"
 CONTROL = ".resume"
 """Where a run directory keeps what belongs to the run, not to one checkpoint."""
 
-LATEST = "latest"
-
 MANIFEST = "manifest.json"
 
 PENDING = "pending"
@@ -93,6 +91,11 @@ def sidecar_dir(checkpoint: Path) -> Path:
 def inner_dir(checkpoint: Path) -> Path:
     """Return the directory of this package in a checkpoint that is a directory."""
     return checkpoint / EXTRAS
+
+
+def own_dir(checkpoint: Path, *, is_file: bool) -> Path:
+    """Return the directory of this package in a checkpoint, or beside one that is a file."""
+    return sidecar_dir(checkpoint) if is_file else inner_dir(checkpoint)
 
 
 def superseded_path(checkpoint: Path) -> Path:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import require_inside
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.core.state import safe_load
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def read_weight_files(files: Iterable[Path]) -> dict[str, torch.Tensor]:
 
 
 def read_native(file: Path) -> dict[str, Any]:
-    """Read a dict from a file: safetensors, or torch's own format with ``weights_only=True``.
+    """Read a dict from a file: safetensors, or torch's own format with ``weights_only=True`` and classes of data.
 
     Raises:
         CheckpointDamaged: it cannot be read, or not without running code from it.
@@ -62,12 +63,60 @@ def read_native(file: Path) -> dict[str, Any]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        with safe_load.allowing(safe_load.data_classes()):
+            found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (SafetensorError, *UNREADABLE) as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(found, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(found).__name__}, expected a dict", path=file)
     return found
+
+
+class LoadableFiles:
+    """Refuses files of the first save of a training call that could not be loaded again without running code."""
+
+    def __init__(self) -> None:
+        self._are_checked = False
+
+    def require(self, files: Iterable[Path]) -> None:
+        """Check the files that a resume would load, once.
+
+        Raises:
+            NotSerialisable: naming what is in one of them.
+        """
+        if self._are_checked:
+            return
+        for file in files:
+            if zipfile.is_zipfile(file):  # torch.save's older format does not list what it holds
+                _require_data(file)
+        self._are_checked = True
+
+
+def _require_data(file: Path) -> None:
+    import torch
+
+    classes = safe_load.data_classes()
+    allowed = {f"{each.__module__}.{each.__qualname__}" for each in classes}
+    with safe_load.allowing(classes):
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    odd = sorted(name for name in found if not _is_data(name, allowed))
+    if odd:
+        raise NotSerialisable(
+            f"{file.name} holds {', '.join(odd)}, which would have to run code to be loaded again, so nothing could be "
+            "resumed from it: keep such objects out of what the model, the optimizer, the scheduler and the callbacks "
+            "save (under Lightning, out of save_hyperparameters() by its `ignore`). If you trust these classes, call "
+            "torch.serialization.add_safe_globals() with them before the training begins",
+            path=file,
+        )
+
+
+def _is_data(name: str, allowed: set[str]) -> bool:
+    # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
+    module, _, attribute = name.rpartition(".")
+    root = module.partition(".")[0]
+    return root in ("numpy", "pathlib") and any(
+        each.startswith(f"{root}.") and each.rpartition(".")[2] == attribute for each in allowed
+    )
 
 
 UNREADABLE = (

@@ -19,6 +19,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record, Source
+from resume_adapters.core.state.safetensors_file import safetensors_bytes
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
@@ -30,9 +31,15 @@ Write = Callable[[Path, bytes], None]
 """Writes a file."""
 
 
-def write_part(write: Write, directory: Path, name: str, state: Any) -> None:
-    """Write a part's tree below ``directory``: a JSON file, and a safetensors file where it holds tensors."""
-    _write_encoded(write, directory, name, *encoding.encode(state))
+def write_part(write: Write, directory: Path, name: str, state: Any) -> bytes:
+    """Write a part's tree below ``directory``: a JSON file, and a safetensors file where it holds tensors.
+
+    Returns:
+        The JSON document.
+    """
+    document, tensors = encoding.encode(state)
+    _write_encoded(write, directory, name, document, tensors)
+    return document
 
 
 class PartsWriter:
@@ -129,9 +136,7 @@ def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None
 
 def _write_encoded(write: Write, directory: Path, name: str, document: bytes, tensors: Any) -> None:
     if tensors:
-        from safetensors.torch import save
-
-        write(directory / f"{name}.safetensors", save(tensors))
+        write(directory / f"{name}.safetensors", safetensors_bytes(tensors))
     write(directory / f"{name}.json", document)
 
 

@@ -116,6 +116,16 @@ def delete_begun(storage: Storage, begun: Path) -> None:
     remove_tree(storage, begun)
 
 
+def delete_all(storage: Storage, directory: Path, fence: Fence) -> None:
+    """Remove a directory of checkpoints that are all held elsewhere.
+
+    Raises:
+        FencedOff: a later start owns the run.
+    """
+    fence()
+    remove_tree(storage, directory)
+
+
 def _condemned(run_directory: Path, name: str) -> Path:
     """Return where something waits for its removal; two starts that remove the same do not meet there."""
     return run_directory / CONTROL / f"{REMOVED}{uuid.uuid4().hex[:8]}-{name}"

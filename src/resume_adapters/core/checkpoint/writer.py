@@ -12,6 +12,7 @@ from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file, rank_of
 from resume_adapters.core.checkpoint.parts import PartsWriter, write_part
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.stateful import Stateful
 
 RankTree = Mapping[str, Any]
@@ -26,6 +27,12 @@ class CheckpointContent(Protocol):
 
     def rank_state(self) -> RankTree:
         """Return what belongs to this rank alone; after :meth:`save`, which may draw random numbers."""
+
+    def completed(self) -> RankTree:
+        """Return the fields of :meth:`rank_state` that are known only once the framework's tensors are copied.
+
+        It is called on the thread that commits, where they are copied.
+        """
 
     def parts(self) -> Mapping[str, Stateful]:
         """Return what may be alike on all ranks."""
@@ -48,10 +55,12 @@ class WrittenCheckpoint:
     Attributes:
         files: those that this rank answers for, each after its path for the manifest.
         facts: fields of the manifest.
+        complete: writes what is known only once the framework's tensors are copied.
     """
 
     files: list[tuple[Path, Path]]
     facts: dict[str, Any]
+    complete: Callable[[], object] = bool
 
 
 def write_checkpoint(
@@ -76,14 +85,15 @@ def write_checkpoint(
     storage, group, rank = pending.storage, pending.storage_group, pending.ranks.rank
     parts = PartsWriter()
     rank_state: RankTree = {}
+    document = b""
     found = WrittenCheckpoint([], {})
 
     def write_alone() -> tuple[dict[str, str], float]:
-        nonlocal rank_state
+        nonlocal rank_state, document
         with capturing(pending.place):
             content.save(pending.place)
         rank_state = content.rank_state()
-        write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
+        document = write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
         return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
 
     def write_parts() -> None:
@@ -96,7 +106,12 @@ def write_checkpoint(
         facts = {"written": written[0][1], **content.describe(rank_state)}
         # Listed now: what a callback adds to the directory later is not part of the checkpoint.
         files = [(path, file) for path, file in layout.files(storage, pending.path) if owner(path) == rank]
-        found = WrittenCheckpoint(files, facts)
+        found = WrittenCheckpoint(files, facts, complete)
+
+    def complete() -> None:
+        fields = content.completed()
+        if fields:  # the rest may have changed since
+            pending.write_file(pending.directory / f"{rank_file('', rank)}.json", encoding.merged(document, fields))
 
     def owner(path: Path) -> int:
         wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)

@@ -74,7 +74,7 @@ def _shift(digit: npt.NDArray[np.uint32], by: npt.NDArray[np.uint32], key: np.ui
     hashed *= np.uint32(0x846CA68B)
     hashed ^= hashed >> np.uint32(16)
     digit += ((hashed.astype(np.uint64) * np.uint64(base)) >> np.uint64(32)).astype(np.uint32)
-    np.subtract(digit, np.uint32(base), out=digit, where=digit >= np.uint32(base))
+    np.minimum(digit, digit - np.uint32(base), out=digit)  # below the base, the difference is a huge number
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
-"""What is put into a tracked loader: its subclass, its iterator, its worker init and its collate function."""
+"""What is put into a tracked loader: its subclass and its iterator."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from resume_adapters.core.dataloader.elastic import ElasticStream, stream_of
-from resume_adapters.core.state import rng
+from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 
 
 class Tracker(Protocol):
@@ -81,51 +79,3 @@ class TrackedIterator:
 def are_kept(loader: Any) -> bool:
     """Return whether a loader's workers outlive its passes and are running."""
     return getattr(loader, "_iterator", None) is not None  # seam: torch 2.13, DataLoader
-
-
-class WorkerCollate:
-    """In a worker, sends with each batch the worker's random state after it, and how far its stream is."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
-        self._stream: ElasticStream | None = None
-        self._has_looked = False
-
-    def __call__(self, samples: Any) -> tuple[Any, int, Any, Any]:
-        from torch.utils.data import get_worker_info
-
-        batch = self.collate(samples)
-        worker = get_worker_info()
-        assert worker is not None
-        if not self._has_looked:  # once in each worker: the search goes through every object that the dataset wraps
-            self._stream, self._has_looked = stream_of(worker.dataset), True
-        progress = self._stream.reader_progress() if self._stream is not None else None
-        # Always whole: the batch that carried an earlier state may have been dropped with the rest of its pass.
-        return batch, worker.id, rng.pack_cpu(rng.capture_cpu()), progress
-
-
-class WorkerInit:
-    """In a new worker, restores the random state that its predecessor had.
-
-    Attributes:
-        states: the state of each predecessor, while workers are started that have one.
-    """
-
-    def __init__(self, init: Callable[[int], Any] | None) -> None:
-        self.init = init
-        self.states: dict[int, Any] = {}
-
-    @contextlib.contextmanager
-    def restoring(self, states: Mapping[int, Any]) -> Iterator[None]:
-        """Restore these states in the workers that are started while the context lasts."""
-        self.states = dict(states)
-        try:
-            yield
-        finally:
-            self.states = {}
-
-    def __call__(self, worker: int) -> None:
-        if self.init is not None:
-            self.init(worker)
-        if worker in self.states:
-            rng.restore_cpu(rng.unpack_cpu(self.states[worker]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.records import tree_of
 from resume_adapters.errors import NotRestored
 
 
@@ -17,19 +17,17 @@ class PrefetchReplay:
 
     Args:
         position: where the pass resumes.
-        generators: the generators that the user registered.
+        log: fetches the batches, and knows the generators that the user registered.
         changed_seeds: returns which seeds were different when the position was saved, in words.
 
     Attributes:
         is_over: every prefetched batch was fetched again, and the random state is the one saved with the position.
     """
 
-    def __init__(
-        self, position: LoaderPosition, generators: Mapping[str, GeneratorState], changed_seeds: Callable[[], str] = str
-    ) -> None:
+    def __init__(self, position: LoaderPosition, log: FetchLog, changed_seeds: Callable[[], str] = str) -> None:
         self.is_over = False
         self._position = position
-        self._generators = generators
+        self._log = log
         self._changed_seeds = changed_seeds
         self._rng_before = deque[Any](position.rng_before)
         self._left = position.prefetched
@@ -44,7 +42,8 @@ class PrefetchReplay:
         if self._rng_before:
             before = self._rng_before.popleft()
             rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
-            rng.restore_generators(before["registered"], self._generators)
+            rng.restore_generators(before["registered"], self._log.generators)
+            self._log.restore_content(before.get("content", []))
 
     def count(self, batch: Any) -> None:
         """Count a replayed batch; after the last one, verify it and restore the saved random state.
@@ -58,9 +57,10 @@ class PrefetchReplay:
             self._end()
 
     def _verify(self, batch: Any) -> None:
-        if self._position.proof is None:
+        proof = tree_of(self._position.proof)
+        if proof is None:
             return
-        index, digest = self._position.proof
+        index, digest = proof
         if encoding.digest_of(batch) != digest:
             seeds = self._changed_seeds()
             cause = (
@@ -76,5 +76,6 @@ class PrefetchReplay:
 
     def _end(self) -> None:
         if self._position.step is not None:
-            rng.restore_with(self._position.step, self._generators)
+            rng.restore_with(self._position.step, self._log.generators)
+        self._log.restore_attributes(self._position)
         self.is_over = True

@@ -5,20 +5,69 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
+from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.records import Record, Stored
+from resume_adapters.core.state.records import Deferred, Record, Stored
 from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.errors import NotSerialisable
 
 _WATCHED = 8
 """Fetches of a launch that are watched for random numbers."""
 
 _KEPT = 64
 """Least number of fetched batches whose random state is kept; no loader of the four frameworks prefetches more."""
+
+
+class BatchDigest(Deferred):
+    """The number of a batch in its pass, and its digest, which is computed when it is asked for.
+
+    Args:
+        number: the number.
+        batch: the batch. Where training changes one of its tensors before it is asked, its digest is not known.
+    """
+
+    def __init__(self, number: int, batch: Any) -> None:
+        self._number = number
+        self._tensors: list[tuple[Any, int]] = []
+        self._batch: Any = None
+        self._digest: str | None = None
+        try:
+            self._batch, self._is_deferred = self._copied(batch), True
+        except NotSerialisable:  # what may change unseen
+            self._digest, self._is_deferred = encoding.digest_of(batch), False
+
+    def _copied(self, value: Any) -> Any:
+        """Return a batch as it is, whatever is taken out of it later; its tensors are those of the batch.
+
+        Raises:
+            NotSerialisable: it holds what may change unseen.
+        """
+        if hasattr(value, "is_inference") and not value.is_inference():
+            self._tensors.append((value, value._version))
+            return value
+        if isinstance(value, Mapping):
+            return {key: self._copied(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            items = [self._copied(each) for each in value]
+            return items if isinstance(value, list) else tuple(items)
+        if value is None or type(value) in _FIXED:
+            return value
+        raise NotSerialisable(f"a {type(value).__name__} may change")
+
+    def to_tree(self) -> list[Any] | None:
+        """Return both; ``None`` where the digest is not known."""
+        digest = self._digest
+        if self._is_deferred and all(tensor._version == version for tensor, version in self._tensors):
+            digest = encoding.digest_of(self._batch)
+        return None if digest is None else [self._number, digest]
+
+
+_FIXED = frozenset((bool, int, float, str, bytes))
 
 
 @dataclass(kw_only=True)
@@ -44,6 +93,8 @@ class LoaderPosition(Record):
         batch_size: samples in a batch; ``None`` where the loader does not say.
         plain: the batches follow from their indices alone, so that any number of workers yields the same ones.
         as_made: the pass is one that the loader had begun when it was made, with the samplers that it had then.
+        attributes: what has changed on the samplers (``"order"``), and on the dataset and the collate function
+            (``"content"``); ``None`` where nothing has.
     """
 
     ended: bool
@@ -54,7 +105,7 @@ class LoaderPosition(Record):
     sampler: dict[str, Any] | None
     rng_before: Annotated[list[Any], Stored("before")]
     pool: dict[int, Any]
-    proof: list[Any] | None
+    proof: BatchDigest | list[Any] | None
     generators: dict[str, Any]
     step: dict[str, Any] | None
     elastic: dict[str, Any] | None
@@ -63,6 +114,11 @@ class LoaderPosition(Record):
     batch_size: int | None
     plain: bool = False
     as_made: bool = False
+    attributes: dict[str, Any] | None = None
+
+
+Before: TypeAlias = tuple[Any, dict[str, Any], list[Any]]
+"""The random state before a fetch, that of registered generators, and what has changed on the dataset."""
 
 
 class Fetch(NamedTuple):
@@ -70,13 +126,13 @@ class Fetch(NamedTuple):
 
     Attributes:
         number: its number in the pass.
-        before: the random state before the fetch; ``None`` with workers.
+        before: the random state before the fetch, and what has changed on the dataset; ``None`` with workers.
         worker: the worker that fetched it; ``None`` without workers.
         worker_state: the worker's random state after the fetch.
     """
 
     number: int
-    before: tuple[Any, dict[str, Any]] | None
+    before: Before | None
     worker: int | None
     worker_state: Any
 
@@ -127,6 +183,7 @@ class FetchLog:
     Args:
         loader: a ``torch.utils.data.DataLoader``.
         random_state: the random state that shapes the loader's order.
+        attributes: what changes on the loader's samplers, ``"order"``, and on the rest of it, ``"content"``.
 
     Attributes:
         fetched: batches fetched in this pass, counted from the start of its epoch.
@@ -137,7 +194,9 @@ class FetchLog:
         generators: the generators that the user registered.
     """
 
-    def __init__(self, loader: Any, random_state: LoaderRandomState) -> None:
+    def __init__(
+        self, loader: Any, random_state: LoaderRandomState, attributes: Mapping[str, LoaderAttributes]
+    ) -> None:
         from torch.utils.data import IterableDataset
 
         self.fetched = 0
@@ -146,6 +205,9 @@ class FetchLog:
         self.workers = WorkerStates(loader)
         self._loader = loader
         self._random_state = random_state
+        self._attributes = attributes
+        self._content = attributes["content"]
+        self._has_workers = bool(loader.num_workers)
         self.generators: Mapping[str, GeneratorState] = {}
         kept = max(_KEPT, 4 * loader.num_workers)
         self.elastic = elastic.find(loader, kept)
@@ -155,6 +217,7 @@ class FetchLog:
         held = [getattr(each, "__dict__", {}) for each in (loader.dataset, loader.collate_fn)]
         self._has_generators = any(rng.is_generator(value) for each in held for value in each.values())
         self._watched = 0
+        self._is_watching = True
         self._has_drawn = False
 
     def capture_generators(self, generators: Mapping[str, GeneratorState]) -> None:
@@ -175,7 +238,7 @@ class FetchLog:
             StopIteration: the pass has ended.
         """
         # Without workers the fetch itself may draw random numbers, so a prefetch must be repeatable.
-        before = None if self._loader.num_workers else (rng.capture_cpu(), rng.capture_generators(self.generators))
+        before = None if self._has_workers else self._before()
         try:
             batch = next(batches)
         except StopIteration:
@@ -184,23 +247,35 @@ class FetchLog:
         worker: int | None = None
         worker_state: Any = None
         progress: Any = None
-        if self._loader.num_workers:
+        if self._has_workers:
             batch, worker, worker_state, progress = batch
             self.workers.update(worker, worker_state)
         elif self.elastic:
             progress = self.elastic.reader_progress()
         if self.elastic:
             self.elastic.add(self.fetched, progress)
-        self._watch(before, worker_state, worker)
+        if before[2] if before is not None else len(worker_state) == WITH_CHANGES:
+            self._has_drawn = True
+        if self._is_watching:
+            self._watch(before, worker_state, worker)
         self._recent.append(Fetch(self.fetched, before, worker, worker_state))
         self._last_batch = batch
         self.fetched += 1
         return batch
 
-    def _watch(self, before: tuple[Any, dict[str, Any]] | None, worker_state: Any, worker: int | None) -> None:
-        """Look whether a fetch drew random numbers: of the first in a pass, the sampler may."""
-        if self._has_drawn or self._watched >= _WATCHED or self.fetched == self._begun:
-            return
+    def _before(self) -> Before:
+        """Return what a fetch in this process may draw from or change."""
+        registered = rng.capture_generators(self.generators) if self.generators else {}
+        return rng.capture_cpu(), registered, self._content.capture()
+
+    def _watch(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
+        """Look whether one of the first fetches drew random numbers or changed an object."""
+        looks_again = self._content.look_early("fetch")
+        if not self._has_drawn and self.fetched > self._begun:  # in the first of a pass, the sampler may draw
+            self._watch_generators(before, worker_state, worker)
+        self._is_watching = looks_again or not (self._has_drawn or self._watched >= _WATCHED)
+
+    def _watch_generators(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
         if before is not None:
             after = rng.cpu_to_tree(rng.capture_cpu())
             self._watched += 1
@@ -216,21 +291,19 @@ class FetchLog:
         """Whether the loader would yield the same batches with any number of workers, if no fetch draws."""
         return not (self.is_stream or self.elastic or self.workers.are_kept or self.generators or self._has_generators)
 
-    def position(self, consumed: int, sampler: dict[str, Any] | None) -> LoaderPosition:
+    def position(self, consumed: int, sampler: dict[str, Any] | None, *, as_made: bool) -> LoaderPosition:
         """Return the position after ``consumed`` batches of this pass, with the current random state.
 
         Args:
             consumed: batches that completed steps have used; at most those fetched.
             sampler: the random state with which the sampler began this pass.
+            as_made: the pass is one that the loader had begun when it was made.
         """
         assert consumed <= self.fetched, f"{consumed} batches used, {self.fetched} fetched"
-        prefetched = [fetch for fetch in self._recent if fetch.number >= consumed]
+        prefetched = list(itertools.takewhile(lambda fetch: fetch.number >= consumed, reversed(self._recent)))[::-1]
         ended = self.exhausted and not prefetched
         start = consumed if ended else self.replay_start(consumed)
-        digest = encoding.digest_of(self._last_batch) if prefetched else None
-        between = self.position_between()
-        return replace(
-            between,
+        return self._position(
             ended=ended,
             consumed=consumed,
             start=start,
@@ -239,13 +312,14 @@ class FetchLog:
             sampler=sampler,
             rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
             pool=self._worker_states_at(start),
-            proof=None if digest is None else [self.fetched - 1, digest],
-            elastic=self.elastic.position(consumed, start) if self.elastic and not ended else between.elastic,
+            proof=BatchDigest(self.fetched - 1, self._last_batch) if prefetched else None,
+            elastic=self.elastic.position(consumed, start) if self.elastic and not ended else self._elastic_end(),
+            as_made=as_made,
         )
 
     def position_between(self) -> LoaderPosition:
         """Return the position between two passes, with the current random state."""
-        return LoaderPosition(
+        return self._position(
             ended=True,
             consumed=0,
             start=0,
@@ -255,14 +329,49 @@ class FetchLog:
             rng_before=[],
             pool=self.workers.between_passes(),
             proof=None,
+            elastic=self._elastic_end(),
+            as_made=False,
+        )
+
+    def _elastic_end(self) -> dict[str, Any] | None:
+        return self.elastic.end() if self.elastic else None
+
+    def _position(self, **of_pass: Any) -> LoaderPosition:
+        return LoaderPosition(
             generators=self._random_state.generators(),
             step=rng.capture_with(self.generators),
-            elastic=self.elastic.end() if self.elastic else None,
             workers=self._loader.num_workers,
             length=length_of(self._loader.dataset),
             batch_size=batch_size(self._loader),
             plain=self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
+            attributes=self._changed_attributes(),
+            **of_pass,
         )
+
+    def _changed_attributes(self) -> dict[str, Any] | None:
+        for each in self._attributes.values():
+            each.look_early("position")
+        found = {name: each.capture() for name, each in self._attributes.items()}
+        return found if any(found.values()) else None
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What changes on the dataset or the collate function and is not captured: paths, with names of types."""
+        return self._attributes["content"].missing
+
+    def content(self) -> list[Any]:
+        """Return what has changed on the dataset and the collate function by now, where a pass begins."""
+        self._attributes["content"].look()
+        return self._attributes["content"].capture()
+
+    def restore_content(self, saved: list[Any]) -> None:
+        """Restore what :meth:`content` returned."""
+        self._attributes["content"].restore(saved)
+
+    def restore_attributes(self, position: LoaderPosition) -> None:
+        """Restore what has changed on the loader's objects, as it was when a position was captured."""
+        for name, saved in (position.attributes or {}).items():
+            self._attributes[name].restore(saved)
 
     def replay_start(self, consumed: int) -> int:
         """Return the batch from which to fetch again, so that each worker fetches the batches that it had fetched."""
@@ -281,14 +390,17 @@ class FetchLog:
     def _worker_states_at(self, index: int) -> dict[int, Any]:
         """Return each worker's random state before its first batch at or after ``index``."""
         states = dict(self.workers.at_start)
+        if not self._loader.num_workers:
+            return states
         for fetch in self._recent:
             if fetch.number < index and fetch.worker is not None:
                 states[fetch.worker] = fetch.worker_state
         return states
 
 
-def _before_to_tree(before: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
-    return {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
+def _before_to_tree(before: Before) -> dict[str, Any]:
+    tree = {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
+    return {**tree, "content": before[2]} if before[2] else tree
 
 
 def batch_size(loader: Any) -> int | None:

@@ -3,38 +3,55 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from resume_adapters.core.dataloader.attributes import LoaderAttributes
 from resume_adapters.core.state import rng
+from resume_adapters.core.state.captured import Captured
 
 
 class LoaderRandomState:
-    """The random state that shapes a loader's order: the CPU's generators, and those that belong to the loader.
+    """What shapes a loader's order: the CPU's generators, those that belong to the loader, what its samplers hold.
 
     Args:
         loader: a ``torch.utils.data.DataLoader``.
+        attributes: those of its samplers; ``None`` for a loader that is not tracked.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, attributes: LoaderAttributes | None = None) -> None:
         self._loader = loader
+        self._attributes = attributes
+        self._edges: list[_Edge] | None = None
 
     def capture(self) -> dict[str, Any]:
         """Return the current state."""
-        return {"cpu": rng.cpu_to_tree(rng.capture_cpu()), "generators": self.generators()}
+        self._edges = None
+        state = Captured(cpu=rng.cpu_to_tree(rng.capture_cpu()), generators=self.generators())
+        if self._attributes is not None:
+            self._attributes.look()
+            if attributes := self._attributes.capture():
+                state["attributes"] = attributes
+        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`capture` returned."""
         rng.restore_cpu(rng.cpu_from_tree(state["cpu"]))
         self.restore_generators(state["generators"])
+        if self._attributes is not None:
+            self._attributes.restore(state.get("attributes", []))
 
     def generators(self) -> dict[str, Any]:
         """Return the state of the loader's own generators, by the path at which each was found."""
-        return {path: generator.get_state() for path, generator in _generators(self._loader).items()}
+        edges = self._edges
+        if edges is None or not _are_there(edges):  # a search at each step would cost more than all else
+            edges = self._edges = list(_edges(self._loader, _HELD, "", _DEPTH))
+        return {path: generator.get_state() for path, generator in _generators(self._loader, edges).items()}
 
     def restore_generators(self, states: dict[str, Any]) -> None:
         """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
-        for path, generator in _generators(self._loader).items():
+        edges = list(_edges(self._loader, _HELD, "", _DEPTH))
+        for path, generator in _generators(self._loader, edges).items():
             if path in states:
                 generator.set_state(states[path])
 
@@ -48,10 +65,12 @@ class TrackedSampler:
 
     Attributes:
         after_first: the random state after the first index of a resumed pass.
+        on_resumed: is called when a pass that resumes has drawn its order again.
     """
 
     def __init__(self, random_state: LoaderRandomState, inner: Any) -> None:
         self.after_first: dict[str, Any] | None = None
+        self.on_resumed: Callable[[], None] = _do_nothing
         self._random_state = random_state
         self._inner = inner
         self._at_iter: dict[str, Any] | None = None
@@ -119,9 +138,15 @@ class TrackedSampler:
         self.after_first = self._random_state.capture()
         if self._is_mid_pass:  # the sampler drew its numbers at the start of the pass; the batch draws its own here
             rng.restore_cpu(now)
+        on_resumed, self.on_resumed = self.on_resumed, _do_nothing
+        on_resumed()
         if first is not None:
             yield first
             yield from inner
+
+
+def _do_nothing() -> None:
+    """No-op, where nothing else is to be restored."""
 
 
 class _Indices:
@@ -149,22 +174,57 @@ _DEPTH = 4
 """How deep nested samplers are searched; the limit ends the search of a sampler that holds itself."""
 
 
-def _generators(loader: Any) -> dict[str, Any]:
+class _Edge(NamedTuple):
+    """A sampler that a loader or another sampler holds.
+
+    Attributes:
+        path: its path from the loader.
+        holder: what holds it.
+        names: the attributes that lead to it.
+        inner: the sampler.
+    """
+
+    path: str
+    holder: Any
+    names: tuple[str, ...]
+    inner: Any
+
+
+def _are_there(edges: Sequence[_Edge]) -> bool:
+    """Return whether the samplers are still held where they were found."""
+    for _, holder, names, inner in edges:
+        found = getattr(holder, names[0], None) if len(names) == 1 else _attribute(holder, names)
+        if found is not inner:
+            return False
+    return True
+
+
+def samplers_of(loader: Any) -> dict[str, Any]:
+    """Return the samplers of a loader, and those nested in them, by path."""
+    return {each.path: each.inner for each in _edges(loader, _HELD, "", _DEPTH)}
+
+
+def _generators(loader: Any, edges: Sequence[_Edge]) -> dict[str, Any]:
     """Return the ``torch.Generator`` objects of a loader and its samplers, by the path at which each was found."""
     found: dict[str, Any] = {}
-    for path, holder in [("loader", loader), *_samplers(loader, _HELD, "", _DEPTH)]:
+    for path, holder in [("loader", loader), *((each.path, each.inner) for each in edges)]:
         generator = getattr(holder, "generator", None)
         if hasattr(generator, "get_state") and not any(generator is other for other in found.values()):
             found[path] = generator
     return found
 
 
-def _samplers(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the samplers of a loader or a sampler, and those nested in them, each with its path."""
+def _edges(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[_Edge]:
+    """Yield the samplers of a loader or a sampler, and those nested in them."""
     for attribute in attributes if depth else ():
-        inner = holder
-        for name in attribute.split("."):
-            inner = getattr(inner, name, None)
+        names = tuple(attribute.split("."))
+        inner = _attribute(holder, names)
         if inner is not None:
-            yield f"{path}{attribute}", inner
-            yield from _samplers(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)
+            yield _Edge(f"{path}{attribute}", holder, names, inner)
+            yield from _edges(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)
+
+
+def _attribute(holder: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        holder = getattr(holder, name, None)
+    return holder

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from resume_adapters.core.dataloader.instrument import TrackedIterator, WorkerCollate, WorkerInit, tracked_class
+from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of
+from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
 from resume_adapters.core.dataloader.next_pass import (
     AfterEnd,
     AlreadyMade,
@@ -34,7 +35,8 @@ from resume_adapters.core.dataloader.next_pass import (
 )
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition, batch_size, length_of
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, samplers_of
+from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
@@ -107,8 +109,10 @@ class TrackedLoader:
         self.loader = loader
         self.workers: int = loader.num_workers
         self.passes = 0
-        self._random_state = LoaderRandomState(loader)
-        self._log = FetchLog(loader, self._random_state)
+        order = LoaderAttributes(samplers_of(loader), without=[loader.dataset])  # a sampler may hold it
+        content = LoaderAttributes(content_of(loader.dataset, loader.collate_fn))
+        self._random_state = LoaderRandomState(loader, order)
+        self._log = FetchLog(loader, self._random_state, {"order": order, "content": content})
         self._made: AlreadyMade | None = getattr(loader, "resume_made", None)
         self._is_as_made = False
         self._next_pass: NextPass = self._first_pass()
@@ -120,8 +124,8 @@ class TrackedLoader:
         self._show_skipping: ShowSkipping = _show_nothing
         self._digests: deque[str] | None = None
         if self.workers:
+            self._worker_init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn, loader.collate_fn)
             loader.collate_fn = WorkerCollate(loader.collate_fn)
-            self._worker_init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn)
         loader.__class__ = tracked_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_tracked = self
 
@@ -177,6 +181,11 @@ class TrackedLoader:
         return self._log.exhausted
 
     @property
+    def missing(self) -> dict[str, str]:
+        """What changes on the dataset or the collate function and is not captured: paths, with names of types."""
+        return self._log.missing
+
+    @property
     def batch_size(self) -> int | None:
         """Samples in a batch of the loader; ``None`` where it does not say."""
         return batch_size(self.loader)
@@ -192,8 +201,8 @@ class TrackedLoader:
         Args:
             consumed: batches that completed steps have used; at most those fetched.
         """
-        position = self._log.position(consumed, self._sampler.began_with() if self._sampler else None)
-        return replace(position, as_made=self._is_as_made)
+        sampler = self._sampler.began_with() if self._sampler else None
+        return self._log.position(consumed, sampler, as_made=self._is_as_made)
 
     def position_between(self) -> LoaderPosition:
         """Return the position between two passes, with the current random state."""
@@ -351,6 +360,7 @@ class TrackedLoader:
         assert isinstance(after, AfterEnd), "in the middle of a pass its first batches restore the random state"
         position = after.position
         self._random_state.restore_generators(position.generators)
+        self._log.restore_attributes(position)
         self._seek(position)
         if process:
             assert position.step is not None, "a position that was saved"
@@ -412,9 +422,14 @@ class TrackedLoader:
             return self._begin_as_made(make, beginning)
         workers = self._log.workers
         if not workers.are_running:
-            workers.restore(self._random_state.capture(), {})
+            workers.restore(self._spawn_state(), {})
         workers.begin_pass()
         return make()
+
+    def _spawn_state(self) -> dict[str, Any]:
+        """Return what workers start with that are started now: each has a copy of the dataset as it is."""
+        content = self._log.content()
+        return {**self._random_state.capture(), **({"content": content} if content else {})}
 
     def _begin_as_made(self, make: Callable[[], Iterator[Any]], made: AlreadyMade) -> Iterator[Any]:
         now = self._random_state.capture()
@@ -435,20 +450,23 @@ class TrackedLoader:
         return inner
 
     def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
-        self._replay = PrefetchReplay(position, self._log.generators, self._changed_seeds)
+        replay = self._replay = PrefetchReplay(position, self._log, self._changed_seeds)
         self._is_as_made = position.as_made
-        self._log.workers.restore(position.spawn or self._random_state.capture(), position.pool)
+        self._log.workers.restore(position.spawn or self._spawn_state(), position.pool)
         self._log.begin(position.start)
         was_sought = self._seek(position)
         if not self._log.is_stream:
             skip = 0 if was_sought else position.start
-            self._tracked_sampler().resume_at(skip, position.sampler, is_mid_pass=position.start > 0)
+            sampler = self._tracked_sampler()
+            sampler.resume_at(skip, position.sampler, is_mid_pass=position.start > 0)
+            # Where nothing was prefetched the sampler draws its order last, and with it come its attributes of then.
+            sampler.on_resumed = lambda: self._log.restore_attributes(position) if replay.is_over else None
         inner = self._start_workers(make)
         skipped = range(position.consumed - position.start)
         for _ in self._show_skipping(skipped) if self._log.is_stream and not was_sought else skipped:
             self._on_skip()
             self._log.fetch(inner)
-        self._replay.begin()
+        replay.begin()
         return inner
 
     def _seek(self, position: LoaderPosition) -> bool:
@@ -465,6 +483,7 @@ class TrackedLoader:
         workers.begin_pass()
         assert workers.spawn is not None
         self._random_state.restore(workers.spawn)
+        self._log.restore_content(workers.spawn.get("content", []))
         with contextlib.ExitStack() as stack:
             for holder, sampler in self._made.samplers if self._made and self._is_as_made else ():
                 stack.enter_context(replaced(holder, "sampler", sampler))
@@ -473,17 +492,15 @@ class TrackedLoader:
             return make()
 
     def _next(self, inner: Iterator[Any]) -> Any:
-        batch = self._fetch(inner)
+        replay = self._replay
+        if replay is None or replay.is_over:
+            batch = self._log.fetch(inner)
+        else:
+            replay.prepare()
+            batch = self._log.fetch(inner)
+            replay.count(batch)
         if self._digests is not None:
             self._digests.append(value_digest(batch))
-        return batch
-
-    def _fetch(self, inner: Iterator[Any]) -> Any:
-        if self._replay is None or self._replay.is_over:
-            return self._log.fetch(inner)
-        self._replay.prepare()
-        batch = self._log.fetch(inner)
-        self._replay.count(batch)
         return batch
 
     # ---- The sampler

@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,13 +36,14 @@ class Place:
         code: what is running.
         line: the line at which it is.
         data: the variables that hold data now.
-        objects: the variables that hold objects of the script's own classes, with their attributes now.
+        objects: the variables that hold objects of the script's own classes, with their attributes now. The script may
+            let go of them.
     """
 
     code: CodeType
     line: int
     data: frozenset[str]
-    objects: dict[str, tuple[Any, dict[str, Any]]]
+    objects: dict[str, tuple[weakref.ref[Any], dict[str, Any]]]
 
 
 def calling_script() -> list[Place]:
@@ -51,10 +54,23 @@ def calling_script() -> list[Place]:
         if _is_of_script(frame.f_code.co_filename):
             held = frame.f_locals
             data = frozenset(name for name, value in held.items() if _is_data(value))
-            objects = {name: (each, _attributes(each)) for name, each in held.items() if _is_own(each)}
+            objects = {name: (weakref.ref(each), _attributes(each)) for name, each in held.items() if _is_own(each)}
             found.append(Place(frame.f_code, frame.f_lineno, data, objects))
+            _release(held, frame.f_code)
         frame = frame.f_back
     return found
+
+
+def _release(held: Any, code: CodeType) -> None:
+    """Empty the copy that Python before 3.13 keeps of a function's variables once they were looked at.
+
+    Else the batch and the outputs of this step stay in memory for the life of the function. A script that holds the
+    copy itself, by ``locals()``, keeps it.
+    """
+    of_frame_and_callers = 4
+    is_copy = isinstance(held, dict) and bool(code.co_flags & CO_OPTIMIZED)
+    if is_copy and sys.getrefcount(held) == of_frame_and_callers:
+        held.clear()
 
 
 def carried(places: list[Place]) -> list[str]:
@@ -68,8 +84,9 @@ def changed(places: list[Place]) -> list[str]:
 
 
 def _changed_at(place: Place) -> Iterator[str]:
-    for name, (each, before) in place.objects.items():
-        for attribute, value in _attributes(each).items():
+    for name, (reference, before) in place.objects.items():
+        each = reference()
+        for attribute, value in _attributes(each).items() if each is not None else ():
             if attribute not in before or before[attribute] != value:
                 yield f"`{name}.{attribute}` (of a {type(each).__name__})"
 
@@ -83,7 +100,7 @@ def _is_own(each: Any) -> bool:
     kind = type(each)
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
     known = callable(each) or any(hasattr(kind, name) for name in ("state_dict", "__iter__", "__getitem__"))
-    return _is_of_script(file) and hasattr(each, "__dict__") and not known
+    return _is_of_script(file) and hasattr(each, "__dict__") and hasattr(each, "__weakref__") and not known
 
 
 def _attributes(each: Any) -> dict[str, Any]:
@@ -99,7 +116,7 @@ def _carried_at(place: Place) -> Iterator[str]:
     run = _receiver(loops[-1], place.line)
     values: dict[str, ast.expr] = {}
     lines: dict[str, int] = {}
-    for node in _within(scope):
+    for node in _leading_to(scope, place.line):
         for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
             values[name], lines[name] = value, getattr(node, "lineno", 0)
     for name in [each for each in values if each in place.data]:
@@ -157,6 +174,19 @@ def _within(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _within(node)
 
 
+def _leading_to(scope: ast.AST, line: int) -> Iterator[ast.AST]:
+    """Yield what :func:`_within` does, without the branches of conditions that exclude the one with the line."""
+    children = list(ast.iter_child_nodes(scope))
+    if isinstance(scope, ast.If):
+        arms = [scope.body, scope.orelse]
+        there = [arm for arm in arms if any(_holds(node, line) for node in arm)]
+        children = [scope.test, *(node for arm in there or arms for node in arm)]
+    for node in children:
+        yield node
+        if not isinstance(node, _SCOPES):
+            yield from _leading_to(node, line)
+
+
 def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names that a statement assigns, each with its value, or with that of the whole statement."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -181,9 +211,12 @@ def _is_carried(loop: ast.For | ast.While, name: str, *, grows: bool) -> bool:
     nodes = [node for node in _within(loop) if _names(node, name)]
     if not any(_is_change(node, name) and (grows or not _is_growth(node, name)) for node in nodes):
         return False
-    assigned = next((each for each in _unconditional(loop) if name in _assigned(each)), None)
-    reads = [node for node in nodes if _is_read(node, name)]
-    return any(assigned is None or _comes_before(node, assigned) for node in reads)
+    given: set[ast.AST] = set()
+    for inner in [loop, *(node for node in _within(loop) if isinstance(node, _LOOPS))]:
+        assigned = next((each for each in _unconditional(inner) if name in _assigned(each)), None)
+        if assigned is not None:
+            given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
+    return any(_is_read(node, name) for node in nodes if node not in given)
 
 
 def _names(node: ast.AST, name: str) -> bool:
@@ -226,6 +259,8 @@ def _assigned(node: ast.stmt) -> set[str]:
 def _comes_before(node: Any, assigned: Any) -> bool:
     """Return whether a node is evaluated before a statement assigns: it precedes it, or is within its value."""
     if isinstance(assigned, ast.For | ast.While):
+        return False
+    if not hasattr(node, "lineno"):  # an operator, for example
         return False
     within = any(each is node for each in ast.walk(assigned.value))
     return within or bool((node.lineno, node.col_offset) < (assigned.lineno, assigned.col_offset))

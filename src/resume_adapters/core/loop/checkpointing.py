@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.loop.carried import Place, calling_script, carried, changed
@@ -16,9 +16,11 @@ from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.loop.windows import StepWindows, counted_from_zero
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
+from resume_adapters.core.state.records import FRESH
 from resume_adapters.core.state.stateful import Stateful, StaticState
 
 _NO_LOADER = (
@@ -52,7 +54,7 @@ class LoopRankState(RankState):
     loaders: list[PassState]
     losses: LossSum
     framework: dict[str, Any]
-    rng: dict[str, Any]
+    rng: Annotated[dict[str, Any], FRESH]
     windows: list[int] | None = None
     memory: dict[str, Any] | None = None
 
@@ -142,24 +144,46 @@ class LoopCheckpointing:
         if self._script is None:
             self._script = calling_script()
 
-    def save(self, epoch: int, step: int) -> None:
+    def save(self, epoch: int, step: int, *, to_memory: bool = False) -> None:
         """Save a checkpoint. Every rank calls it, with no gradients held.
 
         Args:
             epoch: the epoch that is running, from 0.
             step: optimizer steps completed.
+            to_memory: to memory alone. What is the best is then left to the next save.
 
         Raises:
             UnsupportedSetting: the script has evaluated, and the policy ranks by what it was never given.
         """
         self._framework.begin_save()
-        if self.metrics.has_evaluated:
-            self._session.require_metrics(self.metrics.names)
         self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
+        if to_memory:
+            self._session.save(name, step, self, to_memory=True)
+            return
+        if self.metrics.has_evaluated:
+            self._session.require_metrics(self.metrics.names)
         self.metrics.assign_best(name)
         self._session.save(name, step, self)
         self.metrics.begin_manifest()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the loop is within a restartable block, where :meth:`keep` holds the state."""
+        return self._session.held is not None
+
+    def keep(self, epoch: int, step: int) -> None:
+        """Hold the state of now, within a restartable block. Every rank calls it, with no gradients held.
+
+        Args:
+            epoch: the epoch that is running, from 0.
+            step: optimizer steps completed.
+        """
+        if not self.holds:
+            return
+        self._framework.begin_save()
+        self._epoch, self._step = epoch, step
+        self._session.keep(step, self, SaveForm(self._framework.checkpoint_name(step), place=f"in epoch {epoch}"))
 
     def rank_state(self) -> LoopRankState:
         """Return what this rank saves for itself."""
@@ -179,7 +203,7 @@ class LoopCheckpointing:
         return {"metrics": StaticState(self.metrics.best().to_tree())}
 
     def describe(self) -> list[PartEntry]:
-        """Return an entry for each part of the loop, and for generators that nobody captures."""
+        """Return an entry for each part of the loop, and for what the script carries that nobody captures."""
         counted = {"counters": "epoch, step, running loss", "metrics": "best values, and which checkpoint has them"}
         entries = self._session.part_entries.captured(self._framework.parts(), **counted)
         if self._counted is None and self._handed:
@@ -194,7 +218,7 @@ class LoopCheckpointing:
         names = [*(self._carried or []), *changed(self._script or [])]
         if names:
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
-        return [*entries, *self.passes.missing()]
+        return entries
 
     def facts(self) -> CheckpointFacts:
         """Return what the manifest says of this checkpoint."""

@@ -10,12 +10,14 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
@@ -70,6 +72,10 @@ class LoopFramework(abc.ABC):
 
     # ---- Steps and data
 
+    def models(self) -> Iterable[Any]:
+        """Return the modules that are trained."""
+        return self.trained().modules
+
     @abc.abstractmethod
     def trained(self) -> Trained:
         """Return what is trained, as far as the framework saves it."""
@@ -123,6 +129,10 @@ class LoopFramework(abc.ABC):
     # ---- Saving
 
     @abc.abstractmethod
+    def loaded_files(self, directory: Path) -> Iterable[Path]:
+        """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
+
+    @abc.abstractmethod
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the models that are trained."""
 
@@ -133,6 +143,10 @@ class LoopFramework(abc.ABC):
     def begin_save(self) -> None:
         """Find out what :meth:`parts` must know of all ranks. Every rank calls it before each save."""
         return
+
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return how saves are copied. By default no optimizer is named, so that each step waits for the copy."""
+        return StagingOptions(stage)
 
     @abc.abstractmethod
     def save(self, directory: Path) -> None:
@@ -158,6 +172,10 @@ class LoopFramework(abc.ABC):
         """Return what is sharded over the ranks, such as shards of weights, by the name of the component."""
         return {}
 
+    def unreplicated(self) -> str:
+        """Return which state a process has alone, and no other could write in its place; empty: none."""
+        return ""
+
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
         return ()
@@ -169,6 +187,10 @@ class LoopFramework(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""
+
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on: this process was forked to write what that one held."""
+        return
 
     # ---- Loading
 

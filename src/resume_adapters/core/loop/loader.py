@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from resume_adapters.core.dataloader.progress import length_of
+from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.loop.windows import other_length
 from resume_adapters.core.session.context import RestoreContext
@@ -173,8 +173,10 @@ class LoopLoader:
     @property
     def end_of_pass(self) -> int | None:
         """Batches after which this pass is over; ``None`` where that is not known."""
-        known = [each for each in (self.length, self._limit) if each is not None]
-        return min(known, default=None)
+        length, limit = self.length, self._limit
+        if length is None or limit is None:
+            return limit if length is None else length
+        return min(length, limit)
 
     def count_external(self) -> bool:
         """Count a batch of a loader that the script iterates over itself; return whether the next pass has begun."""
@@ -198,12 +200,21 @@ class LoopLoader:
         """Open a pass again that the script has left early."""
         self.number = number
 
-    def state(self, loaders: LoaderRestorer, *, made_in_loop: bool = False) -> PassState:
+    def state(
+        self,
+        loaders: LoaderRestorer,
+        *,
+        made_in_loop: bool = False,
+        begun: int | None = None,
+        alike: Callable[[LoaderPosition], list[int] | None] = lambda position: None,
+    ) -> PassState:
         """Return where the loader is; the count of what the framework wraps around it is the framework's.
 
         Args:
             loaders: restores the torch loader beneath.
             made_in_loop: it did not exist yet when the loop began.
+            begun: the passes over it that the framework has counted.
+            alike: counts the loaders that have the shape of a position, as :attr:`PassState.alike` says.
         """
         if self._restored is not None:  # restored, and not yet begun
             return self._restored
@@ -222,6 +233,8 @@ class LoopLoader:
             is_reused=self.is_reused,
             made_in_loop=made_in_loop,
             left_at=self._left_at,
+            alike=alike(position),
+            begun=begun,
         )
 
     def restore(

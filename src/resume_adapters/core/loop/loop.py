@@ -65,7 +65,7 @@ class ResumableLoop:
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
-        self._due = False
+        self._due = self._is_due_in_memory = False
         self._has_moved = False
         self._is_accumulating = False
         self._over = False
@@ -274,6 +274,7 @@ class ResumableLoop:
         self.global_step += 1
         decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
         self._due = self._due or decision.save or decision.stop
+        self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
         if not self._passes.are_open:
             self._end_of_body()
 
@@ -337,16 +338,22 @@ class ResumableLoop:
         """
         if self._is_through() and self._run.last_commit != self.global_step:
             self._due = True
-        if self._due and not (self._is_accumulating or self._framework.is_accumulating()):
+        is_due = self._due or self._is_due_in_memory
+        if not (is_due or self._checkpointing.holds) or self._is_accumulating or self._framework.is_accumulating():
+            return
+        self._checkpointing.keep(self.epoch, self.global_step)
+        if is_due:
             if asked is not None and not self._is_through():
                 asked.fetch_ahead()
-            self._save()
+            self._save(to_memory=not self._due)
             if self._session.stopping:
                 self._run.leave(self.global_step, self._fraction())
 
-    def _save(self) -> None:
-        self._due = self._has_moved = False
-        self._checkpointing.save(self.epoch, self.global_step)
+    def _save(self, *, to_memory: bool = False) -> None:
+        self._is_due_in_memory = False
+        if not to_memory:
+            self._due = self._has_moved = False
+        self._checkpointing.save(self.epoch, self.global_step, to_memory=to_memory)
 
     def _fraction(self) -> float:
         return self.epoch + self._passes.fraction

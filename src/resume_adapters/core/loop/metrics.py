@@ -52,9 +52,10 @@ class LoopMetrics:
             value = loss.detach() if hasattr(loss, "detach") else loss
             self._losses = LossSum(self._losses.count + 1, self._losses.sum + value)
             self._current["loss"] = value
+            self.names.add("loss")
         if metrics:
             self._current.update(metrics)
-        self.names |= self._current.keys()
+            self.names.update(metrics)
 
     def begin_epoch(self) -> None:
         """Begin a new mean of the losses."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
@@ -111,7 +110,8 @@ class EpochPasses:
 
     def leave(self, loader: LoopLoader) -> None:
         """Remember which passes are open when the script leaves one early, and where."""
-        loader.leave()
+        if loader in self._open:  # not with its epoch
+            loader.leave()
         self._left = self._left or [(each, each.number) for each in self._open]
 
     def reopen(self) -> None:
@@ -127,7 +127,10 @@ class EpochPasses:
             self._open.remove(loader)
 
     def end_epoch(self) -> None:
-        """Begin to number the passes of the next epoch."""
+        """Begin to number the passes of the next epoch; those that the script still holds are over."""
+        for loader in self._open:
+            loader.leave()
+            loader.end()
         self.begun = self._saved_begun = 0
         self._epoch += 1
         self._open, self._left = [], []
@@ -146,14 +149,18 @@ class EpochPasses:
     @property
     def fraction(self) -> float:
         """The fraction of the epoch that is done, by the first open loader; 0.0 where its length is not known."""
-        loader = self._external or next(iter(self._open), None)
-        return loader.consumed / loader.end_of_pass if loader is not None and loader.end_of_pass else 0.0
+        loader = self._external or (self._open[0] if self._open else None)
+        end = None if loader is None else loader.end_of_pass
+        return loader.consumed / end if loader is not None and end else 0.0
 
     @property
     def may_be_last(self) -> bool:
         """Whether the running batch is, or may be, the last of its pass."""
-        loader = self._external or next(iter(self._open), None)
-        return loader is not None and (loader.end_of_pass is None or loader.consumed >= loader.end_of_pass)
+        loader = self._external or (self._open[0] if self._open else None)
+        if loader is None:
+            return False
+        end = loader.end_of_pass
+        return end is None or loader.consumed >= end
 
     # ---- Where the loop cannot be wrapped
 
@@ -187,11 +194,15 @@ class EpochPasses:
         return [*unseen, *map(self._state, self._loaders)]
 
     def _state(self, loader: LoopLoader) -> PassState:
-        state = loader.state(self._session.loaders, made_in_loop=self._made_in_loop(loader))
+        def alike(position: LoaderPosition) -> list[int]:
+            return [1 + others for others in self._count_alike(loader, position)]
+
+        begun = self._framework.passes_begun(loader.prepared)
+        made_in_loop = self._made_in_loop(loader)
+        state = loader.state(self._session.loaders, made_in_loop=made_in_loop, begun=begun, alike=alike)
         if state.position is None or state.alike is not None:
             return state
-        alike = [1 + others for others in self._count_alike(loader, state.position)]
-        return replace(state, alike=alike, begun=self._framework.passes_begun(loader.prepared))
+        return replace(state, alike=alike(state.position), begun=begun)  # restored from an older version's
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.
@@ -212,15 +223,6 @@ class EpochPasses:
     def restore_foreign(self, consumed: int) -> None:
         """Let the first pass begin after some batches; nothing more is known."""
         self._saved = [PassState(position=None, consumed=consumed, global_batch=0, samples=0, number=0)]
-
-    def missing(self) -> list[PartEntry]:
-        """Return an entry for each generator of a loader's dataset that is no part of the state."""
-        found = []
-        for loader in self._loaders:
-            beneath = loader.tracked.loader
-            places = {"dataset": beneath.dataset, "collate_fn": beneath.collate_fn}
-            found += self._session.part_entries.missing_generators(places)
-        return found
 
     # ---- Which saved loader is which
 

@@ -1,8 +1,9 @@
 """The operations that adapters call: open a run directory, begin, save, end a step, prune, stop, close.
 
-A :class:`ResumableRun` is one start of a run directory, on all its ranks. It holds no logic of its own: see
-:mod:`~resume_adapters.core.run.takeover` for a start, :mod:`~resume_adapters.core.checkpoint.writer` and
-:mod:`~resume_adapters.core.saving.background` for a save, :mod:`~resume_adapters.core.run.step_control` for the rest.
+A :class:`ResumableRun` is one start of a run directory, on all its ranks. It makes its collaborators, writes the
+status, and leaves. How it starts is in :mod:`~resume_adapters.core.run.takeover`, how it saves in
+:mod:`~resume_adapters.core.run.saver`, what it does at the end of a step in
+:mod:`~resume_adapters.core.run.step_control`.
 An error of a background commit is raised by the next :meth:`ResumableRun.save` or :meth:`ResumableRun.flush`, which
 every rank calls at the same place.
 """
@@ -10,30 +11,31 @@ every rank calls at the same place.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
-from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
+from resume_adapters.core.checkpoint.latest import Pointer
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.retention import KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
-from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
+from resume_adapters.core.checkpoint.writer import CheckpointContent
+from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.ranks import Ranks, current_ranks
+from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import require_platform, require_type
 from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.monitor import THREAD_NAME
+from resume_adapters.core.run.ownership import Ownership
 from resume_adapters.core.run.progress import Progress
+from resume_adapters.core.run.saver import Saver
 from resume_adapters.core.run.step_control import Decision, StepControl
 from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.control import ControlDirectory
@@ -41,20 +43,20 @@ from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.room import warn_if_short
 from resume_adapters.core.run_directory.status import RunState, RunStatus
-from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.saving.background import ThreadSaveEngine
-from resume_adapters.core.saving.cadence import Cadence
-from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
-from resume_adapters.core.saving.failures import OnSaveError, SaveFailures
+from resume_adapters.core.saving.cadence import Cadence, chosen
+from resume_adapters.core.saving.engine import SaveEngine
 from resume_adapters.core.staging.staging import Staging, StagingOptions
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.storage.base import Pointer, Storage
-from resume_adapters.core.storage.groups import shared_by_all
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.memory import MemoryTier
+from resume_adapters.core.tiers.mirror import MIRROR_THREAD
+from resume_adapters.core.tiers.mirrors import Mirrors
+from resume_adapters.core.tiers.options import Memory, Mirror, Remote
 from resume_adapters.core.trace.log import open_trace
 from resume_adapters.errors import Halted, Stopped
 
@@ -81,6 +83,7 @@ class ResumableRun:
             the framework's scripts need none.
         local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
             ``None`` if all ranks share one.
+        mirror: where committed checkpoints are copied to, beyond the run directory.
         clock: returns seconds since 1970.
 
     Attributes:
@@ -104,6 +107,7 @@ class ResumableRun:
         latest: Pointer = "link",
         placeholder: str | None = None,
         local_rank: int | None = None,
+        mirror: Sequence[Mirror] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         require_platform()
@@ -113,30 +117,43 @@ class ResumableRun:
         self.framework = framework
         self._made_ranks = ranks is None
         self.ranks = current_ranks() if ranks is None else ranks
-        self.trace = open_trace(os.environ, self.ranks.rank, clock=clock, uncounted=THREAD_NAME)
+        self.trace = open_trace(os.environ, self.ranks.rank, clock=clock, uncounted=(THREAD_NAME, MIRROR_THREAD))
         files: Storage = LocalStorage() if storage is None else storage
         self.storage = files if self.trace is None else self.trace.counting(files)
-        self.resume = resume
+        attempt = running_attempt()
+        self.resume = resume if attempt is None else attempt.resume_option(resume)
+        self._attempt_checkpoint = None if attempt is None else attempt.memory(self.directory)
         self.foreign: ForeignDetector = NoForeign() if foreign is None else foreign
         self.latest = latest
         self.local_rank = local_rank
-        self.storage_group = shared_by_all(self.ranks)
-        """The ranks that share the run directory; known after :meth:`open`."""
         self.clock = clock
         self.control = ControlDirectory(self.storage, self.directory, clock)
         self._undo_at_close = contextlib.ExitStack()
-        self.generation = 0
         self.resumed: Checkpoint | None = None
         self.previous: RunStatus | None = None
         self.wasted: tuple[WastedLaunch, ...] = ()
         """The launches before this one, one after the other, that made no progress; known after :meth:`open`."""
-        self._newest: str | None = None
         self._messages = RunMessages(speaks=self.ranks.rank == 0)
         self._publisher = StatusPublisher(self.control.status, self.control.fencing, self._status)
+        in_memory = next((each for each in mirror if isinstance(each, Memory)), None)
         self._step_control = StepControl(
-            self.ranks, self.control, stop or StopOn(), cadence, self._publisher.refresh, self._messages, clock
+            self.ranks,
+            self.control,
+            stop or StopOn(),
+            cadence,
+            self._publisher.refresh,
+            self._messages,
+            clock,
+            None if in_memory is None else chosen(in_memory.save_every, in_memory.mtbf, to_memory=True),
         )
-        self._save_failures = SaveFailures(self.ranks, on_save_error)
+        stores = [each for each in mirror if isinstance(each, Remote)]
+        self._mirrors = Mirrors(stores, files, self.directory, self.control.journal, self.flag.request, clock)
+        self._ownership = Ownership(self.control.fencing, self._mirrors, shared_by_all(self.ranks))
+        self._memory_tier = (
+            None
+            if in_memory is None
+            else MemoryTier(in_memory, files, os.geteuid(), self._ownership.require_on_node, clock)
+        )
         self._staging = Staging(
             StagingOptions() if staging is None else staging,
             self.storage,
@@ -152,25 +169,55 @@ class ResumableRun:
             self.control.journal,
             self.control.leftovers,
             keep=KeepAll() if keep is None else keep,
-            fence=self._fence,
+            fence=self._ownership.require,
             clock=clock,
             placeholder=self._placeholder,
+            held=self._mirrors.held,
             observed=None if self.trace is None else self.trace.pruning,
         )
-        self.engine: SaveEngine = ThreadSaveEngine(
-            self.ranks.new_channel(),
-            self.control.journal,
-            self.pruner,
+        self._saver = Saver(
+            self.storage,
+            self.directory,
+            self.ranks,
+            clock,
+            framework=framework,
+            on_save_error=on_save_error,
             latest=latest,
-            on_committed=self._committed,
+            journal=self.control.journal,
+            pruner=self.pruner,
+            ownership=self._ownership,
+            step_control=self._step_control,
             staging=self._staging,
-            on_dropped=self._dropped,
+            mirrors=self._mirrors,
+            memory_tier=self._memory_tier,
+            messages=self._messages,
+            trace=self.trace,
         )
 
     @property
     def flag(self) -> StopFlag:
         """The stop flag of this process."""
         return self._step_control.flag
+
+    @property
+    def storage_group(self) -> StorageGroup:
+        """The ranks that share the run directory; known after :meth:`open`."""
+        return self._ownership.storage_group
+
+    @property
+    def generation(self) -> int:
+        """The number of this start of the run directory; 0 before :meth:`open`."""
+        return self._ownership.generation
+
+    @property
+    def engine(self) -> SaveEngine:
+        """What commits the checkpoints."""
+        return self._saver.engine
+
+    @property
+    def attempt_checkpoint(self) -> Path | None:
+        """The one in memory from which it goes on within a restartable block; ``None``: what is on the disk."""
+        return None if self._attempt_checkpoint is None else Path(self._attempt_checkpoint.path)
 
     @property
     def last_commit(self) -> int | None:
@@ -195,6 +242,7 @@ class ResumableRun:
             StateMismatch: a node has a part of the checkpoint that its ranks did not save.
             UnsupportedSetting: ``local_rank`` is set, and nodes share the run directory.
         """
+        attempt = running_attempt()
         takeover = Takeover(
             self.storage,
             self.ranks,
@@ -205,7 +253,10 @@ class ResumableRun:
             self.latest,
             self._catalog,
             self._placeholder,
+            self._mirrors,
+            self._memory_tier,
             self.local_rank,
+            self._attempt_checkpoint,
         )
         try:
             choice = takeover.choose(require_usable)
@@ -213,11 +264,13 @@ class ResumableRun:
             takeover.storage_group.close()
             self.close()
             raise
-        self.storage_group, self.generation = takeover.storage_group, takeover.generation
+        self._ownership.begin(takeover.storage_group, takeover.generation)
         self.previous, self.wasted, self.resumed = takeover.previous, takeover.wasted, choice.checkpoint
-        self._newest = choice.checkpoint.path.name if choice.checkpoint else None
-        if choice.checkpoint and choice.checkpoint.manifest:
-            self.engine.continue_from(choice.checkpoint.step)
+        self._attempt_checkpoint = takeover.attempt_checkpoint
+        if self._attempt_checkpoint is not None and attempt is not None:
+            attempt.resumed(self.directory, self.generation)
+        if choice.checkpoint is not None and self._attempt_checkpoint is None:
+            self._saver.continue_from(choice.checkpoint)
         return choice
 
     def begin(self, step: int, epoch: float) -> None:
@@ -231,13 +284,11 @@ class ResumableRun:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
         self._step_control.begin(Progress(step, epoch), is_leader=self.storage_group.is_leader)
-        if self.resumed and self.resumed.manifest:
-            self._warn_if_short(self.resumed.manifest)
+        self._mirrors.start(self.generation)
+        if self._memory_tier is not None:
+            self._memory_tier.begin(self.resumed.step if self.resumed else 0)
+        self._saver.begin(self.resumed)
         self.set_state(RunState.RUNNING, step=step, epoch=epoch)
-
-    def _warn_if_short(self, manifest: Manifest) -> None:
-        if self.storage_group.is_leader:
-            warn_if_short(self.storage, self.directory, manifest.bytes)
 
     # ---- Saving
 
@@ -264,86 +315,48 @@ class ResumableRun:
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
-        began = time.monotonic()
-        self.drain()
-        waited = time.monotonic() - began
-        self._messages.waited(waited)
+        return self._saver.save(name, step, content, is_file=is_file, is_last=is_last)
 
-        def write() -> None:
-            began = time.monotonic()
-            self._write(name, step, content, began, is_file=is_file, is_last=is_last)
-            self._step_control.saved(began - waited)
+    def copy_of(self, tensor: Any) -> Any:
+        """Return the tensor into which the save under way copies one, once it does; ``None`` where it does not.
 
-        def prune() -> None:
-            self.prune_later()
-            self.flush()
+        Args:
+            tensor: one that is not distributed.
+        """
+        return self._staging.copy_of(tensor)
 
-        is_written = self._save_failures.attempt(write, free_space=prune, is_last=is_last)
-        if not is_written:
-            self._step_control.save_failed()
-        return is_written
-
-    def _write(
-        self,
-        name: str,
-        step: int,
-        content: CheckpointContent,
-        began: float,
-        *,
-        is_file: bool,
-        is_last: bool,
+    def write_elsewhere(
+        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, *, is_file: bool
     ) -> None:
-        path = self.directory / name
-        if self.trace is not None:
-            self.trace.begin_save(name, step)
-        if self.resumed is not None and self.resumed.path == path:
-            self.ranks.barrier()  # another rank may still be reading what this save moves aside
-        pending = PendingCheckpoint(
-            self.storage,
-            self.ranks,
-            path,
-            step,
-            self._fence,
-            functools.partial(set_aside, self.storage, fence=self._fence),
-            is_file=is_file,
-            storage_group=self.storage_group,
-        )
-        pending.open()
-        try:
-            # Nothing is trained on behind the last save.
-            written = write_checkpoint(
-                pending, content, self.clock, contextlib.nullcontext if is_last else self._staging.capturing
-            )
-        except BaseException:
-            self._staging.discard()
-            raise
-        manifest = functools.partial(self._manifest, step=step, **written.facts)
-        self.engine.submit(SaveRequest(pending, tuple(written.files), manifest, began, self._staging.take()))
+        """Write a checkpoint outside of the run directory, and commit it there. The run may be closed.
 
-    def _dropped(self, name: str, changed: list[str]) -> None:
-        self._messages.dropped(name, changed)
-        self._step_control.save_dropped()
+        Args:
+            path: the checkpoint; its parent directory belongs to the caller.
+            step: optimizer steps completed.
+            content: what the checkpoint is to hold.
+            ranks: the ranks of the run, all of which call this and see the path.
+            is_file: the framework writes one file of that name, not a directory.
+        """
+        self._saver.write_elsewhere(path, step, content, ranks, is_file=is_file)
 
-    def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
-        if self.trace is not None:
-            self.trace.committed()
-        self._step_control.committed(seconds)
-        self._save_failures.committed()
-        if self._newest is None:  # only now is a checkpoint's size known
-            self._warn_if_short(manifest)
-        self._newest = name
-        self._messages.committed(name, describe_cursor(manifest.cursor))
+    def save_to_memory(self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False) -> bool:
+        """Write a checkpoint to memory alone, as :meth:`end_step` has said. Every rank calls it at the same step.
 
-    def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
-        return Manifest(
-            world_size=self.ranks.world_size,
-            generation=self.generation,
-            files=files,
-            package=__version__,
-            framework=self.framework,
-            ranks=self.storage_group.members if self.storage_group.is_partial else None,
-            **facts,
-        )
+        What goes wrong there is said, and the training goes on.
+
+        Args:
+            name: name of the checkpoint.
+            step: optimizer steps completed.
+            content: what the checkpoint is to hold.
+            is_file: the framework writes one file of that name, not a directory.
+
+        Returns:
+            Whether it is written.
+
+        Raises:
+            ResumeError: the commit before it failed, or a later start owns the run directory.
+        """
+        return self._saver.save_to_memory(name, step, content, is_file=is_file)
 
     def drain(self) -> None:
         """Wait for the commits in flight, and treat a failure as ``on_save_error`` says. Every rank calls it.
@@ -351,14 +364,11 @@ class ResumableRun:
         Raises:
             ResumeError: a commit failed, and the run does not go on.
         """
-        self._save_failures.attempt(self.flush)
+        self._saver.drain()
 
     def flush(self) -> None:
         """Wait for the commits in flight, and raise their first error."""
         self.engine.drain()
-
-    def _fence(self) -> None:
-        self.control.fencing.require_owned(self.generation)
 
     # ---- Reading
 
@@ -463,6 +473,7 @@ class ResumableRun:
         reason = self._step_control.agree_on_reason(self.wasted, has_progressed=has_progressed)
         state = RunState.HALTED if self.flag.halted else RunState.STOPPED
         self.set_state(state, step=step, epoch=epoch, reason=reason)
+        self.finish_copies()
         if self.storage_group.is_leader:
             self.control.stop_file.withdraw()
         self.ranks.barrier()
@@ -470,7 +481,7 @@ class ResumableRun:
         if self.flag.halted:
             self._messages.halted(step, reason, f"resume-adapters unhalt {self.directory}")
             raise Halted(reason)
-        self._messages.stopped(step, self._newest)
+        self._messages.stopped(step, self._saver.newest)
         job = slurm.job()
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
             slurm.requeue(job)
@@ -499,7 +510,23 @@ class ResumableRun:
             last_commit=self.engine.last_committed,
             unremovable=len(self.control.leftovers),
             staging=self._staging.decision,
+            mirrors=[*self._mirrors.states, *(self._memory_tier.states if self._memory_tier is not None else [])],
         )
+
+    def finish_copies(self) -> None:
+        """Wait until the last checkpoint is copied to the tiers, as far as the walltime allows. Every rank calls it.
+
+        Raises:
+            FencedOff: a later start has claimed a tier.
+        """
+        self.flush()
+        deadline = self._step_control.deadline
+        self._mirrors.finish(deadline.at if deadline else None)
+        if self._memory_tier is not None and (self.last_commit or 0) >= (self._memory_tier.step or 0):
+            self._memory_tier.clear()
+        if self._mirrors and self.storage_group.is_leader:
+            self._publisher.repeat()
+        self._mirrors.require_owned()
 
     def undo_at_close(self, undo: Callable[[], object]) -> None:
         """Let :meth:`close` call a function first, which undoes what was patched for the run.
@@ -521,7 +548,10 @@ class ResumableRun:
                 undo.callback(self.ranks.close)
             undo.callback(self.storage_group.close)
             undo.callback(self._staging.close)
-            undo.callback(self.engine.close)
+            undo.callback(self._mirrors.close)
+            if self._memory_tier is not None:
+                undo.callback(self._memory_tier.close)
+            undo.callback(self._saver.close)
             undo.callback(self._step_control.close)
             undo.callback(self._undo_at_close.close)
         self.flush()

@@ -26,7 +26,7 @@ from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import WALLTIME, StopOn, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.core.stop.vote import StopVote, common_reason
+from resume_adapters.core.stop.vote import SaveWish, StopVote, common_reason
 from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
 
 _LOOK_EVERY = 1.0
@@ -34,10 +34,20 @@ _LOOK_EVERY = 1.0
 
 
 class Decision(NamedTuple):
-    """What all ranks do at the end of a step. A stop also saves, if this step is not saved yet, and then leaves."""
+    """What all ranks do at the end of a step. A stop also saves, if this step is not saved yet, and then leaves.
+
+    Attributes:
+        save: save to the run directory.
+        stop: save there, and leave.
+        save_to_memory: save to memory; not beside another save.
+    """
 
     save: bool
     stop: bool
+    save_to_memory: bool = False
+
+
+_GO_ON = Decision(save=False, stop=False)
 
 
 class StepControl:
@@ -51,6 +61,7 @@ class StepControl:
         refresh: updates ``status.json``; called once a second by the monitor, on the leader of a run directory.
         messages: says that the run will stop.
         clock: returns seconds since 1970.
+        memory_cadence: when to save to memory; ``None``: never.
 
     Attributes:
         flag: this rank's stop flag.
@@ -67,6 +78,7 @@ class StepControl:
         refresh: Callable[[], None],
         messages: RunMessages,
         clock: Callable[[], float],
+        memory_cadence: Cadence | None = None,
     ) -> None:
         self.flag = StopFlag(on)
         self.progress = Progress(0, 0.0)
@@ -74,6 +86,7 @@ class StepControl:
         self._ranks = ranks
         self._control = control
         self._cadence = cadence
+        self._memory_cadence = memory_cadence
         self._refresh = refresh
         self._messages = messages
         self._clock = clock
@@ -84,7 +97,8 @@ class StepControl:
         self._first_step_ended: float | None = None
         # Ranks have different clocks, so rank zero alone decides about time, and the vote carries its decision.
         self._decides_saves = cadence is not None and cadence.steps is None and ranks.rank == 0
-        self._voted_save = self._just_saved = self._must_repeat = False
+        self._decides_memory = memory_cadence is not None and memory_cadence.steps is None and ranks.rank == 0
+        self._voted_save = self._voted_memory = self._just_saved = self._must_repeat = False
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
@@ -108,8 +122,9 @@ class StepControl:
         history = self._control.journal.history() if self._ranks.rank == 0 else []
         for entry in history:
             self._margin.saved(entry.get("seconds", 0.0))
-        if self._cadence is not None:
-            self._cadence.start(time.monotonic(), history)
+        for cadence in (self._cadence, self._memory_cadence):
+            if cadence is not None:
+                cadence.start(time.monotonic(), history)
         self.flag.install()
         if is_leader:
             self._held.callback(self._control.fencing.hold())
@@ -150,16 +165,36 @@ class StepControl:
             self._margin.stepped()
         self._margin.polled(now)
         is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
+        if not (is_due or self._must_repeat) and self._memory_cadence is None and self._vote.has_nothing_to_say:
+            self._just_saved = False
+            return _GO_ON
         wants_save = (is_due and self._decides_saves) or (self._must_repeat and self._ranks.rank == 0)
         votes_save = wants_save and not self._voted_save
         self._voted_save = self._voted_save or votes_save
-        stop = self._announced(self._vote.poll(save=votes_save))
+        wish = SaveWish.TO_DISK if votes_save else self._wish_for_memory(progress.step, now)
+        stop = self._announced(self._vote.poll(save=wish))
         # All ranks know of a save between a vote and its result; the vote for a save is then void.
         is_void = self._vote.is_behind and self._just_saved
-        save = self._vote.take_save() and not is_void
+        voted = self._vote.take_save()
+        agreed = SaveWish.NOTHING if is_void else voted
         self._just_saved = False
         by_steps = self._cadence is not None and self._cadence.steps is not None
-        return Decision(save or (is_due and by_steps), stop)
+        save = agreed is SaveWish.TO_DISK or (is_due and by_steps)
+        if save:  # not once it is written: by then the thread that commits may have dropped it already
+            self._must_repeat = False
+        to_memory = agreed is SaveWish.TO_MEMORY or self._is_due_in_memory(progress.step, now)
+        return Decision(save, stop, to_memory and not (save or stop))
+
+    def _wish_for_memory(self, step: int, now: float) -> SaveWish:
+        cadence = self._memory_cadence
+        if cadence is None or not self._decides_memory or self._voted_memory or not cadence.is_due(step, now):
+            return SaveWish.NOTHING
+        self._voted_memory = True
+        return SaveWish.TO_MEMORY
+
+    def _is_due_in_memory(self, step: int, now: float) -> bool:
+        cadence = self._memory_cadence
+        return cadence is not None and cadence.steps is not None and cadence.is_due(step, now)
 
     def should_stop(self) -> bool:
         """Return whether all ranks stop now; see :meth:`ResumableRun.should_stop`."""
@@ -224,9 +259,23 @@ class StepControl:
         """
         now = time.monotonic()
         self._margin.paused()
-        self._voted_save, self._just_saved, self._must_repeat = False, True, False
+        self._voted_save, self._just_saved = False, True
+        self._voted_memory = False
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
+        if self._memory_cadence is not None:
+            self._memory_cadence.postpone(now)
+
+    def saved_to_memory(self, began: float, *, is_written: bool) -> None:
+        """Count a save to memory; see :meth:`saved`. Where it failed, or was left out, its cost is not counted."""
+        now = time.monotonic()
+        self._margin.paused()
+        self._voted_memory = False
+        assert self._memory_cadence is not None, "a save to memory was due"
+        if is_written:
+            self._memory_cadence.saved(now, now - began)
+        else:
+            self._memory_cadence.postpone(now)
 
     def waited(self, seconds: float) -> None:
         """Count the time for which the training has waited for the copy of the last save."""

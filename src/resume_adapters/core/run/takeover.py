@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +13,27 @@ from typing import TypeVar
 
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
-from resume_adapters.core.checkpoint.layout import LATEST, CheckpointState, state_of
+from resume_adapters.core.checkpoint.latest import Pointer, point_latest
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off
-from resume_adapters.core.checkpoint.resolve import latest_valid, open_checkpoint
+from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
+from resume_adapters.core.recovery.memory import HeldCheckpoint
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
+from resume_adapters.core.run_directory.identity import read_identity, write_identity
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
-from resume_adapters.core.storage.base import Pointer, Storage, point_to
+from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import shared_by_all
+from resume_adapters.core.tiers.fetch import Fetch
+from resume_adapters.core.tiers.memory import MemoryTier
+from resume_adapters.core.tiers.mirrors import Mirrors, group_ranks
+from resume_adapters.core.tiers.resume import TierCandidates, identity_of
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
@@ -56,9 +64,13 @@ class Takeover:
         latest: how ``latest`` names the newest checkpoint.
         catalog: remembers the checkpoints of the run directory.
         placeholder: stands there until a checkpoint is committed.
+        mirrors: the tiers that hold copies of the run's checkpoints.
+        memory_tier: the memory of this rank's node; ``None``: nothing is kept there.
         local_rank: this rank on its node, if each node has its own run directory.
+        attempt_checkpoint: the one from which a restartable block goes on; ``None``: the run directory says which.
 
     Attributes:
+        attempt_checkpoint: see above; ``None`` where it cannot be used.
         storage_group: the ranks that share the run directory.
         generation: number of this start of the run directory, once it is taken over.
         previous: the status that the previous start left.
@@ -76,7 +88,10 @@ class Takeover:
         latest: Pointer,
         catalog: Catalog,
         placeholder: Placeholder,
+        mirrors: Mirrors,
+        memory_tier: MemoryTier | None = None,
         local_rank: int | None = None,
+        attempt_checkpoint: HeldCheckpoint | None = None,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -87,7 +102,10 @@ class Takeover:
         self.latest = latest
         self.catalog = catalog
         self.placeholder = placeholder
+        self.mirrors = mirrors
+        self.memory_tier = memory_tier
         self.local_rank = local_rank
+        self.attempt_checkpoint = attempt_checkpoint
         self.storage_group = shared_by_all(ranks)
         self.generation = 0
         self.previous: RunStatus | None = None
@@ -100,21 +118,64 @@ class Takeover:
         self._require_usable = require_usable
         if self.local_rank is not None:
             self.storage_group = discover_groups(self.storage, self.ranks, self.directory, self.local_rank)
+        self.mirrors.connect(self.ranks, self.storage_group, self.control.fencing.token)
         self._on_leaders(self._prepare, "use the run directory")
+        if self.memory_tier is not None:
+            self._open_memory(self.memory_tier)
+        self._require_current()
         before = self._committed()
+        choice, failure = ResumeChoice(None, ()), None
         try:
             choice = self._choose()
-        except NoValidCheckpoint:
-            if self._committed() == before:
+        except NoValidCheckpoint as error:
+            if self._committed() != before:
+                choice = self._choose()  # an earlier start pruned the checkpoint that was being checked
+            elif self._has_sources:
+                failure = error
+            else:
                 raise
-            choice = self._choose()  # an earlier start pruned the checkpoint that was being checked
         self._take_over()
         if self._committed() != before:
             # An earlier start committed or pruned meanwhile. From now on it can do neither.
             choice = self._choose()
+        if self._has_sources and self.attempt_checkpoint is None:
+            choice = self._newest_of_all(choice, failure)
         tidied = self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")
         _, self.wasted = tidied[0]
         return tidied[self.storage_group.leader][0]
+
+    def _require_current(self) -> None:
+        """Use nothing in memory that is older than what another start has made of the run directory since."""
+        if self.attempt_checkpoint is None:
+            return
+        found = self._on_leaders(self.control.fencing.generation, "read the generation")
+        problem = ""
+        if any(each != self.attempt_checkpoint.generation for each in found.values()):
+            problem = f"another start has taken {self.directory} over"
+        else:
+            try:
+                self._named(Path(self.attempt_checkpoint.path))
+            except ResumeError as error:
+                problem = error.message
+        if problem:
+            if self.ranks.rank == 0:
+                logger.warning("What is held in memory is not used: %s.", problem)
+            self.attempt_checkpoint = None
+
+    @property
+    def _has_sources(self) -> bool:
+        return bool(self.mirrors) or self.memory_tier is not None
+
+    def _open_memory(self, memory: MemoryTier) -> None:
+        """Find what earlier starts of this run have left in memory; a node that is new gets the run's identity."""
+        found = self._on_leaders(lambda: read_identity(self.storage, self.directory), "read the identity")
+        identity = next(filter(None, found.values()), None) or self.ranks.gather(uuid.uuid4().hex[:16])[0]
+        self._on_leaders(lambda: self._give_identity(identity), "write the identity")
+        memory.connect(self.ranks, self.storage_group, identity)
+
+    def _give_identity(self, identity: str) -> None:
+        if read_identity(self.storage, self.directory) != identity:
+            write_identity(self.storage, self.directory, identity)
 
     def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
@@ -168,6 +229,8 @@ class Takeover:
             )
 
     def _choose(self) -> ResumeChoice:
+        if self.attempt_checkpoint is not None:
+            return ResumeChoice(self._named(Path(self.attempt_checkpoint.path)), ())
         if self.resume == "scratch!":
             return ResumeChoice(None, ())
         if self.resume == "scratch":
@@ -195,6 +258,79 @@ class Takeover:
             choice = ResumeChoice(self._named(Path(self.resume)), ())
         run_on_all_ranks(self.ranks, lambda: self._require_own_files(choice.checkpoint), "find its own files")
         return choice
+
+    def _newest_of_all(self, choice: ResumeChoice, failure: NoValidCheckpoint | None) -> ResumeChoice:
+        """Fetch what is newer on a tier than the choice, and choose again.
+
+        Args:
+            choice: what the run directory has.
+            failure: why nothing in the run directory can be used, if that is so.
+        """
+        self._on_leaders(self._set_aside_on_tiers, "set aside the copies")
+        if self.resume == "scratch!":
+            return choice
+        of_nodes = [] if self.memory_tier is None else self.memory_tier.sources
+        candidates = TierCandidates(
+            [*of_nodes, *self.mirrors.tiers],
+            self.storage,
+            self.catalog,
+            self.ranks,
+            self.storage_group,
+            self._on_leaders,
+        )
+        found = candidates.find(has_local=choice.checkpoint is not None)
+        if self.resume == "scratch":
+            if found:
+                raise CheckpointsExist(
+                    f"the mirror holds {len(found)} committed checkpoints, {found[0].name} the newest, and "
+                    'resume="scratch" would train over them: use another URL, or resume="scratch!" to set them aside',
+                    path=self.directory,
+                )
+            return choice
+        channel = group_ranks(self.ranks, self.storage_group)
+        fetch = Fetch(
+            self.storage,
+            channel,
+            self.storage_group,
+            self.directory,
+            self._fence,
+            self.control.journal,
+            self.latest,
+        )
+        rejected = []
+        for identity in found:
+            mine = identity_of(choice.checkpoint, self.directory)
+            if mine is not None and identity <= mine:
+                break
+            damage = candidates.bring(identity, fetch)
+            if damage is not None:
+                logger.warning("%s of the mirror is not used: %s", identity.name, damage.reason)
+                rejected.append(damage)
+                continue
+            try:
+                choice, failure = self._choose(), None
+            except NoValidCheckpoint as error:
+                failure = error
+        channel.barrier()  # a rank may still be connecting to the one that has nothing to fetch
+        channel.close()
+        if failure is not None:
+            raise failure
+        if choice.checkpoint is None and rejected:
+            raise no_valid(self.directory, rejected)
+        return choice
+
+    def _set_aside_on_tiers(self) -> None:
+        """Let what was set aside in the run directory be set aside on the tiers too, or a resume would fetch it."""
+        if self.resume == "scratch!":
+            self._set_aside_after(-1)
+        history = [entry for entry in self.control.journal.history() if entry["event"] in ("start", "rewind")]
+        if history and history[-1]["event"] == "rewind":
+            self._set_aside_after(int(history[-1]["step"]))
+
+    def _set_aside_after(self, step: int) -> None:
+        self.mirrors.set_aside(step)
+        if self.memory_tier is not None:
+            self.memory_tier.set_aside(step)
 
     def _is_own_pending(self) -> bool:
         """Return whether the given path is a checkpoint that this run has begun and not committed.
@@ -257,8 +393,10 @@ class Takeover:
         """Take the next generation, later than that of any of the run's directories."""
         seen = self._on_leaders(self.control.fencing.generation, "read the generation")
 
+        claimed = self._on_leaders(lambda: self.mirrors.claim(max(seen.values())), "claim the mirror")
+
         def take() -> tuple[int, RunStatus | None]:
-            return self.control.fencing.take_over(max(seen.values())), self.control.status.read()
+            return self.control.fencing.take_over(max(claimed.values()) - 1), self.control.status.read()
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
@@ -293,6 +431,7 @@ class Takeover:
             generation=self.generation,
             step=step,
             rejected=[f"{each.path.name}: {each.reason}" for each in choice.rejected],
+            memory=None if self.memory_tier is None else self.memory_tier.had_checkpoints,
             set_aside=[name for name in self._moved if self.directory / name not in restored.values()],
         )
         if chosen is None:
@@ -300,5 +439,5 @@ class Takeover:
         path = restored.get(chosen.path, chosen.path)
         if path.parent == self.directory and chosen.manifest is not None:
             # A crash may have left `latest` behind the last commit, or at a checkpoint that was set aside.
-            point_to(self.storage, self.directory / LATEST, path.name, self.latest)
+            point_latest(self.storage, self.directory, path.name, self.latest)
         return replace(choice, checkpoint=replace(chosen, path=path)), wasted

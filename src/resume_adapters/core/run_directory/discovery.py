@@ -30,6 +30,18 @@ def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank:
         RunDirectoryUnusable: the directory cannot be written.
         UnsupportedSetting: nodes share it, or the ranks of one node do not.
     """
+    seen = ranks_by_directory(storage, ranks, directory)
+    _require_nodes(directory, seen, ranks.gather(local_rank))
+    leaders = ranks.subset(sorted({members[0] for members in seen}))
+    return StorageGroup(ranks.rank, seen[ranks.rank], leaders)
+
+
+def ranks_by_directory(storage: Storage, ranks: Ranks, directory: Path) -> list[tuple[int, ...]]:
+    """Return for each rank the ranks that share its directory of this path. Every rank calls it.
+
+    Raises:
+        RunDirectoryUnusable: the directory cannot be written.
+    """
     token = ranks.gather(uuid.uuid4().hex)[0]
     # The next start removes what a crash leaves under such names.
     probes = [directory / CONTROL / f"{REMOVED}{token}-probe-{rank}" for rank in range(ranks.world_size)]
@@ -51,9 +63,7 @@ def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank:
     run_on_all_ranks(ranks, leave, f"write into {directory}")
     seen = run_on_all_ranks(ranks, look, f"look into {directory}")
     run_on_all_ranks(ranks, take_away, f"write into {directory}")
-    _require_nodes(directory, seen, ranks.gather(local_rank))
-    leaders = ranks.subset(sorted({members[0] for members in seen}))
-    return StorageGroup(ranks.rank, seen[ranks.rank], leaders)
+    return seen
 
 
 def _require_nodes(directory: Path, seen: Sequence[tuple[int, ...]], local_ranks: Sequence[int]) -> None:

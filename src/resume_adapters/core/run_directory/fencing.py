@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -100,13 +101,25 @@ class Fencing:
             FencedOff: a later start has, or the token is gone.
         """
         if not self.is_owned():
-            current = self._read_generation()
-            owner = "nobody (its token is gone)" if current is None else str(current)
-            raise FencedOff(
-                f"this process is start {generation} of {self._run_directory}, which {owner} owns now: nothing more "
-                "is committed from here. Two jobs were started on one run directory; the later one continues",
-                path=self._run_directory,
-            )
+            self._raise_fenced_off(generation)
+
+    def require_latest(self, generation: int) -> None:
+        """Check on a rank that does not lead the run directory that no later start has taken it over.
+
+        Raises:
+            FencedOff: a later start has.
+        """
+        if self.generation() > generation:
+            self._raise_fenced_off(generation)
+
+    def _raise_fenced_off(self, generation: int) -> NoReturn:
+        current = self._read_generation()
+        owner = "nobody (its token is gone)" if current is None else str(current)
+        raise FencedOff(
+            f"this process is start {generation} of {self._run_directory}, which {owner} owns now: nothing more "
+            "is committed from here. Two jobs were started on one run directory; the later one continues",
+            path=self._run_directory,
+        )
 
     def no_start_from_now(self) -> Callable[[], None]:
         """Return a fence for a process that changes a run directory without starting the run.

@@ -36,6 +36,7 @@ def plan_prune(
     just_committed: str | None = None,
     leaders: Ranks = SINGLE_PROCESS,
     catalog: Catalog | None = None,
+    held: Callable[[], Mapping[str, str]] = dict,
 ) -> Plan:
     """Apply a policy to the committed checkpoints of a run directory, or of all run directories of a run.
 
@@ -54,6 +55,7 @@ def plan_prune(
         leaders: the leaders of the run's directories; all call this and get the same plan.
         catalog: remembers the checkpoints of the run directory. After a commit, of the files that it has looked at
             before, it looks at those again on which it depends what is removed.
+        held: returns the names of checkpoints that must stay, each with the reason.
     """
     known = Catalog(storage, directory) if catalog is None else catalog
     is_trusting = catalog is not None and just_committed is not None
@@ -62,7 +64,7 @@ def plan_prune(
         whole = known.whole()
         if not is_trusting and known.look_again():
             whole = known.whole()
-        return _found(storage, directory, whole, known.linked, history)
+        return _found(storage, directory, whole, known.linked, history, held())
 
     while True:
         found_by_all = run_on_all_ranks(leaders, look, "list the checkpoints")
@@ -80,7 +82,7 @@ class _Found:
     Attributes:
         whole: what is remembered of each by name; ``None`` for one whose files do not have their sizes.
         unknown: the names under which the run has committed nothing.
-        held: the names to which a link in the run directory points, each with the reason to keep it.
+        held: the names of what must stay, each with the reason: a link points to it, or it is being copied.
     """
 
     whole: dict[str, Summary | None]
@@ -94,13 +96,14 @@ def _found(
     whole: dict[str, Summary | None],
     linked: Mapping[str, str],
     history: CommitHistory,
+    held: Mapping[str, str],
 ) -> _Found:
     unknown = {
         name
         for name, summary in whole.items()
         if not _is_in(history, name, summary) and not layout.is_unfinished(storage, directory / name)
     }
-    return _Found(whole, unknown, {name: f"{link} points to it" for name, link in linked.items()})
+    return _Found(whole, unknown, {**held, **{name: f"{link} points to it" for name, link in linked.items()}})
 
 
 def _is_in(history: CommitHistory, name: str, summary: Summary | None) -> bool:
@@ -242,6 +245,7 @@ class Pruner:
         fence: raises where a later start owns the run directory.
         clock: returns seconds since 1970.
         placeholder: is removed after the first commit.
+        held: returns the names of checkpoints that must stay, each with the reason.
         observed: returns the context in which the checkpoints of a plan are removed, by name and reason.
     """
 
@@ -256,6 +260,7 @@ class Pruner:
         fence: Fence,
         clock: Callable[[], float],
         placeholder: Placeholder,
+        held: Callable[[], Mapping[str, str]],
         observed: Observed | None = None,
     ) -> None:
         self.directory = catalog.directory
@@ -269,6 +274,7 @@ class Pruner:
         self._placeholder = placeholder
         self._has_committed = False
         self._is_first = True
+        self._held = held
         self._observed: Observed = contextlib.nullcontext if observed is None else observed
 
     def prune(self, group: StorageGroup, best: str | None, just_committed: str | None = None) -> Plan:
@@ -298,6 +304,7 @@ class Pruner:
             just_committed=just_committed,
             leaders=group.leaders,
             catalog=self._catalog,
+            held=self._held,
         )
         with self._observed(plan.remove):
             return prune(self._storage, self.directory, plan, self._journal, self._leftovers, self.fence)

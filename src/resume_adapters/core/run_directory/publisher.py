@@ -26,6 +26,7 @@ class StatusPublisher:
         self._fencing = fencing
         self._describe = describe
         self._state: RunState | None = None
+        self._facts: Mapping[str, Any] = {}
         self._writing = threading.Lock()
 
     def set_state(self, state: RunState, facts: Mapping[str, Any]) -> None:
@@ -36,9 +37,17 @@ class StatusPublisher:
             facts: fields of :class:`RunStatus` that are known better than from the last step.
         """
         with self._writing:
-            self._state = state
-            if self._fencing.is_owned():
-                self._file.write(replace(self._describe(state), **facts))
+            self._state, self._facts = state, facts
+            self._write()
+
+    def repeat(self) -> None:
+        """Write the last state again, with what has changed beside it."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
+        if self._state is not None and self._fencing.is_owned():
+            self._file.write(replace(self._describe(self._state), **self._facts))
 
     def refresh(self) -> None:
         """Update the status of a running run; a state that the training thread has set since stays."""

@@ -60,6 +60,24 @@ def may_start(state: RunState) -> bool:
     return state is RunState.RUNNING or RunState.RUNNING in TRANSITIONS[state]
 
 
+class MirrorStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
+    """How far the copies on a tier are.
+
+    Attributes:
+        tier: where it is.
+        step: of the newest checkpoint that this start has copied there.
+        behind: how many saves are due there and not copied.
+        problem: why; empty if nothing is wrong.
+        note: what else is to be known of it.
+    """
+
+    tier: str
+    step: int | None = None
+    behind: int = 0
+    problem: str = ""
+    note: str = ""
+
+
 class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     """The content of ``status.json``.
 
@@ -80,6 +98,8 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         updated: when this was written, in seconds since 1970.
         unremovable: old checkpoints and leftovers that this start could not remove.
         staging: which way saves leave the training, and why; empty until that is known.
+        mirrors: of each tier beyond the run directory its name, the step of the newest copy, how many saves it is
+            behind, and why.
     """
 
     state: RunState
@@ -100,6 +120,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     updated: float = 0.0
     unremovable: int = 0
     staging: str = ""
+    mirrors: list[MirrorStatus] = []
 
 
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")

@@ -9,9 +9,9 @@ from pathlib import Path
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
 from resume_adapters.core.checkpoint.history import CommitHistory
+from resume_adapters.core.checkpoint.latest import LATEST
 from resume_adapters.core.checkpoint.layout import (
     CONTROL,
-    LATEST,
     SUPERSEDED,
     CheckpointState,
     must_be_restored,

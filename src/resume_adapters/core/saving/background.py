@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.latest import Pointer
 from resume_adapters.core.checkpoint.layout import superseded_path
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.remove import fenced_off
@@ -18,10 +19,10 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.engine import SaveRequest
-from resume_adapters.core.staging.staging import Staging
-from resume_adapters.core.storage.base import Pointer
+from resume_adapters.core.staging.staging import StagedSave, Staging
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import ResumeError, SaveFailed
+from resume_adapters.core.tiers.memory import MemoryTier
+from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
 
 THREAD_NAME = "resume-adapters-commit"
 """How the names of the threads that commit begin."""
@@ -32,6 +33,7 @@ class ThreadSaveEngine:
 
     Args:
         ranks: the ranks of the run, on a channel that the engine may use from its thread; it closes the channel.
+        memory: where checkpoints are kept in memory; ``None``: nowhere.
         journal: the history of the run.
         pruner: applies the retention policy after each commit.
         latest: how ``latest`` names the newest checkpoint.
@@ -52,6 +54,7 @@ class ThreadSaveEngine:
         on_committed: Callable[[str, Manifest, float], None],
         staging: Staging,
         on_dropped: Callable[[str, list[str]], None],
+        memory: MemoryTier | None = None,
     ) -> None:
         self._ranks = ranks
         self._journal = journal
@@ -60,6 +63,7 @@ class ThreadSaveEngine:
         self._on_committed = on_committed
         self._staging = staging
         self._on_dropped = on_dropped
+        self._memory = memory
         self._last_submitted: int | None = None
         self._last_committed: int | None = None
         self._in_flight: list[Future[None]] = []
@@ -67,7 +71,7 @@ class ThreadSaveEngine:
 
     @property
     def last_submitted(self) -> int | None:
-        """Step of the newest checkpoint that is committed or being committed."""
+        """Step of the newest checkpoint that is committed or being committed; the same on all ranks at one place."""
         return self._last_submitted
 
     @property
@@ -87,21 +91,28 @@ class ThreadSaveEngine:
     def submit(self, request: SaveRequest) -> None:
         """Commit a checkpoint, then publish it and prune the run directory. Every rank calls it."""
         self._last_submitted = request.pending.step
-        self._run_later(functools.partial(self._commit, request))
+        self._run_later(functools.partial(self._release_after, request, self._commit))
+
+    def submit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> None:
+        """Commit a checkpoint in memory; see :class:`SaveEngine`. Every rank calls it."""
+        self._run_later(
+            functools.partial(self._release_after, request, functools.partial(self._commit_to_memory, memory))
+        )
 
     def submit_prune(self, group: StorageGroup, best: str | None) -> None:
         """Prune the run directory after the work submitted so far. Every rank calls it."""
         self._run_later(functools.partial(self._prune, group, best))
 
     def drain(self) -> None:
-        """Wait for the work submitted so far, and raise its first error, once."""
+        """Wait for the work submitted so far, and raise its first error, once. Every rank calls it."""
         in_flight, self._in_flight = self._in_flight, []
         try:
             for each in in_flight:
                 each.result()
-        except BaseException:
+        finally:
+            # A save that failed or was dropped counts until here: what all ranks decide by it must not depend on when
+            # the thread of each has dropped it.
             self._last_submitted = self._last_committed
-            raise
 
     def close(self) -> None:
         """Wait for the work submitted so far, then end the thread and close the channel."""
@@ -113,16 +124,38 @@ class ThreadSaveEngine:
 
     # ---- On the thread
 
-    def _commit(self, request: SaveRequest) -> None:
-        pending, staged = request.pending, request.staged
+    def _release_after(self, request: SaveRequest, work: Callable[[SaveRequest], None]) -> None:
+        """Do the work for a save, and then let go of what was captured of it."""
         try:
-            if self._staging.is_wanted and self._is_dropped(request):
-                return
-            fill = dict if staged is None else staged.fill
-            manifest = pending.commit(self._ranks, request.files, request.describe, fill)
+            work(request)
         finally:
-            if staged is not None:
-                staged.close()
+            if request.staged is not None:
+                request.staged.close()
+
+    def _write_marker(self, request: SaveRequest) -> Manifest | None:
+        """Fill the files and commit; return ``None`` where the save was dropped."""
+        if self._staging.is_wanted and self._is_dropped(request):
+            return None
+        fill = dict if request.staged is None else functools.partial(_fill, request.staged, request.complete)
+        return request.pending.commit(self._ranks, request.files, request.describe, fill)
+
+    def _commit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> None:
+        """Commit a checkpoint in memory; what goes wrong there is said, and does not end the run."""
+        try:
+            manifest = self._write_marker(request)
+        except FencedOff:
+            raise
+        except ResumeError as error:
+            memory.failed(self._ranks, error)
+            return
+        if manifest is not None:
+            memory.committed(request.pending, manifest)
+            self._prepare(manifest)
+
+    def _commit(self, request: SaveRequest) -> None:
+        pending, manifest = request.pending, self._write_marker(request)
+        if manifest is None:
+            return
         self._last_committed = pending.step
         seconds = time.monotonic() - request.began
         self._on_committed(pending.path.name, manifest, seconds)
@@ -132,6 +165,13 @@ class ThreadSaveEngine:
             f"prune after {pending.path.name}",
             functools.partial(_after_commit_failed, pending),
         )
+        if self._memory is not None:
+            self._memory.copy(self._ranks, pending.path, manifest, functools.partial(_captured, request))
+        self._prepare(manifest)
+        if pending.storage_group.is_leader and not request.is_last:
+            pending.begin_next()
+
+    def _prepare(self, manifest: Manifest) -> None:
         own = [entry for entry in manifest.files if entry.rank == self._ranks.rank]
         self._staging.prepare(sum(entry.bytes for entry in own if Path(entry.path).parts[0] != layout.EXTRAS))
 
@@ -142,8 +182,8 @@ class ThreadSaveEngine:
         if names:
             self._staging.drop(changed)
             request.pending.drop(self._ranks)
-            self._last_submitted = self._last_committed
-            self._on_dropped(request.pending.path.name, names)
+            if not request.to_memory:
+                self._on_dropped(request.pending.path.name, names)
         return bool(names)
 
     def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
@@ -175,6 +215,23 @@ class ThreadSaveEngine:
             "prune",
             functools.partial(_prune_failed, self._pruner),
         )
+
+
+def _captured(request: SaveRequest, file: Path) -> Iterator[memoryview] | None:
+    """Return the content of a file of a save; ``None`` where nothing was captured of it."""
+    path = request.pending.path
+    if request.staged is None or not file.is_relative_to(path):
+        return None
+    return request.staged.read(file.relative_to(path))
+
+
+def _fill(staged: StagedSave, complete: Callable[[], object]) -> dict[Path, tuple[int, str]]:
+    """Fill the files, and write meanwhile what is known only now."""
+    with ThreadPoolExecutor(1) as thread:
+        completing = thread.submit(complete)
+        filled = staged.fill()
+        completing.result()
+    return filled
 
 
 def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:

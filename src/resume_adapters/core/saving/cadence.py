@@ -19,6 +19,9 @@ SaveEvery = int | timedelta | Literal["auto"]
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
 """Bounds of ``"auto"``: a shorter interval gains little; a longer one risks too much on an estimate."""
 
+SHORTEST_IN_MEMORY = timedelta(seconds=5)
+"""The lower bound of ``"auto"`` for saves to memory, which cost little."""
+
 _PRIOR = 24 * 3600.0
 """Seconds between failures of which ``"auto"`` assumes one, before the run's own history outweighs it."""
 
@@ -31,6 +34,7 @@ class Cadence:
     Args:
         every: optimizer steps, a time, or ``"auto"``.
         mtbf: mean time between failures, for ``"auto"``; by default :func:`mean_time_between` of the journal.
+        to_memory: it is about saves to memory, which survive a failure of processes alone.
 
     Attributes:
         steps: the steps between two saves, where they are counted in steps.
@@ -40,7 +44,7 @@ class Cadence:
             ``"auto"``.
     """
 
-    def __init__(self, every: SaveEvery, mtbf: timedelta | None = None) -> None:
+    def __init__(self, every: SaveEvery, mtbf: timedelta | None = None, *, to_memory: bool = False) -> None:
         counted = isinstance(every, int) and not isinstance(every, bool) and every > 0
         timed = isinstance(every, timedelta) and every > timedelta()
         if not (counted or timed or every == "auto"):
@@ -53,6 +57,8 @@ class Cadence:
         self._fixed = every.total_seconds() if isinstance(every, timedelta) else None
         self._mtbf = _PRIOR if mtbf is None else mtbf.total_seconds()
         self._learns = mtbf is None
+        self._to_memory = to_memory
+        self._shortest = (SHORTEST_IN_MEMORY if to_memory else SHORTEST).total_seconds()
         self._costs: list[float] = []
         self._since = 0.0
 
@@ -65,7 +71,7 @@ class Cadence:
         """
         self._since = now
         if self._learns:
-            self._mtbf = mean_time_between(history)
+            self._mtbf = mean_time_between(history, of_nodes=not self._to_memory)
 
     def saved(self, now: float, cost: float) -> None:
         """Count a save, for whatever reason it was made.
@@ -98,9 +104,9 @@ class Cadence:
         if self._fixed is not None:
             return self._fixed
         if not self._costs:  # the first save is what measures the cost
-            return SHORTEST.total_seconds()
+            return self._shortest
         cost = sum(self._costs) / len(self._costs)
-        return min(max(optimal(cost, self._mtbf), SHORTEST.total_seconds()), LONGEST.total_seconds())
+        return min(max(optimal(cost, self._mtbf), self._shortest), LONGEST.total_seconds())
 
     def next_save(self, step: int, now: float, rate: float | None) -> int | None:
         """Return the step of the next save; ``None`` if it is not known.
@@ -117,7 +123,7 @@ class Cadence:
         return step + max(1, math.ceil((self._since + self.interval - now) * rate))
 
 
-def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
+def chosen(every: SaveEvery | None, mtbf: timedelta | None, *, to_memory: bool = False) -> Cadence | None:
     """Return the cadence that a user's options ask for; ``None`` where the framework decides.
 
     Raises:
@@ -125,7 +131,7 @@ def chosen(every: SaveEvery | None, mtbf: timedelta | None) -> Cadence | None:
     """
     if every is None and mtbf is not None:
         raise UnsupportedSetting(f'mtbf={mtbf} needs save_every="auto"')
-    return None if every is None else Cadence(every, mtbf)
+    return None if every is None else Cadence(every, mtbf, to_memory=to_memory)
 
 
 def optimal(cost: float, mtbf: float) -> float:
@@ -144,7 +150,7 @@ def optimal(cost: float, mtbf: float) -> float:
     return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - cost
 
 
-def mean_time_between(history: Iterable[Mapping[str, Any]]) -> float:
+def mean_time_between(history: Iterable[Mapping[str, Any]], *, of_nodes: bool = False) -> float:
     """Estimate the mean time between failures, in seconds, from a run's journal.
 
     Each start that neither finished nor halted counts as one failure, after the time it was seen running. One failure
@@ -152,6 +158,8 @@ def mean_time_between(history: Iterable[Mapping[str, Any]]) -> float:
 
     Args:
         history: the entries of the journal, oldest first.
+        of_nodes: leave out the failures after which the next start has found checkpoints in memory: they were failures
+            of processes.
     """
     seen, failures = _PRIOR, 1
     began: float | None = None
@@ -159,7 +167,8 @@ def mean_time_between(history: Iterable[Mapping[str, Any]]) -> float:
     for entry in history:
         if entry["event"] == "start":
             if began is not None:
-                seen, failures = seen + last - began, failures + (not ended_well)
+                is_counted = not ended_well and not (of_nodes and entry.get("memory"))
+                seen, failures = seen + last - began, failures + is_counted
             began, ended_well = float(entry["time"]), False
         elif entry["event"] in _ENDED_WELL:
             ended_well = True

@@ -11,6 +11,7 @@ from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.staging.staging import StagedSave
 from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.tiers.memory import MemoryTier
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class SaveRequest:
         describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
         began: when the save began, by ``time.monotonic``.
         staged: what is still to be copied and written; ``None``: nothing.
+        complete: writes what is known only once that is copied.
+        to_memory: it is in memory; where it must be dropped, it is not repeated.
+        is_last: the run ends after it.
     """
 
     pending: PendingCheckpoint
@@ -30,6 +34,9 @@ class SaveRequest:
     describe: Callable[[tuple[FileEntry, ...]], Manifest]
     began: float
     staged: StagedSave | None = None
+    complete: Callable[[], object] = bool
+    to_memory: bool = False
+    is_last: bool = False
 
 
 class SaveEngine(Protocol):
@@ -52,6 +59,9 @@ class SaveEngine(Protocol):
 
     def submit(self, request: SaveRequest) -> None:
         """Commit a checkpoint, then publish it and prune the run directory."""
+
+    def submit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> None:
+        """Commit a checkpoint in memory; no ``latest`` names it, and nothing is pruned after it."""
 
     def submit_prune(self, group: StorageGroup, best: str | None) -> None:
         """Prune the run directory after the work submitted so far.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.storage.diagnosis import is_full
 from resume_adapters.errors import PeerFailed, ResumeError, SaveFailed, UnsupportedSetting
-
-OnSaveError = Literal["stop", "continue"]
-"""What a run does after a save that failed: it ends, or it trains on and tries again at the next save."""
 
 _MOST = 3
 """Failed saves in a row that end a run in any case: it would train for nothing."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from resume_adapters.core.checkpoint import policy_text
-from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.checkpoint.retention import KeepLast, Policy
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Requeue, Stage
 from resume_adapters.core.saving.cadence import SaveEvery
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Memory, Mirror, Remote, mirror_of
 from resume_adapters.errors import UnsupportedSetting
 
 RUN_DIRECTORY, SAVE_EVERY = "RESUME_ADAPTERS_RUN_DIR", "RESUME_ADAPTERS_SAVE_EVERY"
-"""The environment variables that come before the run directory and the ``save_every`` of the script."""
+MIRROR = "RESUME_ADAPTERS_MIRROR"
+"""The environment variables that come before the run directory, ``save_every`` and ``mirror`` of the script. The last
+is a URL, or several with spaces between them; ``memory`` is one of them."""
 
 
 def run_directory_override(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -32,7 +37,10 @@ def run_directory_override(environment: Mapping[str, str] = os.environ) -> Path 
     """
     given = environment.get(RUN_DIRECTORY)
     if given and "://" in given:
-        raise UnsupportedSetting(f"{RUN_DIRECTORY}={given!r}; expected a directory on a mounted file system")
+        raise UnsupportedSetting(
+            f"{RUN_DIRECTORY}={given!r}; expected a directory on a mounted file system. For copies "
+            f"in an object store set {MIRROR}={given}"
+        )
     return Path(os.path.abspath(given)) if given else None
 
 
@@ -50,6 +58,9 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
         mtbf: mean time between failures, a period.
         verify: after restoring, compare the live state with the saved one.
         on_batch_change, on_save_error, stage: as the callbacks have them.
+        mirror: URLs to which committed checkpoints are copied, and ``memory`` as :func:`mirror_of` has it.
+        mirror_every: of how many saves one is copied.
+        mirror_keep_last: how many copies are kept; by default all.
         exit_code, walltime, reserve, requeue: as :class:`StopOn` has them.
     """
 
@@ -61,13 +72,16 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     save_every: int | str | None = None
     mtbf: str | None = None
     verify: bool = True
-    on_batch_change: Literal["refuse", "keep-samples"] = "refuse"
-    on_save_error: Literal["stop", "continue"] = "stop"
-    stage: Literal["off", "memory", "auto"] = "off"
+    on_batch_change: OnBatchChange = "refuse"
+    on_save_error: OnSaveError = "stop"
+    stage: Stage = "auto"
+    mirror: list[str] = []
+    mirror_every: int = 1
+    mirror_keep_last: int | None = None
     exit_code: int = 0
     walltime: str | None = None
     reserve: str = "auto"
-    requeue: Literal["slurm"] | None = None
+    requeue: Requeue | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments for a callback.
@@ -87,7 +101,14 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
             "on_batch_change": self.on_batch_change,
             "on_save_error": self.on_save_error,
             "stage": self.stage,
+            "mirror": self._mirrors(),
         }
+
+    def _mirrors(self) -> tuple[Mirror, ...]:
+        keep = None if self.mirror_keep_last is None else KeepLast(self.mirror_keep_last)
+        found = [mirror_of(text) for text in self.mirror]
+        stores = [replace(each, every=self.mirror_every, keep=keep) for each in found if isinstance(each, Remote)]
+        return (*stores, *[each for each in found if isinstance(each, Memory)])
 
     def _keep(self) -> Policy | None:
         given = (self.keep_last, self.keep_every, self.keep_within)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.errors import UnsupportedSetting
@@ -38,6 +39,8 @@ class Extent:
 
 _FINISHED: dict[Path, tuple[int, float | None, int | None, dict[str, Any]]] = {}
 """What this process has finished: the generation of its start and the fields of its extent, by run directory."""
+
+between_attempts(_FINISHED.clear)
 
 
 def mark_finished(run: ResumableRun, extent: Extent, epochs: float, steps: int) -> None:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
+from resume_adapters.core.choices import Stage
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 
@@ -22,8 +24,12 @@ from resume_adapters.core.state.stateful import Stateful
 class Trackers(Protocol):
     """The experiment trackers that the training logs to: the only ones who know W&B, MLflow and TensorBoard."""
 
-    def capture(self) -> dict[str, Any]:
-        """Return which runs are logged to, once all that was logged is on its way to a disk."""
+    def capture(self, *, flush: bool = True) -> dict[str, Any]:
+        """Return which runs are logged to.
+
+        Args:
+            flush: once all that was logged is on its way to a disk.
+        """
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Let the trackers continue those runs, and log nothing there a second time."""
@@ -70,8 +76,14 @@ class Framework(Protocol):
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the model's."""
 
+    def staging(self, stage: Stage) -> StagingOptions:
+        """Return how saves are copied, as far as the framework knows: what changes weights, and who reads the files."""
+
     def save(self, directory: Path) -> None:
         """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
+
+    def loaded_files(self, directory: Path) -> Iterable[Path]:
+        """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
@@ -82,8 +94,17 @@ class Framework(Protocol):
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the ranks, by the name of the component."""
 
+    def unreplicated(self) -> str:
+        """Return which state a process has alone, and no other could write in its place, for a message; empty: none.
+
+        What belongs to one rank and is small is none of it: see :class:`~resume_adapters.core.recovery.own_state`.
+        """
+
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
+
+    def models(self) -> Iterable[Any]:
+        """Return the modules that are trained."""
 
     def subjects(self) -> Subjects:
         """Return the objects whose undeclared state is looked for. It changes nothing, and draws no random number."""
@@ -93,6 +114,12 @@ class Framework(Protocol):
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""
+
+    def stand_in(self, rank: int) -> None:
+        """Save as a different rank from now on: this process was forked to write what that one held.
+
+        ``torch.distributed`` knows already, and so do the variables that a launcher sets.
+        """
 
     def close(self) -> None:
         """Undo what was patched, hooked or registered in the framework for this training call."""

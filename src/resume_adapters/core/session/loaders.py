@@ -77,6 +77,15 @@ class LoaderRestorer:
                 self._on_track(loader)
         return tracked
 
+    def missing(self) -> list[str]:
+        """Return in words what changes on the loaders' datasets and collate functions and is not captured."""
+        return [
+            f"{path}, a {kind}, changes when batches are read or in training: after a resume it starts over. A cache "
+            "may; what shapes a batch must be data, or follow from its index or from the random state"
+            for loader in self._tracked
+            for path, kind in loader.missing.items()
+        ]
+
     def close(self) -> None:
         """Let the loaders forget the run. They stay tracked: their workers may be running."""
         while self._tracked:

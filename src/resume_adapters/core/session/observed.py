@@ -1,8 +1,9 @@
 """State that nobody has declared: found by comparing what hangs on the objects of a training, before and after.
 
-A census is taken before the first step, before the first two saves of a launch, after its first evaluation, and before
-the save of a stop. What differs, is data and belongs to nobody is captured from then on at each save, and restored
-before the first step. What differs and is not data is named. Between saves, nothing is done.
+A census is taken before the first step, before the first two saves of a launch and the first one in a later epoch,
+after its first evaluation, and before the save of a stop. What differs, is data and belongs to nobody is captured from
+then on at each save, and restored before the first step. What differs and is not data is named. Between saves, nothing
+is done.
 
 Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
 """
@@ -105,6 +106,8 @@ class ObservedState:
         self._made: set[Path] = set()
         self._censuses = 0
         self._has_evaluated = False
+        self._first_epoch: int | None = None
+        self._has_seen_epochs = False
         self._observed: dict[Path, _Observed] = {}
         self._missing: dict[Path, PartEntry] = {}
         self._said: set[PartEntry] = set()
@@ -188,20 +191,43 @@ class ObservedState:
 
     # ---- Saving
 
-    def before_save(self, *, is_last: bool) -> None:
-        """Compare with the start of the launch, before its first two saves and its last one.
+    def before_save(self, *, is_last: bool, epoch: float = 0.0) -> None:
+        """Compare with the start of the launch, before its first two saves, the first of a later epoch, and its last.
 
         Args:
             is_last: the run stops after this save.
+            epoch: epochs that are done.
         """
         if not self.has_begun or self._held is not None:
             return
-        if self._censuses < _CENSUSES or is_last:
+        is_first = self._is_first_of_later_epoch(int(epoch))
+        if self._censuses < _CENSUSES or is_last or is_first:
             self._censuses += 1
             self._compare()
         else:
             self._compare_frozen()
         self._find_gradients()
+
+    def _is_first_of_later_epoch(self, epoch: int) -> bool:
+        """Return whether this is the first save of an epoch after that of the launch's first save."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        is_first = epoch > self._first_epoch and not self._has_seen_epochs
+        self._has_seen_epochs = self._has_seen_epochs or is_first
+        return is_first
+
+    def before_hold(self, *, compares: bool) -> None:
+        """Compare with the start of the launch, at the end of two of its steps within a restartable block.
+
+        Args:
+            compares: this may be one of them. The first step after a failure is not waited for longer than need be:
+                what the attempt before has found is captured in any case.
+        """
+        if self.has_begun and self._held is None:
+            if compares and self._censuses < _CENSUSES:
+                self._censuses += 1
+                self._compare()
+            self._find_gradients()
 
     def hold(self) -> None:
         """Let :meth:`capture` return the state of now, until :meth:`release`: an evaluation may be interrupted."""
@@ -286,8 +312,6 @@ class ObservedState:
         )
 
     def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
-        if leaf.type in ("Generator", "Random"):  # the session names generators, changed or not
-            return
         self._missing[path] = PartEntry(
             "data",
             "missing",

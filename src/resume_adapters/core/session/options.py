@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
-from resume_adapters.core.saving.failures import OnSaveError
-from resume_adapters.core.session.environment import SAVE_EVERY
-from resume_adapters.core.staging.staging import Stage
+from resume_adapters.core.session.environment import MIRROR, SAVE_EVERY
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import Stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.tiers.options import Mirror, mirror_of, require_mirrors
 from resume_adapters.errors import UnsupportedSetting
 
 ResumeFrom = Literal["auto", "scratch", "scratch!"] | str | os.PathLike[str]
 """What a run is to resume from: a word, or the path of a checkpoint."""
-
-OnBatchChange = Literal["refuse", "keep-samples"]
-"""What a resume with a different global batch size does."""
 
 _WORDS = ("auto", "scratch", "scratch!")
 """What ``resume`` may be beside a path."""
@@ -49,12 +46,16 @@ class ResumeOptions:
             resume by samples.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
-        stage: ``"memory"``: training goes on after a copy in memory, which is written in the background; ``"off"``: it
-            waits for the write; ``"auto"``: a copy, where that fits and nothing reads the files before their commit.
+        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
+            reads the files before their commit, or as with ``"disk"`` where memory is short; ``"memory"``: a copy in
+            any case; ``"disk"``: training goes on at once, and the next optimizer step waits for the write; ``"off"``:
+            it waits for the write.
+        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
+            a start takes the newest checkpoint of all.
         parts: further Statefuls by name.
 
     Raises:
-        UnsupportedSetting: ``resume`` is neither one of its words nor a path.
+        UnsupportedSetting: ``resume`` is neither one of its words nor a path, or ``mirror`` is no list of tiers.
     """
 
     resume: ResumeFrom = "auto"
@@ -65,10 +66,12 @@ class ResumeOptions:
     verify: bool = True
     on_batch_change: OnBatchChange = "refuse"
     on_save_error: OnSaveError = "stop"
-    stage: Stage = "off"
+    stage: Stage = "auto"
+    mirror: Sequence[Mirror] = ()
     parts: Mapping[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_mirrors(self.mirror)
         given = self.resume
         is_name = isinstance(given, str) and Path(given).name == given and given not in _WORDS
         question = did_you_mean(str(given), _WORDS) if is_name else ""
@@ -84,6 +87,15 @@ class ResumeOptions:
     def generators(self) -> dict[str, GeneratorState]:
         """The generators among the parts."""
         return {name: part for name, part in self.parts.items() if isinstance(part, GeneratorState)}
+
+    def mirrors(self) -> tuple[Mirror, ...]:
+        """Return where committed checkpoints are copied to. The environment comes before ``mirror``.
+
+        Raises:
+            UnsupportedSetting: the variable of the environment names no tier.
+        """
+        given = os.environ.get(MIRROR)
+        return tuple(self.mirror) if given is None else tuple(map(mirror_of, given.split()))
 
     def cadence(self) -> Cadence | None:
         """Return when to save; ``None`` where the framework decides that. The environment comes before ``save_every``.
@@ -145,12 +157,13 @@ class OptionsCallback:
         verify: bool = True,
         on_batch_change: OnBatchChange = "refuse",
         on_save_error: OnSaveError = "stop",
-        stage: Stage = "off",
+        stage: Stage = "auto",
+        mirror: Sequence[Mirror] = (),
         **parts: Any,
     ) -> None:
         found = parts_among(parts, *self.further_options)
         self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, parts=found
+            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
         )
         for message in self.needless_warnings:
             warnings.filterwarnings("ignore", message)

@@ -1,15 +1,13 @@
-"""The parts of a training in words: which are captured, which generators are not, and which saved parts are dropped."""
+"""The parts of a training in words: which are captured, and which saved parts are dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.options import ResumeOptions
-from resume_adapters.core.state.rng import is_generator
 from resume_adapters.core.state.stateful import Stateful
 
 _CAPTURED = {
@@ -44,32 +42,6 @@ class PartEntries:
         """
         named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self._options.parts, **parts}.items()}
         return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
-
-    def missing_generators(self, places: Mapping[str, Any]) -> list[PartEntry]:
-        """Return an entry for each generator that is an attribute of one of these places, and no part of the state.
-
-        Args:
-            places: the objects to look at, by the name under which a user knows them.
-        """
-        return [
-            PartEntry(
-                "data",
-                "missing",
-                f"{path} is a random generator that is not saved: after a resume it starts over; register it with "
-                f"{self._framework.registers}({path.rpartition('.')[2].strip('_').lower()}={path})",
-            )
-            for path in self.generators_of(places)
-        ]
-
-    def generators_of(self, places: Mapping[str, Any]) -> list[str]:
-        """Return the paths of the generators for which :meth:`missing_generators` returns an entry."""
-        held = {id(getattr(part, "generator", part)) for part in self._options.parts.values()}
-        return [
-            f"{place}.{name}"
-            for place, thing in places.items()
-            for name, value in getattr(thing, "__dict__", {}).items()
-            if is_generator(value) and id(value) not in held
-        ]
 
     def log_dropped(self, context: RestoreContext) -> None:
         """Log the parts of the checkpoint that this launch does not restore."""

@@ -10,7 +10,10 @@ from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.session.observed import ObservedLeaf
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.records import Record, Stored
+from resume_adapters.core.state.records import FRESH, Record, Stored
+
+SHARD_DIGESTS = "shares"
+"""The name on disk of :attr:`LaunchState.shard_digests`."""
 
 
 @dataclass
@@ -24,7 +27,7 @@ class LoaderState(Record):
         samples: samples in an optimizer step.
     """
 
-    position: LoaderPosition | None
+    position: Annotated[LoaderPosition | None, FRESH]
     consumed: int
     global_batch: Annotated[int, Stored("together")]
     samples: int
@@ -56,14 +59,28 @@ class LaunchState(Record):
 
     topology: dict[str, int]
     invariants: Annotated[dict[str, int], Stored("fixed")]
-    shard_digests: Annotated[dict[str, int], Stored("shares")]
+    shard_digests: Annotated[dict[str, int], Stored(SHARD_DIGESTS)]
     shift: int
     ddp_buckets: Annotated[list[list[str]], Stored("buckets")]
     observed: list[ObservedLeaf] | None = None
     settings: LaunchSettings | None = None
 
 
-def data_cursor(epochs: float, loaders: Sequence[LoaderState]) -> dict[str, Any]:
+class OrderDigest:
+    """Digests the order of a pass: one object, at all saves within the pass."""
+
+    def __init__(self) -> None:
+        self._order: Any = None
+        self._digest = ""
+
+    def of(self, order: Any) -> str:
+        """Return eight hexadecimal digits; none where it is not data."""
+        if order is not self._order:
+            self._order, self._digest = order, (encoding.digest_of(order) or "")[:8]
+        return self._digest
+
+
+def data_cursor(epochs: float, loaders: Sequence[LoaderState], digest: OrderDigest) -> dict[str, Any]:
     """Return, for people, where the first loader that is in the middle of a pass is."""
     known = [(each, each.position) for each in loaders if each.position is not None]
     current = next(((each, position) for each, position in known if not position.ended), known[0] if known else None)
@@ -79,5 +96,5 @@ def data_cursor(epochs: float, loaders: Sequence[LoaderState]) -> dict[str, Any]
         "micro_batches": done,
         "samples": samples if samples or not done else None,
         "of": position.length,
-        "order": (encoding.digest_of(order) or "")[:8] if done and order else None,
+        "order": digest.of(order) if done and order else None,
     }

@@ -14,7 +14,7 @@ from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_extra, log_passed_over, log_sibling, log_start, log_wasted
 from resume_adapters.core.session.options import ResumeOptions
-from resume_adapters.core.session.records import RankState, data_cursor
+from resume_adapters.core.session.records import OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.state.ddp_buckets import BucketOrder
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
@@ -120,7 +120,7 @@ class Restorer:
         if differences:
             raise context.mismatch(differences, "it cannot be resumed from")
         self._framework.trackers.restore(context.reader.required_part("trackers"))
-        cursor = data_cursor(manifest.epoch, context.rank_state.loader_states)
+        cursor = data_cursor(manifest.epoch, context.rank_state.loader_states, OrderDigest())
         if context.ranks.rank == 0:
             logger.info("%s resumed at %s.", context.path.name, describe_cursor(cursor))
         if self._run.storage_group.is_leader:

@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry
+from resume_adapters.core.checkpoint.native_files import LoadableFiles
 from resume_adapters.core.log import logger
+from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.best import BestCheckpoint
-from resume_adapters.core.session.context import RestoreContext, shard_digests
+from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
+from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import log_parts
 from resume_adapters.core.session.observed import TENSORS, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.part_entries import PartEntries
-from resume_adapters.core.session.records import LaunchState, RankState, data_cursor
+from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
+from resume_adapters.core.session.shards import ShardDigests
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.ddp_hooks import hook_states
+from resume_adapters.core.state.object_path import is_module
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
@@ -56,11 +63,13 @@ class Session:
         settings: compares what this launch was given with what the checkpoint was saved with.
         part_entries: describes the parts that are captured, and what is not.
         best: which checkpoint a manifest names as the best.
+        order_digest: digests the order of the data, for the manifests.
         reason: why the next checkpoint is saved.
         stopping: all ranks have agreed to save and leave.
         has_begun: the first step has begun.
         has_saved: this call has written a checkpoint.
         trace: gets what a watched run writes of its steps; ``None`` where the environment asks for no trace.
+        held: what the call holds within a restartable block; ``None`` outside of one.
     """
 
     def __init__(
@@ -87,11 +96,27 @@ class Session:
         self.has_begun = False
         self.has_saved = False
         self.best = BestCheckpoint(run)
+        self.order_digest = OrderDigest()
         self._has_refused = False
         self.part_entries = PartEntries(framework, options)
         self.observed = ObservedState(self._subjects, framework.registers)
         self._has_loaded_observed = False
+        self._loadable = LoadableFiles()
         self._architecture: dict[str, str] | None = None
+        attempt = running_attempt()
+        self.held = (
+            None
+            if attempt is None
+            else HeldCall(
+                attempt,
+                run,
+                framework,
+                options,
+                self.observed,
+                functools.partial(_SessionContent, self),
+                self.close,
+            )
+        )
         run.undo_at_close(self._undo)
 
     # ---- Resuming
@@ -140,6 +165,9 @@ class Session:
         """
         self._load_observed()
         if not self.observed.has_begun:
+            if self.held is not None:
+                self.held.require_whole()
+                self.held.restore(self.context)
             self.observed.begin()
             self.architecture()
             self._log_differences()
@@ -180,10 +208,20 @@ class Session:
             self.observed.load(launch.observed, self.context.reader.part(TENSORS) or {})
 
     def _subjects(self) -> Subjects:
-        """Return the framework's subjects, without what the user's parts capture."""
+        """Return the framework's subjects, the states of DDP's hooks, and what the user's parts leave out.
+
+        Of a module, ``state_dict()`` lacks the plain attributes: the place in a queue whose entries are a buffer.
+        """
         subjects, parts = self.framework.subjects(), self.options.parts.values()
         held = [getattr(part, "generator", part) for part in parts]
-        return dataclasses.replace(subjects, captured=[*subjects.captured, *parts, *held])
+        modules = {name: part for name, part in self.options.parts.items() if is_module(part)}
+        roots = {**modules, **subjects.roots, **hook_states(self.framework.modules())}
+        return dataclasses.replace(
+            subjects,
+            roots=roots,
+            captured=[*subjects.captured, *parts, *held],
+            unnamed=[*subjects.unnamed, *self.loaders.missing()],
+        )
 
     # ---- Training
 
@@ -193,6 +231,8 @@ class Session:
         Raises:
             Stopped: one was.
         """
+        if self.held is not None:
+            self.held.attempt.require_peers()
         if not self.has_begun:
             self.has_begun = True
             self.run.end_skipping()
@@ -204,15 +244,29 @@ class Session:
         """
         if self.trace is not None:
             self.trace.end_step(step, epoch)
+        if self.held is not None and self.held.attempt.is_left:
+            return Decision(save=False, stop=False)  # this step is held, and then the attempt is left
         decision = self.run.end_step(step, epoch, horizon)
-        self._apply(decision.stop)
+        if decision.stop:
+            self._apply(decision.stop)
         return decision
+
+    def keep(self, step: int, loop: TrainingLoop, form: SaveForm) -> None:
+        """Within a restartable block, hold the state of now; see :meth:`HeldCall.keep`. Elsewhere do nothing.
+
+        Call it where a checkpoint could be saved, at the end of every step, on every rank.
+        """
+        if self.held is not None:
+            self._load_observed()
+            self.held.keep(step, loop, form)
 
     def ask_to_stop(self) -> bool:
         """Return whether all ranks are to save and leave now.
 
         Every rank asks at the same places between two ends of a step: between the batches of an evaluation.
         """
+        if self.held is not None:
+            self.held.attempt.pulse.beat()
         if not self.stopping:
             self._apply(self.run.should_stop())
         return self.stopping
@@ -225,6 +279,8 @@ class Session:
     def begin_ending(self) -> None:
         """Wait for the commits in flight, before the last step is saved where it is not. Every rank calls it."""
         self._is_ending, self.reason = True, "finished"
+        if self.held is not None:
+            self.held.attempt.pulse.stop()
         self.run.drain()
 
     def set_reason(self, reason: str) -> None:
@@ -254,7 +310,7 @@ class Session:
 
     # ---- Saving
 
-    def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False) -> None:
+    def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False, to_memory: bool = False) -> None:
         """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, log what each part holds.
 
         With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
@@ -264,12 +320,16 @@ class Session:
             step: optimizer steps completed.
             loop: where the training is.
             is_file: the framework writes one file of that name, not a directory.
+            to_memory: to memory alone, as :meth:`end_step` has said.
         """
         self._load_observed()
-        self.observed.before_save(is_last=self.stopping)
+        self.observed.before_save(is_last=self.stopping, epoch=loop.facts().epoch)
         content = _SessionContent(self, loop, name)
         is_last = self.stopping or self._is_ending
         try:
+            if to_memory:
+                self.has_saved = self.run.save_to_memory(name, step, content, is_file=is_file) or self.has_saved
+                return
             is_written = self.run.save(name, step, content, is_file=is_file, is_last=is_last)
         except ResumeError as error:
             self.fail(error, step)
@@ -291,13 +351,34 @@ class Session:
         """
         require_unchanged(self.architecture(), architecture(dict(self.framework.state_dict())))
 
-    def launch_state(self) -> LaunchState:
-        """Return what the session adds to the state of each rank."""
+    def require_loadable(self, directory: Path) -> None:
+        """Refuse at the first save what no resume could load; each rank looks at its own files.
+
+        Raises:
+            NotSerialisable: naming what would have to run code.
+        """
+        rank, framework = self.run.ranks.rank, self.framework
+        self._loadable.require(
+            file
+            for file in framework.loaded_files(directory)
+            if framework.owner_of(Path(file.name) if file == directory else file.relative_to(directory)) == rank
+        )
+
+    def shard_digests(self) -> ShardDigests:
+        """Return the digests of what is sharded; of what the save under way copies, they are computed from the copy."""
         sharded = self.framework.sharded_state() if self.options.verify else {}
+        return ShardDigests(sharded, self.run.ranks.rank, self.run.copy_of)
+
+    def launch_state(self, shard_digests: dict[str, int]) -> LaunchState:
+        """Return what the session adds to the state of each rank.
+
+        Args:
+            shard_digests: see :class:`LaunchState`.
+        """
         return LaunchState(
             topology=dict(self.framework.topology),
             invariants=dict(self.framework.invariants),
-            shard_digests=shard_digests(sharded, self.run.ranks.rank),
+            shard_digests=shard_digests,
             shift=self.rescale.shift,
             ddp_buckets=[each.order for each in self.restorer.bucket_orders],
             observed=self.observed.capture(),
@@ -316,9 +397,7 @@ class Session:
 
     def _trace_loader(self, loader: Any) -> None:
         assert self.trace is not None, "a run is watched"
-        # The samplers' generators belong to the position of the loader.
-        places = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-        self.trace.add_loader(loader.dataset, self.part_entries.generators_of(places))
+        self.trace.add_loader(loader.dataset)
 
     # ---- Ending
 
@@ -341,6 +420,7 @@ class Session:
             facts: further fields of the run's status.
         """
         self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)
+        self.run.finish_copies()
         mark_finished(self.run, extent, epoch, step)
 
     def fail(self, error: Exception, step: int) -> None:
@@ -348,6 +428,9 @@ class Session:
 
         What fails on the way (a commit in flight, the status itself) is logged, so that it does not hide the error.
         """
+        if self.held is not None:  # the block writes it, if it does not go on
+            self.held.attempt.fail(error)
+            return
         self.log_refusal(error)
         if not self.run.generation:
             return
@@ -374,7 +457,12 @@ class Session:
         Args:
             undo: what the adapter has to undo before the run is closed.
         """
-        with contextlib.ExitStack() as stack:
+        # What was cut cannot be closed without an error, and a commit that was in flight has failed.
+        is_cut = self.held is not None and self.held.attempt.is_left
+        if self.held is not None:
+            self.held.attempt.pulse.stop()
+        expected = (RuntimeError, ResumeError) if is_cut else ()
+        with contextlib.suppress(*expected), contextlib.ExitStack() as stack:
             stack.callback(self.run.close)
             for each in undo:
                 stack.callback(each)
@@ -397,15 +485,31 @@ class _SessionContent:
         self._loop = loop
         self._name = name
         self._state: RankState | None = None
-        self._facts: CheckpointFacts | None = None
+        self._digests: ShardDigests | None = None
 
     def save(self, directory: Path) -> None:
         self._session.require_same_architecture()
-        self._session.framework.save(directory)
+        try:
+            self._session.framework.save(directory)
+        except OSError:
+            raise  # the ranks deal with it together
+        except Exception as error:
+            if self._session.held is not None:  # the others may wait for this rank within the framework's save
+                self._session.held.attempt.fail(error)
+            raise
+        self._session.require_loadable(directory)
 
     def rank_state(self) -> dict[str, Any]:
         self._state = self._loop.rank_state()
-        return {**self._state.to_tree(), **self._session.launch_state().to_tree()}
+        return {**self._state.to_tree(), **self.launch_tree()}
+
+    def completed(self) -> Mapping[str, Any]:
+        assert self._digests is not None, "the state of the rank was captured"
+        return {} if self._digests.is_complete else {SHARD_DIGESTS: self._digests.complete()}
+
+    def launch_tree(self) -> dict[str, Any]:
+        self._digests = self._session.shard_digests()
+        return self._session.launch_state(self._digests.known).to_tree()
 
     def parts(self) -> dict[str, Stateful]:
         session = self._session
@@ -419,14 +523,18 @@ class _SessionContent:
         }
 
     def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        session, facts = self._session, self._loop.facts()
-        resumed = session.resumed_manifest
         assert self._state is not None, "the state of the rank was captured"
-        cursor = data_cursor(facts.epoch, self._state.loader_states)
+        return self.describe_state(self._state, self._loop.facts(), is_held=False)
+
+    def describe_state(self, state: RankState, facts: CheckpointFacts, *, is_held: bool) -> dict[str, Any]:
+        session = self._session
+        resumed = session.resumed_manifest
+        cursor = data_cursor(facts.epoch, state.loader_states, session.order_digest)
         entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.describe()]
-        session.log_parts(entries)
+        if not is_held:
+            session.log_parts(entries)
         return {
-            "reason": session.reason,
+            "reason": "recovery" if is_held else session.reason,
             "parts": tuple(entries),
             "architecture": architecture_digest(session.architecture()),
             "cursor": cursor,

@@ -65,16 +65,11 @@ class StepTrace:
         )
         self._hooks.append(register_optimizer_step_pre_hook(self._before_step))
 
-    def add_loader(self, dataset: Any, generators: Sequence[str]) -> None:
-        """Write of a training loader which random generators no part of the state holds.
-
-        Args:
-            dataset: its dataset.
-            generators: the paths of their attributes.
-        """
+    def add_loader(self, dataset: Any) -> None:
+        """Write of what kind the dataset of a training loader is."""
         place = f"loader {self._loaders}"
         self._loaders += 1
-        self._log.write("data", place=place, dataset=type(dataset).__name__, generators=list(generators))
+        self._log.write("data", place=place, dataset=type(dataset).__name__)
 
     def add_missing(self, entries: Sequence[Any]) -> None:
         """Write which parts the first save of this launch names as missing."""

@@ -80,6 +80,5 @@ class Arena:
         return _memcmp()(self.address(offset), address, size) == 0
 
     def close(self) -> None:
-        """Give the memory back, as soon as nobody looks at it any more."""
-        del self._first, self._map
+        """Give the memory back with the last reference to this: a copy in it may still have to be compared."""
         os.close(self.descriptor)

@@ -6,22 +6,21 @@ file with holes in place of the tensors, and the arena gets a copy of those.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import struct
 import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from resume_adapters.core.staging.arena import Arena
-from resume_adapters.core.staging.owned import OwnedStorage
+from resume_adapters.core.staging.owned import SMALLEST, OwnedStorage
+from resume_adapters.core.state.safetensors_file import safetensors_header
 from resume_adapters.core.storage import fill
-from resume_adapters.core.storage.fill import Piece
+from resume_adapters.core.storage.fill import Piece, Record
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,44 @@ class CapturedFile:
     """A file with holes, and what fills them.
 
     Attributes:
-        path: relative to the checkpoint.
+        path: relative to the checkpoint; ``None``: the framework has given the file another name since.
         descriptor: the file, open for reading and writing.
         pieces: the parts of the arena.
+        straight: what goes from where it is straight to the file, by its place there.
     """
 
-    path: Path
+    path: Path | None
     descriptor: int
     pieces: list[Piece]
+    straight: dict[int | Record, OwnedStorage]
+
+    def cut(self, begin: int) -> None:
+        """Let go of what fills the file from an offset on; of an archive, its begin counts."""
+        self.pieces[:] = [each for each in self.pieces if _begin(each.place) < begin]
+        for place in [each for each in self.straight if _begin(each) >= begin]:
+            del self.straight[place]
+
+    @property
+    def missing(self) -> list[Piece]:
+        """What is still to be done for the file; where anything goes straight to it, everything is there already."""
+        if not self.straight:
+            return self.pieces
+        copied = [Piece(each.place, None, each.bytes) for each in self.pieces]
+        return [*copied, *(Piece(place, None, each.bytes) for place, each in self.straight.items())]
+
+
+class _Hole(NamedTuple):
+    """A part of a file that is missing.
+
+    Attributes:
+        place: see :class:`Piece`.
+        source: the storage, or the tensor, that fills it.
+        bytes: its length.
+    """
+
+    place: int | Record
+    source: Any
+    bytes: int
 
 
 @dataclass
@@ -47,6 +76,8 @@ class Capture:
         directory: where the checkpoint is written: a directory, or one file.
         arena: gets the copies.
         owned: the storages that only optimizers change, by their addresses: those are copied later.
+        goes_straight: those are not copied, but written from where they are.
+        wholly: those are digested now: what changes them before they are written is found.
 
     Attributes:
         files: what was captured.
@@ -58,6 +89,8 @@ class Capture:
     directory: Path
     arena: Arena
     owned: Mapping[int, OwnedStorage]
+    goes_straight: bool = False
+    wholly: bool = False
     files: list[CapturedFile] = field(default_factory=list)
     later: list[tuple[int, OwnedStorage]] = field(default_factory=list)
     now: list[tuple[int, OwnedStorage]] = field(default_factory=list)
@@ -65,41 +98,62 @@ class Capture:
 
     def __post_init__(self) -> None:
         self._thread = threading.get_ident()
+        self._copies: dict[int, tuple[Piece, Any]] = {}
+
+    def copy_of(self, tensor: Any) -> Any:
+        """Return the tensor into which a tensor is copied, now or later; ``None``: it is not."""
+        import torch
+
+        piece, _ = self._copies.get(tensor.data_ptr(), (None, None))
+        if piece is None or piece.bytes != _size(tensor) or not tensor.is_contiguous():
+            return None
+        return torch.frombuffer(
+            self.arena.memory, dtype=tensor.dtype, count=tensor.numel(), offset=piece.begin or 0
+        ).view(tensor.shape)
 
     def close(self) -> None:
-        """Close the files."""
-        for each in self.files:
+        """Close the files, and let go of what they are filled with."""
+        self._close(lambda file: True)
+        self._copies.clear()
+
+    def end(self) -> None:
+        """Let go of files that the framework has removed since it wrote them, and of the names of those that moved."""
+        self._close(lambda file: fill.is_removed(file.descriptor))
+        self.files[:] = [each if self._is_in_place(each) else replace(each, path=None) for each in self.files]
+
+    def _is_in_place(self, file: CapturedFile) -> bool:
+        return file.path is not None and fill.leads_to(self.directory / file.path, file.descriptor)
+
+    def _close(self, is_meant: Callable[[CapturedFile], bool]) -> None:
+        for each in [file for file in self.files if is_meant(file)]:
+            self.files.remove(each)
             os.close(each.descriptor)
-        self.files.clear()
 
     # ---- torch.save
 
     def torch_save(self, native: Callable[..., None], obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
         """Stand in for ``torch.save``."""
-        path = self._relative(f if isinstance(f, os.PathLike) else getattr(f, "name", f))
-        if path is None or arguments or keywords not in ({}, {"_use_new_zipfile_serialization": True}):
+        stream = _stream(f)
+        path = self._relative(f if isinstance(f, os.PathLike) else getattr(stream, "name", f))
+        is_open = path is not None and hasattr(stream, "seek")
+        begin = stream.tell() if is_open else 0
+        is_usual = not arguments and keywords in ({}, {"_use_new_zipfile_serialization": True})
+        if path is not None:
+            self._forget(path, begin)
+        if path is None or not is_usual:
             native(obj, f, *arguments, **keywords)
             return
-        storages = save_with_holes(native, obj, f)
-        if storages is None or not self._has_room(sum(each.nbytes() for each in storages.values()), len(storages)):
-            if hasattr(f, "seek"):
-                f.seek(0)  # what was written there is shorter than the whole file
+        storages = save_with_holes(native, obj, stream)
+        end = stream.tell() if is_open else None
+        holes = [_Hole(Record(name, begin, end), each, each.nbytes()) for name, each in (storages or {}).items()]
+        if storages is None or not self._has_room(holes):
+            if is_open:
+                stream.seek(begin)  # what was written there is shorter than the whole archive
             native(obj, f)
         elif storages:
-            pieces = [self._copy_storage(record, each) for record, each in storages.items()]
-            if hasattr(f, "flush"):
-                f.flush()
-            self.files.append(CapturedFile(path, fill.open_to_fill(self.directory / path), pieces))
-
-    def _copy_storage(self, place: str, storage: Any) -> Piece:
-        size = storage.nbytes()
-        offset = self.arena.reserve(size)
-        owned = self.owned.get(storage.data_ptr()) if storage.device.type == "cpu" else None
-        if owned is None or owned.bytes != size:
-            self._copy(offset, storage, size)
-        else:
-            self._copy_owned(offset, owned)
-        return Piece(place, offset, size)
+            if is_open:
+                stream.flush()
+            self._take(self._opened(path, begin), holes)
 
     # ---- safetensors
 
@@ -108,28 +162,28 @@ class Capture:
     ) -> None:
         """Stand in for ``safetensors.torch.save_file``."""
         path = self._relative(filename)
-        sizes = {name: each.numel() * each.element_size() for name, each in tensors.items()}
-        if path is None or not _is_plain(tensors, sizes) or not self._has_room(sum(sizes.values()), len(sizes)):
+        if path is not None:
+            self._forget(path, 0)
+        if path is None or not _is_plain(tensors):
             native(tensors, filename, metadata=metadata)
             return
         header, offsets = safetensors_header(tensors, metadata)
-        end = len(header) + sum(sizes.values())
-        descriptor = fill.create_with_hole(Path(filename), header, end)
-        pieces = [
-            self._copy_tensor(len(header) + offsets[name], tensors[name], size) for name, size in sizes.items() if size
-        ]
-        self.files.append(CapturedFile(path, descriptor, pieces))
-
-    def _copy_tensor(self, place: int, tensor: Any, size: int) -> Piece:
-        offset = self.arena.reserve(size)
-        owned = self.owned.get(tensor.data_ptr()) if tensor.device.type == "cpu" else None
-        if owned is None or owned.bytes != size:
-            self._copy(offset, tensor.detach(), size)
-        else:
-            self._copy_owned(offset, owned)
-        return Piece(place, offset, size)
+        filled = {name: each for name, each in tensors.items() if each.numel()}
+        holes = [_Hole(len(header) + offsets[name], each.detach(), _size(each)) for name, each in filled.items()]
+        if not self._has_room(holes):
+            native(tensors, filename, metadata=metadata)
+            return
+        end = len(header) + sum(each.bytes for each in holes)
+        self._take(self._captured(path, fill.create_with_hole(Path(filename), header, end)), holes)
 
     # ---- Both
+
+    def _forget(self, path: Path, begin: int) -> None:
+        """Let go of what was captured for a file from an offset on: it is written again."""
+        for each in self.files:
+            if each.path == path:
+                each.cut(begin)
+        self._close(lambda file: not file.pieces and not file.straight)
 
     def _relative(self, path: Any) -> Path | None:
         """Return a path relative to the checkpoint; ``None`` for what is not captured."""
@@ -138,22 +192,63 @@ class Capture:
         absolute = Path(os.path.abspath(path))
         return absolute.relative_to(self.directory) if absolute.is_relative_to(self.directory) else None
 
-    def _has_room(self, size: int, pieces: int) -> bool:
-        fits = self.arena.has_room(size, pieces)
-        self.lacking += 0 if fits else size
+    def _owned(self, hole: _Hole) -> OwnedStorage | None:
+        """Return what only optimizers change, where that is what fills a hole."""
+        found = self.owned.get(hole.source.data_ptr()) if hole.source.device.type == "cpu" else None
+        return found if found is not None and found.bytes == hole.bytes else None
+
+    def _may_go_straight(self, owned: OwnedStorage | None) -> bool:
+        return self.goes_straight and owned is not None and owned.may_wait
+
+    def _has_room(self, holes: list[_Hole]) -> bool:
+        copied = [each.bytes for each in holes if not self._may_go_straight(self._owned(each))]
+        fits = self.arena.has_room(sum(copied), len(copied))
+        self.lacking += 0 if fits else sum(copied)
         return fits
 
-    def _copy(self, offset: int, source: Any, size: int) -> None:
-        held = source.cpu()  # of what is on the CPU, itself
-        self.arena.copy(offset, held.data_ptr(), size)
+    def _opened(self, path: Path, begin: int) -> CapturedFile:
+        """Return the file in which an archive begins here."""
+        known = [each for each in self.files if each.path == path and self._is_in_place(each)] if begin else []
+        return known[-1] if known else self._captured(path, fill.open_to_fill(self.directory / path))
 
-    def _copy_owned(self, offset: int, owned: OwnedStorage) -> None:
-        if owned.may_wait:
-            owned.sample()
-            self.later.append((offset, owned))
-        else:
-            self._copy(offset, owned.storage, owned.bytes)
-            self.now.append((offset, owned))
+    def _captured(self, path: Path, descriptor: int) -> CapturedFile:
+        self.files.append(CapturedFile(path, descriptor, [], {}))
+        return self.files[-1]
+
+    def _take(self, taken: CapturedFile, holes: list[_Hole]) -> None:
+        """Fill the holes of a file later; what may not wait is copied now."""
+        for hole in holes:
+            owned = self._owned(hole)
+            if owned is not None and self._may_go_straight(owned):
+                owned.sample(wholly=self.wholly)
+                taken.straight[hole.place] = owned
+                continue
+            offset = self.arena.reserve(hole.bytes)
+            piece = Piece(hole.place, offset, hole.bytes)
+            taken.pieces.append(piece)
+            if owned is not None or hole.bytes < SMALLEST:  # it is kept: no other storage gets its address meanwhile
+                self._copies[hole.source.data_ptr()] = piece, hole.source
+            if owned is not None and owned.may_wait:
+                owned.sample()
+                self.later.append((offset, owned))
+                continue
+            held = hole.source.cpu()  # of what is on the CPU, itself
+            self.arena.copy(offset, held.data_ptr(), hole.bytes)
+            if owned is not None:
+                self.now.append((offset, owned))
+
+
+def _begin(place: int | Record) -> int:
+    return place.begin if isinstance(place, Record) else place
+
+
+def _stream(f: Any) -> Any:
+    """Return the file to which ``torch.save`` writes, also where ``torch.distributed.checkpoint`` keeps it open."""
+    return f.raw if type(f).__name__ == "NoCloseWriter" else f  # seam: torch 2.7-2.13
+
+
+def _size(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
 
 
 def save_with_holes(save: Callable[..., None], obj: Any, f: Any) -> dict[str, Any] | None:
@@ -175,15 +270,19 @@ def save_with_holes(save: Callable[..., None], obj: Any, f: Any) -> dict[str, An
 
 def _noting(storages: dict[str, Any]) -> Any:
     """Return a module like ``pickle`` whose pickler notes the storages that ``torch.save`` numbers."""
+    from torch import TypedStorage, UntypedStorage
+
+    kinds = (TypedStorage, UntypedStorage)
 
     class Pickler(pickle.Pickler):
         def __init__(self, *arguments: Any, **keywords: Any) -> None:
             number = self.persistent_id  # torch.save's own: its pickler derives this one
 
             def persistent_id(obj: Any) -> Any:
+                if not isinstance(obj, kinds):  # of each number and text too: the state of a generator has hundreds
+                    return None
                 found = number(obj)
-                if found is not None:
-                    storages[found[2]] = getattr(obj, "_untyped_storage", obj)  # seam: torch 2.6-2.13
+                storages[found[2]] = getattr(obj, "_untyped_storage", obj)  # seam: torch 2.6-2.13
                 return found
 
             self.persistent_id = persistent_id  # type: ignore[method-assign]
@@ -194,33 +293,11 @@ def _noting(storages: dict[str, Any]) -> Any:
     return module
 
 
-def _is_plain(tensors: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+def _is_plain(tensors: Mapping[str, Any]) -> bool:
     """Return whether tensors are what safetensors writes byte by byte; the rest it refuses, and says why."""
     import torch
 
     strided = all(each.layout is torch.strided and each.is_contiguous() for each in tensors.values())
-    held = [name for name, size in sizes.items() if size]
-    own = {tensors[name].untyped_storage().data_ptr() for name in held} if strided else set()
+    held = [each for each in tensors.values() if each.numel()]
+    own = {each.untyped_storage().data_ptr() for each in held} if strided else set()
     return strided and len(own) == len(held) > 0 and sys.byteorder == "little"
-
-
-def safetensors_header(tensors: Mapping[str, Any], metadata: Any) -> tuple[bytes, dict[str, int]]:
-    """Return how a file of safetensors begins, and where behind that each tensor is.
-
-    The library itself gives the order, for empty tensors of the same names and dtypes.
-    """
-    import torch
-    from safetensors.torch import save
-
-    empty = {name: torch.empty(0, dtype=each.dtype) for name, each in tensors.items()}
-    document = save(empty, metadata)
-    (length,) = struct.unpack_from("<Q", document)
-    header, offsets, at = json.loads(document[8 : 8 + length]), {}, 0
-    for name, entry in header.items():
-        if name != "__metadata__":
-            end = at + tensors[name].numel() * tensors[name].element_size()
-            entry.update(shape=list(tensors[name].shape), data_offsets=[at, end])
-            offsets[name], at = at, end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text, offsets

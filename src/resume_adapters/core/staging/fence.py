@@ -1,4 +1,4 @@
-"""Nothing that is to be copied changes before it is copied: whoever is about to change it waits."""
+"""Nothing that is to be copied changes before it is copied: a change waits for the copy."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _VERSIONS = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""The files of both versions of control groups, by the controller's name: limit, use, and what of that can be freed."""
+"""The files of both versions of control groups, by the controller's name: limit, use, and how much can be freed."""
 
 
 def available_memory(storage: Storage, root: Path = Path("/")) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
+
+import xxhash
 
 SMALLEST = 1 << 16
 """Bytes from which on a storage is worth a copy of its own, later."""
@@ -29,63 +31,106 @@ class OwnedStorage:
         self.may_wait = may_wait
         self._tensor = tensor
         self._taken: tuple[Any, ...] = ()
+        self._digest = b""
 
     @property
     def address(self) -> int:
         """Where it is."""
         return int(self.storage.data_ptr())
 
-    def sample(self) -> None:
-        """Remember samples of the content."""
+    @property
+    def content(self) -> memoryview:
+        """The bytes, as they are now."""
+        return memoryview((ctypes.c_char * self.bytes).from_address(self.address)).cast("B")
+
+    def sample(self, *, wholly: bool = False) -> None:
+        """Remember samples of the content.
+
+        Args:
+            wholly: all of it, as a digest.
+        """
         self._taken = (self.address, self._tensor._version, *self._samples(self.address))
+        self._digest = xxhash.xxh3_64_digest(self.content) if wholly else b""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the storage is as large as it was."""
+        return bool(self.storage.nbytes() == self.bytes)
 
     @property
     def is_in_place(self) -> bool:
         """Whether the storage is where it was when it was sampled, as large as it was."""
-        return (self.address, self.storage.nbytes()) == (self._taken[0], self.bytes)
+        return self.is_whole and self.address == self._taken[0]
 
-    def is_as_sampled(self, copy: int) -> bool:
+    def is_as_sampled(self, copy: int | None = None) -> bool:
         """Return whether a copy is of what was sampled, as far as samples and the tensor's version tell.
 
         Args:
-            copy: its address.
+            copy: its address; by default the storage's own: whether nothing has changed, as far as the samples tell.
         """
-        return self._taken == (self.address, self._tensor._version, *self._samples(copy))
+        where = self.address if copy is None else copy
+        if self._taken != (self.address, self._tensor._version, *self._samples(where)):
+            return False
+        return not self._digest or xxhash.xxh3_64_digest(self.content) == self._digest
 
     def _samples(self, address: int) -> list[bytes]:
         last = self.bytes - _SAMPLE
         return [ctypes.string_at(address + at, _SAMPLE) for at in (0, last // 2, last)]
 
 
-def owned_storages(optimizers: Iterable[Any], restless: Collection[str], *, may_wait: bool) -> dict[int, OwnedStorage]:
-    """Return the storages that only these optimizers change, by their addresses.
+def owned_storages(
+    optimizers: Iterable[Any], followers: Mapping[str, Any], restless: Collection[str], *, may_wait: bool
+) -> dict[int, OwnedStorage]:
+    """Return the storages that only steps of these optimizers change, by their addresses.
 
     Args:
         optimizers: those of torch, and what derives them. Others may change weights at any time, and are left out.
+        followers: further tensors, by names, that change only when the first of the optimizers has begun its step.
         restless: the names of what something else has been seen to change.
         may_wait: they may be copied later, but for those.
     """
     import torch
 
+    hooked = [each for each in map(_unwrapped, optimizers) if _is_hooked(each)]
+    tensors = [*(followers.items() if hooked else ()), *(pair for each in hooked for pair in _tensors(each))]
     found = {}
-    for outer in optimizers:
-        optimizer = outer
-        while hasattr(optimizer, "optimizer"):  # what a framework wraps around it
-            optimizer = optimizer.optimizer
-        # torch lets its hooks be called by the step of each class that derives its Optimizer, and marks it.
-        if not isinstance(optimizer, torch.optim.Optimizer) or not getattr(type(optimizer).step, "hooked", False):
-            continue
-        for name, tensor in _tensors(optimizer):
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
-                each = OwnedStorage(name, tensor, may_wait=may_wait and name not in restless)
-                if each.bytes >= SMALLEST:
-                    found[each.address] = each
+    for name, whole in tensors:
+        tensor = local_tensor(whole)
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+            owned = OwnedStorage(name, tensor, may_wait=may_wait and name not in restless)
+            if owned.bytes >= SMALLEST:
+                found[owned.address] = owned
     return found
+
+
+def local_tensor(tensor: Any) -> Any:
+    """Return the part of a tensor that this rank holds: its shard, or all of it."""
+    import torch
+
+    with torch.no_grad():  # else the shard is wrapped for the gradients
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    while hasattr(optimizer, "optimizer"):  # what a framework wraps around it
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _is_hooked(optimizer: Any) -> bool:
+    """Return whether torch's hooks are called by its steps, as by those of each class that derives its Optimizer."""
+    import torch
+
+    return isinstance(optimizer, torch.optim.Optimizer) and getattr(type(optimizer).step, "hooked", False)
 
 
 def _tensors(optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters of an optimizer and what its state holds for each, after names for a user."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    import torch
+
+    grouped = [each for group in optimizer.param_groups for each in group["params"]]
+    # What ZeRO takes out of the groups between two steps has its state all the same.
+    parameters = dict.fromkeys([*grouped, *(each for each in optimizer.state if isinstance(each, torch.Tensor))])
     for number, parameter in enumerate(parameters):
         name = f"parameter {number} of {type(optimizer).__name__}"
         yield name, parameter

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from resume_adapters.core.staging.arena import Arena
-from resume_adapters.core.staging.capture import safetensors_header, save_with_holes
+from resume_adapters.core.staging.capture import save_with_holes
+from resume_adapters.core.state.safetensors_file import safetensors_header
 from resume_adapters.core.storage import fill
-from resume_adapters.core.storage.fill import Piece
+from resume_adapters.core.storage.fill import Piece, Record
 
 _ROOM = 1 << 16
 
@@ -32,12 +33,16 @@ def _is_torch_exact(arena: Arena, tree: Any) -> bool:
     import torch
 
     with fill.scratch_file() as native, fill.scratch_file() as ours:
-        torch.save(tree, native)
-        storages = save_with_holes(torch.save, tree, ours)
-        if storages is None:
-            return False
-        ours.flush()
-        pieces = [_copied(arena, record, each) for record, each in storages.items()]
+        pieces = []
+        for each in (tree, torch.arange(1000)):  # as torch.distributed.checkpoint writes one after another
+            torch.save(each, native)
+            begin = ours.tell()
+            storages = save_with_holes(torch.save, each, ours)
+            if storages is None:
+                return False
+            ours.flush()
+            end = ours.tell()
+            pieces += [_copied(arena, Record(name, begin, end), source) for name, source in storages.items()]
         try:
             fill.fill(ours.fileno(), pieces, arena.memory)
         except (ValueError, KeyError, struct.error):
@@ -61,7 +66,7 @@ def _is_safetensors_exact(arena: Arena, tensors: Mapping[str, Any]) -> bool:
         return ours.read() == save(dict(tensors), metadata)
 
 
-def _copied(arena: Arena, place: int | str, source: Any) -> Piece:
+def _copied(arena: Arena, place: int | Record, source: Any) -> Piece:
     size = source.nbytes() if callable(source.nbytes) else source.nbytes
     offset = arena.reserve(size)
     arena.copy(offset, source.data_ptr(), size)

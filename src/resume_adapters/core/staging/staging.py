@@ -14,27 +14,30 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
+from resume_adapters.core.choices import Stage
+from resume_adapters.core.log import logger
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.staging.arena import Arena
-from resume_adapters.core.staging.capture import Capture
+from resume_adapters.core.staging.capture import Capture, CapturedFile
 from resume_adapters.core.staging.fence import Fence
 from resume_adapters.core.staging.memory import available_memory
-from resume_adapters.core.staging.owned import OwnedStorage, owned_storages
+from resume_adapters.core.staging.owned import OwnedStorage, local_tensor, owned_storages
 from resume_adapters.core.staging.selftest import is_exact
 from resume_adapters.core.staging.writer import Writer
+from resume_adapters.core.storage import fill
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import UnsupportedSetting
-
-Stage = Literal["auto", "memory", "off"]
-"""How saves leave the training: a copy in memory, not at all, or what fits."""
 
 _WORTH_IT = 16 << 20
 """Bytes of a save from which on ``"auto"`` copies it: a smaller one takes some milliseconds in any case."""
 
 _SPARE = 1 << 20
 """Bytes by which the memory is larger than the files: for the gaps between tensors."""
+
+_BESIDE = 32 << 20
+"""Bytes for what has to be copied where the rest goes straight to the disk."""
 
 _WHOLE, _EVERY = 2, 16
 """Saves of a launch that are copied at once at first, and which of those that follow."""
@@ -51,6 +54,8 @@ class StagingOptions:
         stage: what the user wants.
         objection: why ``"auto"`` is ``"off"`` for this training; empty: nothing speaks against it.
         optimizers: returns the optimizers that change what is saved; what others change is copied at once.
+        followers: returns further tensors, by names, that change only when the first of the optimizers has begun its
+            step.
         tensors: returns tensors that are saved, by names that a user knows.
         writers: functions that are safetensors' ``save_file`` under names of the framework: module and name.
 
@@ -61,12 +66,13 @@ class StagingOptions:
     stage: Stage = "off"
     objection: str = ""
     optimizers: Callable[[], Iterable[Any]] = tuple
+    followers: Callable[[], Mapping[str, Any]] = dict
     tensors: Callable[[], Mapping[str, Any]] = dict
     writers: Sequence[tuple[Any, str]] = ()
 
     def __post_init__(self) -> None:
-        if self.stage not in ("auto", "memory", "off"):
-            raise UnsupportedSetting(f'stage={self.stage!r} is invalid: expected "auto", "memory" or "off"')
+        if self.stage not in get_args(Stage):
+            raise UnsupportedSetting(f'stage={self.stage!r} is invalid: expected "auto", "memory", "disk" or "off"')
 
 
 class StagedSave:
@@ -83,10 +89,11 @@ class StagedSave:
     def __init__(self, capture: Capture, writer: Writer) -> None:
         self._capture = capture
         self._writer = writer
+        self._error: OSError | ValueError | None = None
         self.copied = threading.Event()
 
     def copy(self) -> list[OwnedStorage]:
-        """Copy what was left for later; return what has changed meanwhile, so that the save is of no use."""
+        """Copy what was left for later, or write it; return what has changed meanwhile: the save is of no use then."""
         arena = self._capture.arena
         changed = []
         try:
@@ -96,17 +103,47 @@ class StagedSave:
                 if not each.is_as_sampled(arena.address(offset)):
                     changed.append(each)
             self._capture.later.clear()
+            for file in self._capture.files:
+                changed += self._write(file)
+        except (OSError, ValueError) as error:  # all ranks learn of it when they fill their files
+            self._error = error
         finally:
             self.copied.set()
         return changed
 
+    def _write(self, file: CapturedFile) -> list[OwnedStorage]:
+        """Write what goes straight to a file, and return what has changed meanwhile."""
+        owned = list(file.straight.values())
+        moved = [each for each in owned if not each.is_in_place]
+        if not owned or moved:
+            return moved
+        memory = self._capture.arena.memory
+        contents = {each.place: memory[each.begin or 0 :][: each.bytes] for each in file.pieces}
+        fill.fill_holes(file.descriptor, {**contents, **{place: each.content for place, each in file.straight.items()}})
+        return [each for each in owned if not each.is_as_sampled()]
+
     def fill(self) -> dict[Path, tuple[int, str]]:
-        """Fill the files, and return the size and the digest of each, by its path in the checkpoint.
+        """Fill the files, and return the size and the digest of each that has its name still, by its path.
 
         Raises:
             OSError: one could not be written.
+            ValueError: one is not what ``torch.save`` writes.
         """
-        return {each.path: self._writer.fill(each.descriptor, each.pieces) for each in self._capture.files}
+        if self._error is not None:
+            raise self._error
+        filled = [(each.path, self._writer.fill(each.descriptor, each.missing)) for each in self._capture.files]
+        return {path: found for path, found in filled if path is not None}
+
+    def read(self, path: Path) -> Iterator[memoryview] | None:
+        """Return the content of a file that :meth:`fill` has filled; ``None`` for a file that was not captured.
+
+        Args:
+            path: the file, relative to the checkpoint.
+        """
+        for each in self._capture.files:
+            if each.path == path:
+                return fill.read_filled(each.descriptor, each.pieces, self._capture.arena.memory)
+        return None
 
     def close(self) -> None:
         """Let go of files and tensors, written or not."""
@@ -144,6 +181,8 @@ class Staging:
         self._say = say
         self._arena: Arena | None = None
         self._writer: Writer | None = None
+        self._size = 0
+        self._goes_straight = False
         self._starts = 0
         self._saves = 0
         self._lacking = 0
@@ -170,21 +209,28 @@ class Staging:
         arena, has_dropped = self._arena, self._has_dropped
         self._has_dropped = False
         # A hole takes no room, and a disk that is full is found by a save that is waited for.
-        if arena is None or has_dropped or self._storage.free_bytes(directory.parent) < arena.size:
+        if arena is None or has_dropped or self._storage.free_bytes(directory.parent) < self._size:
             yield
             return
         import safetensors.torch
         import torch
 
         arena.clear()
-        may_wait = self._saves >= _WHOLE and self._saves % _EVERY != 0
-        owned = owned_storages(self._options.optimizers(), self._restless, may_wait=may_wait)
-        capture = self._captured = Capture(directory, arena, owned)
+        options, straight = self._options, self._goes_straight
+        wholly = self._saves < _WHOLE or self._saves % _EVERY == 0
+        may_wait = straight or not wholly
+        owned = owned_storages(options.optimizers(), options.followers(), self._restless, may_wait=may_wait)
+        capture = self._captured = Capture(directory, arena, owned, straight, wholly)
         with contextlib.ExitStack() as stack:
             stack.enter_context(wrapped(torch, "save", capture.torch_save))
             for module, name in ((safetensors.torch, "save_file"), *self._options.writers):
                 stack.enter_context(wrapped(module, name, capture.save_file))
             yield
+            capture.end()
+
+    def copy_of(self, tensor: Any) -> Any:
+        """Return the tensor into which a tensor is copied that was captured since :meth:`take`; ``None``: it is not."""
+        return None if self._captured is None else self._captured.copy_of(tensor)
 
     def take(self) -> StagedSave | None:
         """Return what was captured since the last call, and keep it as it is until it is copied; ``None``: nothing."""
@@ -196,7 +242,7 @@ class Staging:
         self._saves += 1
         staged = StagedSave(capture, self._writer)
         watched = [(offset, each) for offset, each in capture.now if each.name not in self._restless]
-        if capture.later or watched:
+        if capture.later or watched or any(each.straight for each in capture.files):
             self._fence.arm(staged.copied, functools.partial(self._compare, capture.arena, watched))
         return staged
 
@@ -208,7 +254,9 @@ class Staging:
 
     def _compare(self, arena: Arena, copies: list[tuple[int, OwnedStorage]]) -> None:
         """Find out what has changed since it was copied, though no optimizer has made a step."""
-        self._restless.update(each.name for offset, each in copies if not arena.holds(offset, each.address, each.bytes))
+        for offset, each in copies:
+            if not each.is_whole or not arena.holds(offset, each.address, each.bytes):
+                self._restless.add(each.name)
 
     # ---- On the thread that commits
 
@@ -216,7 +264,8 @@ class Staging:
         """Return what has changed, by names that a user knows."""
         if not changed:
             return []
-        known = {each.untyped_storage().data_ptr(): name for name, each in self._options.tensors().items()}
+        tensors = self._options.tensors().items()
+        known = {local_tensor(each).untyped_storage().data_ptr(): name for name, each in tensors}
         return [known.get(each.address, each.name) for each in changed]
 
     def drop(self, changed: Iterable[OwnedStorage]) -> None:
@@ -236,6 +285,7 @@ class Staging:
         """
         if not self.is_wanted:
             return
+        self._size = size
         decision = self._next_decision(size)
         if decision != self.decision:
             self.decision = decision
@@ -247,47 +297,63 @@ class Staging:
             return self._decide(size)
         if arena is None or writer is None:
             return self.decision
-        if self._lacking:
+        if self._lacking and not self._goes_straight:
             return self._make(arena.size + self._lacking)
+        if self._lacking and not self._has_captured:
+            self._release()
+            return (
+                f"off: {_megabytes(self._lacking)} change elsewhere than in an optimizer's step: too much to be copied"
+            )
         if self._saves and not self._has_captured:
             self._release()
-            return "off: nothing that is saved goes through torch.save or safetensors, as shards do not"
+            return "off: nothing that is saved goes through torch.save or safetensors"
         if not writer.is_alive and self._starts < _STARTS:
-            self._writer = self._start_writer(arena)
-            writer.close()
+            self._restart_writer(arena, writer)
         return self.decision
 
     def _decide(self, size: int) -> str:
         """Return which way saves go from now on, and why."""
-        megabytes, is_auto = f"{size / 1e6:,.0f} MB", self._options.stage == "auto"
+        megabytes, is_auto = _megabytes(size), self._options.stage == "auto"
         if is_auto and self._options.objection:
             return f"off: {self._options.objection}"
         if is_auto and size < _WORTH_IT:
-            return f"off: {megabytes} are written at once"
+            return f"off: {megabytes} are written about as fast as they are copied"
         available = available_memory(self._storage) // self._ranks_here
-        if size + _SPARE > available // (2 if is_auto else 1):  # the system would kill a process, and raise no error
-            share = "half of " if is_auto else ""
-            return f"off: {megabytes} are more than {share}the {available / 1e6:,.0f} MB of memory that are left"
+        # Of more, the system would kill a process, and raise no error.
+        fits = size + _SPARE <= available // (2 if is_auto else 1)
+        if self._options.stage == "memory" and not fits:
+            return f"off: {megabytes} are more than the {available / 1e6:,.0f} MB of memory that are left"
         if not hasattr(os, "memfd_create"):
             return "off: this system has no memory that processes share by a descriptor"
         if not is_exact():
             return "off: files written with the torch or the safetensors installed here differ from the captured ones"
+        self._goes_straight = self._options.stage == "disk" or not fits
         return self._make(size + _SPARE)
 
     def _make(self, size: int) -> str:
-        megabytes = f"{size / 1e6:,.0f} MB"
+        megabytes = _megabytes(size)
         self._release()
         try:
-            self._arena = Arena(size)
+            self._arena = Arena(_BESIDE if self._goes_straight else size)
             self._writer = self._start_writer(self._arena)
         except OSError as error:
             self._release()
             return f"off: {megabytes} of memory, and a process that writes, cannot be had: {error.strerror}"
+        if self._goes_straight:
+            return f"disk: the system gets {megabytes} after the save, and the next optimizer step waits for that"
         return f"memory: {megabytes} for a copy, which is written in the background"
 
     def _start_writer(self, arena: Arena) -> Writer:
         self._starts += 1
         return Writer(arena)
+
+    def _restart_writer(self, arena: Arena, dead: Writer) -> None:
+        try:
+            self._writer = self._start_writer(arena)
+        except OSError as error:
+            logger.warning("The process that writes checkpoints cannot be started again: %s.", error)
+        else:
+            dead.close()
 
     # ---- The end
 
@@ -302,3 +368,7 @@ class Staging:
         """Let the state change, and give memory and process back."""
         self._fence.disarm()
         self._release()
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.{0 if size >= 1e7 else 1}f} MB"

@@ -1,7 +1,9 @@
 """State as data: captured from live objects, encoded, compared, digested. No disk, no clock, no ranks.
 
 ``stateful`` and ``records`` are what is saved, ``encoding`` is how; ``rng`` and ``twister`` capture random generators,
-``weights``, ``keys`` and ``ddp_buckets`` are of models. ``comparison``, ``tensor_difference``, ``fingerprint`` and
-``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without running code.
-``census`` finds state that nobody has declared, by ``object_path``; ``leaf_values`` captures and restores it.
+``weights``, ``keys``, ``ddp_buckets`` and ``ddp_hooks`` are of models. ``comparison``, ``tensor_difference``,
+``fingerprint`` and ``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without
+running code. ``census`` finds state that nobody has declared, by ``object_path``; ``leaf_values`` captures and restores
+it. ``frozen`` keeps a state as it is from step to step, ``captured`` marks what nothing changes, ``packed`` is a tree
+as bytes, and ``safetensors_file`` a file.
 """

@@ -67,6 +67,8 @@ class Subjects:
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
         cleared: those of them whose gradients are cleared before each save; one that is there is used by a later step.
         unnamed: why further objects of the training are not looked at, though nobody captures them.
+        enters_data: datasets and samplers are looked at, too, and modules with parameters are not.
+        largest: items in a container at most; one with more is left out.
     """
 
     roots: Mapping[str, Any]
@@ -77,6 +79,8 @@ class Subjects:
     trained: Iterable[Any] = ()
     cleared: Iterable[Any] = ()
     unnamed: Sequence[str] = ()
+    enters_data: bool = False
+    largest: int = _LARGEST
 
 
 @dataclass
@@ -220,7 +224,7 @@ class _Walk:
         self._left -= 1
         if self._is_passed_over(value) or self._is_ignored(path):
             return
-        if type(value) in _CONTAINERS and len(value) > _LARGEST:
+        if type(value) in _CONTAINERS and len(value) > self._subjects.largest:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
@@ -237,6 +241,8 @@ class _Walk:
         elif isinstance(value, dict | list | tuple):
             self._add(path, LeafKind.OPAQUE, value, len(value))
             self._enter(path, value, depth)
+        elif type(value) in _CONTAINERS:  # a deque or a set, which is not entered
+            self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE))
         else:
             self._add(path, LeafKind.OPAQUE, value, str(value) if isinstance(value, enum.Enum) else None)
             if depth > 1 and not isinstance(value, _CLOSED):
@@ -251,10 +257,15 @@ class _Walk:
     def _is_passed_over(self, value: Any) -> bool:
         if type(value) in _PLAIN or value is None:
             return False
-        if id(value) in self._captured or isinstance(value, _CODE) or _is_data_source(value):
+        if id(value) in self._captured or isinstance(value, _CODE):
             return True
-        foreign = type(value).__module__.startswith((*_FOREIGN, *self._subjects.foreign))
-        return foreign and not is_module(value)
+        if _is_trained(value) if self._subjects.enters_data else _is_data_source(value):
+            return True
+        if is_module(value):
+            return False
+        home = type(value).__module__
+        # The generators of torch are of ``torch._C``.
+        return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_generator(value))
 
     def _add(self, path: Path, kind: LeafKind, value: Any, fingerprint: Any) -> None:
         identity = weakref.ref(value) if kind is LeafKind.DATA and is_array(value) else None
@@ -387,6 +398,11 @@ def _is_data_source(value: Any) -> bool:
     from torch.utils.data import DataLoader, Dataset, Sampler
 
     return isinstance(value, DataLoader | Dataset | Sampler)
+
+
+def _is_trained(value: Any) -> bool:
+    """Return whether a value is a module with parameters: a collate function may hold the model."""
+    return is_module(value) and next(value.parameters(), None) is not None
 
 
 def _is_stateful(value: Any) -> bool:

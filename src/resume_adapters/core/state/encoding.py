@@ -133,6 +133,12 @@ def encode(tree: Any) -> tuple[bytes, dict[str, torch.Tensor]]:
     return document, _unshared(tensors)
 
 
+def merged(document: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return the document of a dict with other values, without tensors, for some of its fields."""
+    others, _ = encode(dict(fields))
+    return msgspec.json.encode({**msgspec.json.decode(document), **msgspec.json.decode(others)})
+
+
 def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
     """Rebuild the tree that :func:`encode` split.
 
@@ -182,15 +188,17 @@ def _bare(node: Any) -> Any:
 
 
 def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
-    import numpy as np
-    import torch
-
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, _Marked):
-        return {"$": value.kind, "of": _encode(value.of, where, tensors)}
     if isinstance(value, str):
         return _require_unicode(value, where)
+    if type(value) is dict:
+        return _encode_dict(value, where, tensors)
+    if isinstance(value, _Marked):
+        return {"$": value.kind, "of": _encode(value.of, where, tensors)}
+    import numpy as np  # behind what most values are: each asks for it
+    import torch
+
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.ndarray | np.generic):
@@ -199,7 +207,7 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {"$": kind, "of": _encode(torch.from_numpy(array), where, tensors)}
     if isinstance(value, bytes | bytearray):
         content = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
-        return {"$": "bytes", "of": _encode(content, where, tensors)}
+        return {"$": "bytes", "of": _add_tensor(content, where, tensors)}
     if isinstance(value, int):
         return int(value) if -_SAFE_INTEGER <= value < _SAFE_INTEGER else {"$": "int", "of": str(int(value))}
     if isinstance(value, float):
@@ -207,7 +215,9 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, Mapping):
         return _encode_dict(value, where, tensors)
     if isinstance(value, list):
-        return [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]
+        return [
+            item if _is_json(item) else _encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)
+        ]
     if isinstance(value, tuple):
         return {"$": "tuple", "of": [_encode(item, f"{where}.{index}", tensors) for index, item in enumerate(value)]}
     if isinstance(value, set | frozenset):
@@ -222,14 +232,25 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     )
 
 
+def _is_json(value: Any) -> bool:
+    """Return whether a value is one of JSON as it is, and most are: a save encodes hundreds of them."""
+    kind = type(value)
+    return (kind is str and value.isascii()) or value is None or kind is bool
+
+
 def _encode_dict(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if all(type(key) is str for key in value) and "$" not in value:
-        return {_require_unicode(key, where): _encode(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        return {
+            _require_unicode(key, where): item if _is_json(item) else _encode(item, f"{where}.{key}", tensors)
+            for key, item in value.items()
+        }
     pairs = [[_encode(key, where, tensors), _encode(item, f"{where}.{key}", tensors)] for key, item in value.items()]
     return {"$": "dict", "of": pairs}
 
 
 def _require_unicode(value: str, where: str) -> str:
+    if type(value) is str and value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -246,6 +267,10 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     if plain.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
         parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
         return {"$": "complex", "of": parts}
+    return _add_tensor(plain, where, tensors)
+
+
+def _add_tensor(plain: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     key = f"{len(tensors)}{where}"
     tensors[key] = plain
     return {"$": "tensor", "key": key}

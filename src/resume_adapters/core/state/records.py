@@ -7,15 +7,17 @@ lacks is a :class:`FormatMismatch` that says which version wrote it; a field tha
 
 from __future__ import annotations
 
+import abc
 import functools
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+from resume_adapters.core.state.captured import Captured
 from resume_adapters.errors import CheckpointDamaged, FormatMismatch
 
 R = TypeVar("R", bound="Record")
@@ -57,13 +59,22 @@ class Stored(NamedTuple):
     name: str
 
 
+FRESH = "made with the record"
+"""Annotates a field whose value nothing changes later, so that it need not be copied where the record is kept."""
+
+
 @dataclass
 class Record:
     """Base of the records: a dataclass whose fields are data, other records, or lists of records."""
 
     def to_tree(self) -> dict[str, Any]:
         """Return the record as a tree, with the names that it has on disk."""
-        return {stored: _to_tree(getattr(self, name)) for name, stored, _ in _fields(cast("Any", type(self)))}
+        return {name: tree_of(value) for name, value in self.values_on_disk().items()}
+
+    def values_on_disk(self) -> dict[str, Any]:
+        """Return the values by the names that they have on disk."""
+        values = vars(self)
+        return {stored: values[name] for name, stored, _ in _fields(cast("Any", type(self)))}
 
     @classmethod
     def from_tree(cls: type[R], tree: Mapping[str, Any], source: Source, where: str = "") -> R:
@@ -89,6 +100,25 @@ class Record:
             values[field] = _from_tree(kind, tree[name], source, f"{where}{name}.")
         return cls(**values)
 
+    def map_values(self: R, copied: Callable[[Any], Any]) -> R:
+        """Return a record whose values are copies, but for those of fields that are :data:`FRESH`."""
+        fresh, found = _fresh(cast("Any", type(self))), object.__new__(type(self))
+        vars(found).update(
+            {
+                name: value if type(value) in _FIXED or name in fresh else copied(value)
+                for name, value in vars(self).items()
+            }
+        )
+        return found
+
+
+class Deferred(abc.ABC):
+    """A value of a record that is computed when the record is written, which most are not."""
+
+    @abc.abstractmethod
+    def to_tree(self) -> Any:
+        """Return the value."""
+
 
 @functools.cache
 def _fields(cls: Any) -> list[tuple[str, str, Any]]:
@@ -103,12 +133,26 @@ def _fields(cls: Any) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _to_tree(value: Any) -> Any:
-    if isinstance(value, Record):
+@functools.cache
+def _fresh(cls: Any) -> frozenset[str]:
+    """Return the names of the fields that are :data:`FRESH`."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return frozenset(name for name, kind in hints.items() if FRESH in getattr(kind, "__metadata__", ()))
+
+
+def tree_of(value: Any) -> Any:
+    """Return a value of a record as a tree."""
+    if type(value) in _SIMPLE:  # asked first: most are
+        return value
+    if isinstance(value, Record | Deferred):
         return value.to_tree()
     if isinstance(value, list) and any(isinstance(each, Record) for each in value):
-        return [_to_tree(each) for each in value]
+        return [tree_of(each) for each in value]
     return value
+
+
+_FIXED = frozenset((type(None), bool, int, float, str, bytes))
+_SIMPLE = frozenset[type]((*_FIXED, dict, Captured))
 
 
 def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
@@ -121,7 +165,7 @@ def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        kinds = [each for each in arguments if each is not type(None)]
+        kinds = [each for each in arguments if each is not type(None) and not issubclass(_class(each), Deferred)]
         return _from_tree(kinds[0], value, source, where) if len(kinds) == 1 else value
     if _is_record(kind):
         return kind.from_tree(value, source, where)
@@ -149,5 +193,10 @@ _KINDS: dict[Any, type | tuple[type, ...]] = {
 
 
 def _is_record(kind: Any) -> bool:
+    return issubclass(_class(kind), Record)
+
+
+def _class(kind: Any) -> type:
+    """Return a declared type that is a class; ``object`` for others."""
     # Python 3.10 takes ``list[str]`` for a class, too.
-    return typing.get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, Record)
+    return kind if typing.get_origin(kind) is None and isinstance(kind, type) else object

@@ -5,12 +5,15 @@ Capturing only reads state. It never draws, so a run with this package draws the
 
 from __future__ import annotations
 
+import operator
 import random
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from resume_adapters.core.state.twister import NumpyTwister, PythonTwister
+from resume_adapters.core.state.captured import Captured
+from resume_adapters.core.state.twister import NumpyTwister, PythonTwister, TorchTwister
 from resume_adapters.errors import UnsupportedSetting
 
 CpuState: TypeAlias = tuple[Any, Any, Any]
@@ -18,6 +21,7 @@ CpuState: TypeAlias = tuple[Any, Any, Any]
 
 _PYTHON = PythonTwister()
 _NUMPY = NumpyTwister()
+_TORCH = TorchTwister()
 
 _WORDS = "I"
 """Array code of python's Mersenne Twister words (unsigned 32 bit)."""
@@ -85,9 +89,7 @@ def _device_states() -> list[Any]:
 
 def capture_cpu() -> CpuState:
     """Return the state of python's, numpy's and torch's CPU generator; in a few microseconds if none has drawn."""
-    import torch
-
-    return _PYTHON.state(), _NUMPY.state(), torch.get_rng_state()
+    return _PYTHON.state(), _NUMPY.state(), _TORCH.state()
 
 
 def restore_cpu(state: CpuState) -> None:
@@ -100,14 +102,20 @@ def restore_cpu(state: CpuState) -> None:
     torch.set_rng_state(state[2])
 
 
+_trees: deque[tuple[CpuState, Captured]] = deque(maxlen=4)
+"""The last states, and their trees: at the end of most steps there is one that was captured before."""
+
+
 def cpu_to_tree(state: CpuState) -> dict[str, Any]:
     """Return a CPU state as a tree for a checkpoint."""
+    for known, tree in _trees:
+        if all(map(operator.is_, known, state)):
+            return tree
     version, words, gauss = state[0]
-    return {
-        "python": {"version": version, "words": array(_WORDS, words).tobytes(), "gauss": gauss},
-        "numpy": state[1],
-        "torch": state[2],
-    }
+    python = {"version": version, "words": array(_WORDS, words).tobytes(), "gauss": gauss}
+    tree = Captured(python=python, numpy=state[1], torch=state[2])
+    _trees.append((state, tree))
+    return tree
 
 
 def cpu_from_tree(tree: Mapping[str, Any]) -> CpuState:
@@ -141,7 +149,7 @@ def _unpack_words(content: bytes) -> tuple[int, ...]:
 
 
 class GeneratorState:
-    """Makes a generator Stateful: a ``torch.Generator``, ``numpy.random.Generator`` or ``random.Random``."""
+    """Makes a generator Stateful: a ``torch.Generator``, ``random.Random``, or one of ``numpy.random``."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -154,6 +162,8 @@ class GeneratorState:
             return {"state": self.generator.get_state()}
         if isinstance(self.generator, random.Random):
             return {"state": self.generator.getstate()}
+        if _is_legacy(self.generator):
+            return {"state": self.generator.get_state(legacy=False)}
         return {"state": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,6 +174,8 @@ class GeneratorState:
             self.generator.set_state(state["state"])
         elif isinstance(self.generator, random.Random):
             self.generator.setstate(state["state"])
+        elif _is_legacy(self.generator):
+            self.generator.set_state(state["state"])
         else:
             self.generator.bit_generator.state = state["state"]
 
@@ -173,7 +185,13 @@ def is_generator(value: Any) -> bool:
     import numpy as np
     import torch
 
-    return isinstance(value, torch.Generator | random.Random | np.random.Generator)
+    return isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
+
+
+def _is_legacy(generator: Any) -> bool:
+    import numpy as np
+
+    return isinstance(generator, np.random.RandomState)
 
 
 def capture_generators(generators: Mapping[str, GeneratorState]) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import datetime
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,6 +39,18 @@ def data_only(classes: Sequence[Callable[..., Any]]) -> Iterator[None]:
     finally:
         del os.environ[_FORCED]
         os.environ.update({name: value for name, value in former.items() if value is not None})
+
+
+def data_classes() -> list[Callable[..., Any]]:
+    """Return classes that torch does not load by itself, and that states and hyperparameters often hold.
+
+    Making one runs no code. A schedule that numpy computes makes every learning rate one of numpy's numbers.
+    """
+    return [
+        *(pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath),
+        *(argparse.Namespace, datetime.timedelta, datetime.datetime, datetime.date),
+        *numpy_classes(),
+    ]
 
 
 def numpy_classes() -> list[Callable[..., Any]]:

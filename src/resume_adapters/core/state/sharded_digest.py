@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -31,6 +31,22 @@ _ELEMENTS = 1 << 16
 """Elements hashed at a time on a CPU, so that they fit its cache; on an accelerator 64 times as many."""
 
 
+class Shard(NamedTuple):
+    """What a rank holds of a tensor.
+
+    Attributes:
+        local: its elements.
+        shape: the shape of the whole tensor.
+        offsets: where the first element is there.
+        seed: stands for the tensor's name, dtype and shape.
+    """
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    seed: int
+
+
 def shard_digest(state: Any, *, is_first: bool) -> int:
     """Return what this rank's shards add to the digest of a state.
 
@@ -41,14 +57,24 @@ def shard_digest(state: Any, *, is_first: bool) -> int:
     Returns:
         A number of 64 bits; :func:`combine` sums those of all ranks.
     """
+    return with_digests(*shards_of(state, is_first=is_first))
+
+
+def shards_of(state: Any, *, is_first: bool) -> tuple[int, list[Shard]]:
+    """Return the digest of what is no tensor, and the shards whose digests are still to be added; see above."""
     found: list[tuple[str, torch.Tensor]] = []
     rest = _without_tensors(state, "", found)
-    total = int(encoding.digest_of(rest) or "0", 16) if is_first else 0
+    shards = []
     for name, tensor in found:
-        seed = xxhash.xxh64_intdigest(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        for local, offsets in _local_shards(tensor, is_first=is_first):
-            total += _sum_of_hashes(local, tuple(tensor.shape), offsets, seed)
-    return total & _WORD
+        shape = tuple(tensor.shape)
+        seed = xxhash.xxh64_intdigest(f"{name} {tensor.dtype} {shape}".encode())
+        shards += [Shard(local, shape, at, seed) for local, at in _local_shards(tensor, is_first=is_first)]
+    return int(encoding.digest_of(rest) or "0", 16) if is_first else 0, shards
+
+
+def with_digests(digest: int, shards: Iterable[Shard]) -> int:
+    """Add the digests of shards to a digest."""
+    return sum((_sum_of_hashes(*each) for each in shards), digest) & _WORD
 
 
 def fingerprint(state: Any) -> str | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from resume_adapters.core.state import rng
 from resume_adapters.errors import UnsupportedSetting
 
 RESERVED = (
-    *("architecture", "buffers", "callbacks", "live_weights", "manifest", "metrics"),
+    *("architecture", "buffers", "callbacks", "held_buffers", "live_weights", "manifest", "metrics"),
     *("observed_tensors", "registered", "scaler", "trackers"),
 )
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
@@ -75,10 +75,12 @@ class StatefulGroup:
 
     Args:
         named: the objects, by names that are the same in every launch.
+        pair: called with what was saved before it is restored; after it ``named`` may have other names.
     """
 
-    def __init__(self, named: Mapping[str, Stateful]) -> None:
+    def __init__(self, named: Mapping[str, Stateful], pair: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._named = named
+        self._pair = pair
 
     @property
     def names(self) -> set[str]:
@@ -91,6 +93,8 @@ class StatefulGroup:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore each object whose name was saved."""
+        if self._pair is not None:
+            self._pair(saved)
         for name, each in self._named.items():
             if name in saved:
                 each.load_state_dict(saved[name])

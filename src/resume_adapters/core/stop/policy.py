@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
+from resume_adapters.core.choices import Requeue
 from resume_adapters.core.stop.walltime import Walltime, parse_walltime
 from resume_adapters.errors import UnsupportedSetting
 
@@ -44,7 +45,7 @@ class StopOn:
     exit_code: int = 0
     walltime: Walltime | None = None
     reserve: Walltime | Literal["auto"] = "auto"
-    requeue: Literal["slurm"] | None = None
+    requeue: Requeue | None = None
 
     def __post_init__(self) -> None:
         if self.walltime is not None:

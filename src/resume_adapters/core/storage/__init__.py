@@ -1,6 +1,7 @@
 """The only package that touches a disk.
 
 Read ``base`` (the interface), ``local`` (a mounted file system), ``groups`` (the ranks that share a directory), then
-``fill`` (the holes of files are filled from memory). ``counting`` is a storage for watched runs, and ``diagnosis``
-finds out why a write of a framework failed.
+``fill`` (the holes of files are filled from memory) and ``private`` (directories of one user). ``counting`` is a
+storage for watched runs, ``diagnosis`` finds out why a write of a framework failed, and ``sockets`` finds and ends the
+connections of this process.
 """

@@ -18,6 +18,10 @@ from typing import Literal, NamedTuple, Protocol
 _TEMPORARY = re.compile(r"\..+?(\.[0-9a-f]{8})?\.tmp")
 
 
+Bytes = bytes | memoryview
+"""What a file is written from."""
+
+
 class Entry(NamedTuple):
     """An entry of a directory; a symbolic link is a link, whatever it points to."""
 
@@ -71,6 +75,9 @@ class Storage(Protocol):
     def read(self, path: Path) -> bytes:
         """Return the content of a file."""
 
+    def read_range(self, path: Path, offset: int, count: int) -> bytes:
+        """Return so many bytes of a file from an offset on; fewer where it ends before."""
+
     def digest(self, path: Path) -> tuple[int, str]:
         """Return the size of a file and the XXH3-128 digest of its content."""
 
@@ -78,6 +85,15 @@ class Storage(Protocol):
 
     def write(self, path: Path, content: bytes) -> None:
         """Create or replace a file. Neither atomic nor durable: see :meth:`replace` and :meth:`sync`."""
+
+    def write_range(self, path: Path, offset: int, content: Bytes) -> None:
+        """Write into a file from an offset on; create it if it is missing. The disk begins to write at once."""
+
+    def rewriting(self, path: Path) -> Callable[[bytes], None]:
+        """Open a file that is written from its start again and again, and return what writes it.
+
+        It is created if it is missing, never shortened, and open as long as somebody holds what writes it.
+        """
 
     def append(self, path: Path, content: bytes) -> None:
         """Append to a file; create it if it is missing."""
@@ -155,20 +171,6 @@ def write_atomically(storage: Storage, path: Path, content: bytes) -> None:
     storage.sync(temporary)
     storage.replace(temporary, path)
     storage.sync(path.parent)
-
-
-Pointer = Literal["link", "file"]
-"""How ``latest`` names the newest checkpoint: a relative symbolic link, or a text file of one line."""
-
-
-def point_to(storage: Storage, pointer: Path, target: str, form: Pointer) -> None:
-    """Replace a pointer atomically; on a file system without symbolic links it is always a text file."""
-    temporary = temporary_path(pointer)
-    if form == "file" or not storage.symlink(target, temporary):
-        storage.write(temporary, f"{target}\n".encode())
-        storage.sync(temporary)
-    storage.replace(temporary, pointer)
-    storage.sync(pointer.parent)
 
 
 _HELD = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENOTEMPTY)

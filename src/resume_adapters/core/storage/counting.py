@@ -10,6 +10,7 @@ from resume_adapters.core.storage.base import Storage
 
 CHANGES = {
     "write": 0,
+    "write_range": 0,
     "append": 0,
     "sync": 0,
     "replace": 1,

@@ -13,9 +13,10 @@ from typing import Literal
 
 import xxhash
 
-from resume_adapters.core.storage.base import Entry, Stamp
+from resume_adapters.core.storage.base import Bytes, Entry, Stamp
+from resume_adapters.core.storage.fill import let_disk_begin
 
-_CHUNK = 1 << 21
+_CHUNK = 1 << 19
 """Bytes read and hashed at a time: large enough for few calls, small enough for a core's caches."""
 
 
@@ -103,6 +104,11 @@ class LocalStorage:
                 raise OSError(errno.EFBIG, f"has more than {LARGEST_DOCUMENT} bytes", str(path))
             return file.readall()
 
+    def read_range(self, path: Path, offset: int, count: int) -> bytes:
+        with self._open(path, os.O_RDONLY) as file:
+            file.seek(offset)
+            return file.read(count)
+
     def digest(self, path: Path) -> tuple[int, str]:
         hasher = xxhash.xxh3_128()
         buffer = bytearray(_CHUNK)
@@ -118,6 +124,17 @@ class LocalStorage:
     def write(self, path: Path, content: bytes) -> None:
         with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as file:
             _write_all(file, content)
+
+    def write_range(self, path: Path, offset: int, content: Bytes) -> None:
+        with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW) as file:
+            file.seek(offset)
+            _write_all(file, content)
+            # A file that is written piece by piece is large. Left to the system, its pages fill the cache until all
+            # writers have to wait.
+            let_disk_begin(file.fileno(), offset, len(content))
+
+    def rewriting(self, path: Path) -> Callable[[bytes], None]:
+        return _Rewriting(self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
 
     def append(self, path: Path, content: bytes) -> None:
         with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as file:
@@ -167,6 +184,18 @@ class LocalStorage:
         os.close(self._held.pop(directory))
 
 
+class _Rewriting:
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+
+    def __call__(self, content: bytes) -> None:
+        self._file.seek(0)
+        _write_all(self._file, content)
+
+    def __del__(self) -> None:
+        self._file.close()
+
+
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -174,7 +203,7 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
-def _write_all(file: io.FileIO, content: bytes) -> None:
+def _write_all(file: io.FileIO, content: Bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[file.write(view) :]

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class TraceLog:
         points: where this rank stops itself.
         every: steps between two digests of weights and optimizers.
         clock: returns seconds since 1970.
-        uncounted: name of a thread whose file operations are not counted: it works by the clock.
+        uncounted: names of threads whose file operations are not counted: they work by the clock.
 
     Attributes:
         rank: this rank.
@@ -54,7 +54,7 @@ class TraceLog:
         *,
         every: int,
         clock: Callable[[], float],
-        uncounted: str,
+        uncounted: Collection[str],
     ) -> None:
         self.rank = rank
         self.every = every
@@ -115,7 +115,7 @@ class TraceLog:
         return self._operations
 
     def _before(self, path: Path) -> None:
-        if not self._work or threading.current_thread().name == self._uncounted:
+        if not self._work or threading.current_thread().name in self._uncounted:
             return
         self._operations += 1
         is_marker = self._work == "save" and path.name == MANIFEST  # the last chance before the commit
@@ -141,7 +141,7 @@ class TraceLog:
 
 
 def open_trace(
-    environment: Mapping[str, str], rank: int, *, clock: Callable[[], float], uncounted: str
+    environment: Mapping[str, str], rank: int, *, clock: Callable[[], float], uncounted: Collection[str]
 ) -> TraceLog | None:
     """Return the trace that the environment asks for; ``None`` where it asks for none.
 
@@ -149,7 +149,7 @@ def open_trace(
         environment: the environment variables.
         rank: this rank. Rank zero has the file itself, each other rank one beside it.
         clock: returns seconds since 1970.
-        uncounted: name of a thread whose file operations are not counted.
+        uncounted: names of threads whose file operations are not counted.
 
     Raises:
         UnsupportedSetting: a variable is invalid, or there are pause points and no file.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 
 Betas = tuple[tuple[float, float], ...]
@@ -90,7 +91,7 @@ def _dummy_step(optimizer: Any) -> Callable[[int, tuple[float, float]], None] | 
             optimizer.ds_opt_adam.adam_update(optimizer.opt_id, step, 0.0, *betas, 1.0, 0.0, False, *tensors)
 
         return step_cpu_adam
-    if isinstance(optimizer, FusedAdam) and optimizer.param_groups[0]["params"][0].device.type == "cpu":
+    if isinstance(optimizer, FusedAdam) and get_accelerator().device_name() == "cpu":
 
         def step_fused_adam(step: int, betas: tuple[float, float]) -> None:
             # seam: deepspeed 0.19: multi_tensor_adam, which keeps one C++ object for each mode

@@ -14,16 +14,19 @@ import torch
 from deepspeed.runtime.activation_checkpointing.checkpointing import get_cuda_rng_tracker
 
 from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.recovery.attempt import between_attempts, running_attempt
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
-from resume_adapters.integrations.deepspeed_engine import files, names, universal
+from resume_adapters.integrations.deepspeed_engine import files, names, recovery, universal
 from resume_adapters.integrations.deepspeed_engine.beta_powers import BetaPowers
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
+
+between_attempts(recovery.reset_deepspeed)
 
 
 def attach_engine(engine: Any, run_directory: Path) -> EngineState:
@@ -82,6 +85,14 @@ class LossScale:
             self._engine.torch_autocast_z0_gradscaler.load_state_dict(saved["autocast"])
 
 
+_STEP_FIRST = (
+    *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),  # seam: deepspeed 0.19
+    *("BF16_Optimizer", "FP16_Optimizer", "FP16_UnfusedOptimizer"),  # seam: deepspeed 0.19
+)
+"""DeepSpeed's optimizers that change weights after torch's has made its step, and nothing before. Those that hand a
+step to another process are not among them."""
+
+
 class EngineState:
     """The state of a DeepSpeed engine.
 
@@ -100,6 +111,14 @@ class EngineState:
         self._powers = BetaPowers(engine.basic_optimizer)
         self._steps = engine.global_steps
         self._checked: set[str] = set()
+        self._replaced = contextlib.ExitStack()
+        self._attempt = running_attempt()
+        if self._attempt is not None:
+            self._replaced.enter_context(recovery.watching_updates(engine, self._attempt.updates))
+
+    def close(self) -> None:
+        """Undo what was wrapped in the engine."""
+        self._replaced.close()
 
     def arguments(self) -> dict[str, Any]:
         """Return what its configuration says, by dotted names, but for the optimizer's settings and derived sizes."""
@@ -132,6 +151,16 @@ class EngineState:
 
     # ---- Saving
 
+    def optimizers(self) -> list[Any]:
+        """Return torch's optimizer, if in a step of the engine its step is the first to change weights and state."""
+        outer = self.engine.optimizer
+        steps_first = type(outer).__name__ in _STEP_FIRST and not getattr(outer, "zenflow", False)
+        return [self.engine.basic_optimizer] if steps_first or outer is self.engine.basic_optimizer else []
+
+    def weights(self) -> dict[str, Any]:
+        """Return the parameters of the module, by their names."""
+        return dict(self.engine.module.named_parameters())
+
     def state_dict(self) -> dict[str, Any]:
         """Return tensors with the names, types and unsharded shapes of the model's, but without data."""
         named = [*self.engine.module.named_parameters(), *self.engine.module.named_buffers()]
@@ -139,6 +168,21 @@ class EngineState:
             name: torch.empty(getattr(each, "ds_shape", each.shape), dtype=each.dtype, device="meta")
             for name, each in named
         }
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Let ``save_checkpoint`` write data only, also where the groups of the engine are gone after a failure.
+
+        Raises:
+            Exception: the first error of this rank's writes.
+        """
+        is_left = self._attempt is not None and self._attempt.is_left
+        with recovery.saving_after_failure(self.engine) if is_left else contextlib.nullcontext(), self.data_only():
+            yield
+
+    def unreplicated(self) -> str:
+        """Return which state this process has alone, and no other could write in its place; empty: none."""
+        return recovery.only_copies(self.engine)
 
     @contextlib.contextmanager
     def data_only(self) -> Iterator[files.DataCheckpointEngine]:

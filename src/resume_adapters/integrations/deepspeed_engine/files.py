@@ -27,8 +27,9 @@ DATA_CLASSES: list[Callable[..., Any]] = [
     LossScaler,
     ZeroStageEnum,
     fragment_address,
+    *safe_load.data_classes(),
 ]
-"""The classes of DeepSpeed that its checkpoints hold. Their instances consist of numbers; unpickling one only assigns
+"""The classes that DeepSpeed's checkpoints hold. Instances of its own consist of numbers; unpickling one only assigns
 them."""
 
 

@@ -7,8 +7,10 @@ from typing import Any
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import refuse
 from resume_adapters.integrations.deepspeed_engine.compat import require_ordered_gathers
+from resume_adapters.integrations.deepspeed_engine.recovery import require_reenterable
 
 _FORGETFUL = ("OnebitAdam", "OnebitLamb", "ZeroOneAdam")
 """Optimizers that reset their error feedback at every load."""
@@ -37,4 +39,6 @@ def require_supported(engine: Any, run_dir: str) -> None:
         f"DeepSpeed takes *, ? and [ in {run_dir!r} for a pattern when it loads": bool(set(run_dir) & set("*?[")),
     }
     refuse(refused)
+    if running_attempt() is not None:
+        require_reenterable(engine)
     require_ordered_gathers(engine.zero_optimization_stage(), engine.dp_world_size)

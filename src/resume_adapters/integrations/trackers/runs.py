@@ -41,10 +41,11 @@ class Trackers:
         self._rows: deduplicate.WandbRows | None = None
         self.directories: list[str] = []
 
-    def capture(self) -> dict[str, Any]:
-        """Return which runs are logged to, by tracker, after flushing what MLflow and TensorBoard hold in memory.
+    def capture(self, *, flush: bool = True) -> dict[str, Any]:
+        """Return which runs are logged to, by tracker. It imports no tracker.
 
-        Imports no tracker.
+        Args:
+            flush: after flushing what MLflow and TensorBoard hold in memory.
         """
         found: dict[str, Any] = {}
         wandb: Any = sys.modules.get("wandb")
@@ -57,11 +58,12 @@ class Trackers:
             active = mlflow.active_run()
             run = self._mlflow_run() if active is None else active.info.run_id
             if run is not None:
-                mlflow.flush_async_logging()
+                if flush:
+                    mlflow.flush_async_logging()
                 found["mlflow"] = run
         tensorboard: Any = sys.modules.get("torch.utils.tensorboard")
         writers = [each for each in self._writers() if tensorboard and isinstance(each, tensorboard.SummaryWriter)]
-        for writer in writers:
+        for writer in writers if flush else ():
             writer.flush()
         if writers:
             found["tensorboard"] = [os.path.abspath(writer.log_dir) for writer in writers]

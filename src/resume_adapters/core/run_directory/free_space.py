@@ -13,12 +13,11 @@ _CHECKPOINTS = 2
 
 def format_bytes(count: int) -> str:
     """Format a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
         value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+        del units[0]
+    return f"{count} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
 
 
 def warn_if_short(storage: Storage, directory: Path, size: int) -> None:

@@ -1,0 +1,54 @@
+"""``pull``: a checkpoint from an object store to a run directory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from resume_adapters.cli import documents, remote, render
+from resume_adapters.cli.app import EXIT_CODES, Json, app, console
+from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.ranks import SINGLE_PROCESS
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.status import RunState, observed_state
+from resume_adapters.core.run_directory.upkeep import prepare
+from resume_adapters.core.storage.groups import shared_by_all
+from resume_adapters.core.tiers.fetch import Fetch
+from resume_adapters.errors import UnsupportedSetting
+
+
+@app.command(epilog=EXIT_CODES)
+def pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where a run copies its checkpoints to.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory; it need not exist.")],
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="A name or a step; by default the newest.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fetch a checkpoint from an object store, verify it, and commit it in a run directory.
+
+    A launch with the same mirror does that by itself. What has the checkpoint's name in the run directory is set aside.
+    """
+    tier = remote.open_url(url)
+    found = remote.chosen(tier, [checkpoint] if checkpoint else [])[-1]
+    directory = Path(os.path.abspath(run_dir))
+    control = ControlDirectory(STORAGE, directory, time.time)
+    status = control.status.read()
+    if status is not None and observed_state(status) is RunState.RUNNING:
+        raise UnsupportedSetting(f"the run in {directory} is running: stop it first")
+    prepare(STORAGE, directory)
+    fence = functools.partial(control.fencing.require_owned, control.fencing.take_over())
+    group = shared_by_all(SINGLE_PROCESS)
+    fetch = Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, "link")
+    fetch.bring(tier, found)
+    document = {"url": url, "run_directory": str(directory), "checkpoint": found.name, "bytes": found.manifest.bytes}
+    if json:
+        documents.write(document)
+    else:
+        render.copied(console(), document)

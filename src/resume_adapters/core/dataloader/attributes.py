@@ -1,0 +1,163 @@
+"""What a loader's dataset, samplers and collate function hold, where training or reading changes it.
+
+A curriculum of the dataset, the passes that a sampler counts, the generator of a transform: a batch follows from them,
+and they begin again in each launch. What differs from the moment at which the loader was tracked is captured with the
+loader's position from then on.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from resume_adapters.core.log import logger
+from resume_adapters.core.state import census, leaf_values, object_path
+from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.leaf_values import LeafKind, is_array
+from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
+from resume_adapters.errors import NotSerialisable
+
+_OBJECTS = 5_000
+"""Values that one look compares at most."""
+
+_SECONDS = 5.0
+"""Time that one look takes at most; the number of values bounds it long before, also on a machine under load."""
+
+_VALUES = 1_000
+"""Values in one attribute that is captured, at most; numbers of an array count each. More are a cache."""
+
+_LOOKS = 3
+"""Fetches, and as many positions, before which a look is taken."""
+
+_ELSEWHERE = (
+    *("accelerate.", "datasets.", "pyarrow.", "tokenizers.", "torchdata."),
+    *("transformers.configuration", "transformers.models.", "transformers.tokenization"),
+)
+"""Libraries whose objects follow from what the loop tells them at each pass, or hold no state that shapes a batch."""
+
+
+_PLAIN = (LeafKind.DATA, LeafKind.TENSOR)
+
+WITH_CHANGES = 2
+"""Length of a worker's state with what has changed on its dataset; the random state alone is longer."""
+
+
+class LoaderAttributes:
+    """The attributes of some objects of a loader that have changed since they were first looked at.
+
+    Args:
+        roots: the objects, by the name under which a user knows them.
+        without: objects that hang on these and are not looked at.
+    """
+
+    def __init__(self, roots: Mapping[str, Any], *, without: Iterable[Any] = ()) -> None:
+        self._subjects = Subjects(
+            roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
+            captured=without,
+            foreign=_ELSEWHERE,
+            enters_data=True,
+            largest=_VALUES,
+        )
+        self._start = self._walk()
+        self._known: dict[Path, tuple[LeafKind, str]] = {}
+        self._fresh: dict[Path, list[Any]] = {}
+        self._missing: dict[Path, str] = {}
+        self._looks = {"fetch": _LOOKS, "position": _LOOKS}
+
+    def _walk(self) -> census.Census:
+        return census.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What has changed and is not captured: paths, with the names of the types."""
+        return {str(path): kind for path, kind in self._missing.items()}
+
+    def look(self) -> None:
+        """Find what has changed. Call it where a pass begins."""
+        if not self._subjects.roots:
+            return
+        changed = {path: leaf for path, leaf in self._start.changed(self._walk()).items() if path not in self._known}
+        opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE}
+        opened |= {path.owner for path in self._missing}
+        for path, leaf in changed.items():
+            # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
+            is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_small(path)
+            if is_plain or leaf.kind is LeafKind.STATEFUL:
+                before = self._start.leaves.get(path)
+                self._known[path] = (leaf.kind, before.type if before else type_name(ABSENT))
+            else:
+                self._missing[path] = leaf.type
+
+    def look_early(self, moment: str) -> bool:
+        """Find what has changed, at the first few moments of a kind.
+
+        Args:
+            moment: ``"fetch"`` or ``"position"``.
+
+        Returns:
+            Whether it would look at the next one, too.
+        """
+        if self._looks[moment]:
+            self._looks[moment] -= 1
+            self.look()
+        return self._looks[moment] > 0
+
+    def _is_small(self, path: Path) -> bool:
+        return _count(object_path.get(self._subjects.roots, path)) <= _VALUES
+
+    def capture(self) -> list[Any]:
+        """Return what is known to change, as data that later changes do not reach."""
+        if not self._known:
+            return []
+        found = []
+        for path, (kind, before) in list(self._known.items()):
+            live = object_path.get(self._subjects.roots, path)
+            try:
+                if live is ABSENT or (kind in _PLAIN and _count(live) > _VALUES):
+                    raise NotSerialisable("it is gone, or has become large")
+                value = copy.deepcopy(leaf_values.capture(live, kind))
+            except NotSerialisable:
+                del self._known[path]
+                self._missing[path] = type_name(live)
+                continue
+            found.append([path.root, [list(step) for step in path.steps], kind.value, before, type_name(live), value])
+        return found
+
+    def restore(self, saved: list[Any]) -> None:
+        """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
+        given = {Path(root, tuple(Step(*step) for step in steps)): rest for root, steps, *rest in saved}
+        for path, (kind, before, kept, value) in {**self._fresh, **given}.items():
+            live = object_path.get(self._subjects.roots, path)
+            owner = object_path.get(self._subjects.roots, path.owner)
+            if owner is ABSENT or type_name(live) not in (before, kept):
+                logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
+                continue
+            if path not in self._known:
+                self._known[path] = (LeafKind(kind), before)
+                if live is not ABSENT:
+                    self._fresh[path] = [kind, kept, before, copy.deepcopy(leaf_values.capture(live, LeafKind(kind)))]
+            leaf_values.restore(self._subjects.roots, path, copy.deepcopy(value), LeafKind(kind), in_place=False)
+
+
+def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
+    """Return what the batches of a loader are made by, by name; a plain function holds nothing."""
+    found = {"dataset": dataset, "collate_fn": collate}
+    return {name: each for name, each in found.items() if hasattr(each, "__dict__") and not inspect.isroutine(each)}
+
+
+def _is_elsewhere(root: Any) -> bool:
+    return type(root).__module__.startswith(("resume_adapters.", *_ELSEWHERE))
+
+
+def _count(value: Any) -> int:
+    """Return how many values there are in data."""
+    if is_array(value):
+        return int(value.numel() if hasattr(value, "numel") else value.size)
+    if isinstance(value, dict):
+        return 1 + sum(map(_count, value.values()))
+    if isinstance(value, str | bytes):
+        return 1 + len(value) // 64
+    return 1 + sum(map(_count, value)) if hasattr(value, "__iter__") else 1

@@ -1,0 +1,83 @@
+"""The random state of a loader's workers: each batch brings that of its worker, and a new worker gets it back.
+
+A worker draws its own random numbers, for augmentations, in a process that the next launch does not have. With its
+state comes what has changed on its copy of the dataset, and how far its stream is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes, content_of
+from resume_adapters.core.dataloader.elastic import ElasticStream, stream_of
+from resume_adapters.core.state import rng
+
+_WORKER: dict[str, LoaderAttributes] = {}
+"""In a worker, what changes on its copies of the dataset and the collate function."""
+
+
+class WorkerCollate:
+    """In a worker, sends with each batch the worker's state after it, and how far its stream is."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+        self._stream: ElasticStream | None = None
+        self._has_looked = False
+
+    def __call__(self, samples: Any) -> tuple[Any, int, Any, Any]:
+        from torch.utils.data import get_worker_info
+
+        batch = self.collate(samples)
+        worker = get_worker_info()
+        assert worker is not None
+        if not self._has_looked:  # once in each worker: the search goes through every object that the dataset wraps
+            self._stream, self._has_looked = stream_of(worker.dataset), True
+        progress = self._stream.reader_progress() if self._stream is not None else None
+        content = _WORKER["content"]
+        content.look_early("fetch")
+        # Always whole: the batch that carried an earlier state may have been dropped with the rest of its pass.
+        packed, changed = rng.pack_cpu(rng.capture_cpu()), content.capture()
+        return batch, worker.id, (packed, changed) if changed else packed, progress
+
+
+class WorkerInit:
+    """In a new worker, restores the random state that its predecessor had, and what had changed on its dataset.
+
+    Args:
+        init: the loader's own function.
+        collate: the loader's own collate function.
+
+    Attributes:
+        states: the state of each predecessor, while workers are started that have one.
+    """
+
+    def __init__(self, init: Callable[[int], Any] | None, collate: Any) -> None:
+        self.init = init
+        self._collate = collate
+        self.states: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def restoring(self, states: Mapping[int, Any]) -> Iterator[None]:
+        """Restore these states in the workers that are started while the context lasts."""
+        self.states = dict(states)
+        try:
+            yield
+        finally:
+            self.states = {}
+
+    def __call__(self, worker: int) -> None:
+        from torch.utils.data import get_worker_info
+
+        if self.init is not None:
+            self.init(worker)
+        here = get_worker_info()
+        dataset = None if here is None else here.dataset
+        content = _WORKER["content"] = LoaderAttributes(content_of(dataset, self._collate))
+        if worker in self.states:
+            state, changed = self.states[worker], []
+            if len(state) == WITH_CHANGES:
+                state, changed = state
+            rng.restore_cpu(rng.unpack_cpu(state))
+            content.restore(changed)

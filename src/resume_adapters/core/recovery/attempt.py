@@ -1,0 +1,323 @@
+"""One attempt at a block: what the user's function and its hooks get, and what a training call asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.recovery.memory import HeldCheckpoint
+from resume_adapters.core.recovery.own_state import OwnStates, StepPlace
+from resume_adapters.core.recovery.plan import Failure, Level, Report
+from resume_adapters.core.recovery.pulse import Pulse
+from resume_adapters.core.recovery.updates import UpdateWatch
+from resume_adapters.errors import Hung, PeerFailed, ResumeError, SaveFailed
+
+_SURE = 2
+"""Steps after which every rank holds a later state than the one in memory: it took part in the second."""
+
+
+class LeftByPeer(BaseException):
+    """Leads out of an attempt that another rank has failed in. Not an ``Exception``: nobody is to catch it."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a restartable function is called with.
+
+    Attributes:
+        number: 0 the first time in a process.
+        level: how it goes on after the failure of the attempt before; ``None`` the first time in a launch.
+        failure: what went wrong there; ``None`` the first time.
+        reason: why not at a cheaper level; empty where there is none.
+    """
+
+    number: int = 0
+    level: Level | None = None
+    failure: Failure | None = None
+    reason: str = ""
+
+
+class HeldTraining(Protocol):
+    """A training call that holds its state at the end of each step."""
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+
+    @property
+    def generation(self) -> int:
+        """The start of the run directory that this call is."""
+
+    @property
+    def progress(self) -> int:
+        """Optimizer steps completed."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it holds what it has resumed from, in memory."""
+
+    @property
+    def place(self) -> str:
+        """Where in the training the state is held, of several places within one step."""
+
+    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
+        """Return the step of which the state is held, and why it cannot be used.
+
+        Args:
+            is_updating: the weights may be those of the middle of a step.
+        """
+
+    def write(self, memory: Path, ranks: Ranks) -> Path:
+        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
+
+    def stand_in(self, rank: int, own: Any) -> None:
+        """Hold what a rank has held whose process has died. This process is that rank from now on.
+
+        Args:
+            rank: the rank.
+            own: what it has kept of its own, of the same moment.
+        """
+
+    def keep_stacks(self, stacks: str) -> None:
+        """Write where the threads of this rank are into the run directory."""
+
+    def give_up(self, failure: Failure) -> None:
+        """Write into the status of the run that it has failed."""
+
+    def close(self) -> None:
+        """Undo what the call patched, started and registered, if that is not done."""
+
+
+class RunningAttempt:
+    """An attempt that is under way.
+
+    Args:
+        attempt: what the user's function is called with.
+        memory: the checkpoints to go on from, by run directory.
+        updates: whether weights are being updated.
+        announce: lets all ranks know that this one has failed; returns whether it is the first.
+        cut: ends what this rank waits for.
+        forget: removes the checkpoints in memory, which are needed no more.
+        began: when the failure of the attempt before was seen, by ``time.monotonic``.
+        own_states: what the ranks keep outside of their processes; ``None`` where none could take the place of one.
+        resumed: learns under which generation a run has resumed from memory.
+        added: called when a training call begins.
+
+    Attributes:
+        attempt: see above.
+        updates: see above.
+        own_states: see above.
+        is_left: a rank has failed, and all leave.
+        left: when this rank learned of it, by ``time.monotonic``.
+        is_origin: this rank has failed first.
+        error: with which it has left; ``None`` as long as it has not, and where a peer made it leave.
+        pulse: when the training has last done something.
+        hang: what was found where a rank hangs.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        memory: dict[Path, HeldCheckpoint],
+        updates: UpdateWatch,
+        announce: Callable[[], bool],
+        cut: Callable[[], object],
+        forget: Callable[[], object],
+        began: float,
+        own_states: OwnStates | None = None,
+        resumed: Callable[[dict[Path, HeldCheckpoint]], object] = bool,
+        added: Callable[[], object] = bool,
+    ) -> None:
+        self.attempt = attempt
+        self.updates = updates
+        self.pulse = Pulse()
+        self.hang: Failure | None = None
+        self.is_left = self.is_origin = False
+        self.left = 0.0
+        self.error: BaseException | None = None
+        self._memory = memory
+        self._announce = announce
+        self._cut = cut
+        self._forget = forget
+        self._began: float | None = None if attempt.level is None else began
+        self.own_states = own_states
+        self._resumed = resumed
+        self._added = added
+        self._trainings: list[HeldTraining] = []
+        self._steps = 0
+
+    # ---- What a training call asks
+
+    def resume_option(self, given: str | os.PathLike[str]) -> str | os.PathLike[str]:
+        """Return what a run is to resume from: a start from scratch was asked of the first attempt alone."""
+        return "auto" if self.attempt.level is not None and given in ("scratch", "scratch!") else given
+
+    def memory(self, directory: Path) -> HeldCheckpoint | None:
+        """Return the checkpoint in memory that a run resumes from; ``None`` for what is on the disk."""
+        return self._memory.get(directory)
+
+    def all_memory(self) -> dict[Path, HeldCheckpoint]:
+        """Return the checkpoints in memory that runs resume from, by run directory."""
+        return dict(self._memory)
+
+    def resumed(self, directory: Path, generation: int) -> None:
+        """Know that a run has resumed from memory, and under which generation it goes on."""
+        self._memory[directory] = HeldCheckpoint(self._memory[directory].path, generation)
+        self._resumed(self._memory)
+
+    def add(self, training: HeldTraining) -> None:
+        """Know of a training call."""
+        self._trainings.append(training)
+        self._added()
+
+    def end_step(self) -> float | None:
+        """Count a step of which the state is held now.
+
+        Returns:
+            The seconds since the failure, the first time after one.
+
+        Raises:
+            LeftByPeer: another rank has failed.
+        """
+        self.updates.end_step()
+        self.pulse.end_step()
+        self.require_peers()
+        self._steps += 1
+        if self._steps == _SURE and self.attempt.level is not None:
+            self._memory.clear()
+            self._forget()
+        began, self._began = self._began, None
+        return None if began is None else time.monotonic() - began
+
+    def require_peers(self) -> None:
+        """Leave where another rank has failed.
+
+        Raises:
+            LeftByPeer: one has.
+        """
+        if self.is_left:
+            raise LeftByPeer
+
+    def fail(self, error: BaseException) -> None:
+        """Let all ranks leave: this one has failed, and is about to undo what it did.
+
+        Args:
+            error: why; the first counts, since undoing what was cut fails too.
+        """
+        if self.error is None:
+            self.error = error
+        if not self.is_left:
+            self.is_origin = self._announce()
+            self.leave()
+
+    def fail_by_hang(self, hang: Failure) -> None:
+        """Let all ranks leave, because one of them hangs; the thread calls it that watches over this one."""
+        step = None if self.training is None else self.training.progress
+        self.hang = replace(hang, step=step)
+        self.fail(Hung(f"{hang.message}. The stacks of all ranks that answer are in their log", step=step))
+
+    def leave(self) -> None:
+        """End what this rank waits for; any thread may call it."""
+        if not self.is_left:
+            self.is_left, self.left = True, time.monotonic()
+            self._cut()
+
+    # ---- What the block asks
+
+    @property
+    def training(self) -> HeldTraining | None:
+        """The training call that was begun last; ``None`` before the first."""
+        return self._trainings[-1] if self._trainings else None
+
+    def report(self, failure: Failure | None) -> Report:
+        """Return what this rank says after a failure."""
+        training = self.training
+        if training is None:
+            return Report(failure=failure)
+        step, objection = training.held(is_updating=self.updates.is_updating)
+        return Report(str(training.directory), step, objection, failure, training.place, training.is_resumed)
+
+    def report_of(self, rank: int, peer: Report) -> Report:
+        """Return what is known of a rank whose process has died.
+
+        Args:
+            rank: the rank.
+            peer: what a rank says that is left, and holds the same if they were at the same place.
+        """
+        if peer.step is None or peer.is_resumed:
+            return replace(peer, failure=None)
+        if self.own_states is None:
+            return Report(peer.directory, peer.step, "what it knew alone is not kept", place=peer.place)
+        moment = StepPlace(peer.directory, peer.step, peer.place)
+        newest = self.own_states.newest(rank)
+        _, objection = self.own_state_of(rank, moment)
+        if not objection or newest is None or newest == moment:
+            return Report(peer.directory, peer.step, objection, place=peer.place)
+        return Report(newest.directory, newest.step, place=newest.place)
+
+    def own_state_of(self, rank: int, moment: StepPlace) -> tuple[Any, str]:
+        """Return what a rank has kept of its own, and why it cannot be used; see :meth:`OwnStates.find`."""
+        assert self.own_states is not None, "a process may take the place of another one"
+        return self.own_states.find(rank, moment)
+
+    def failure(self, error: BaseException, rank: int) -> Failure:
+        """Return an error as data."""
+        if self.hang is not None:
+            return self.hang
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        place = f"{last[0].filename}:{last[0].lineno}" if last else ""
+        step = None if self.training is None else self.training.progress
+        is_final = isinstance(error, ResumeError) and not isinstance(error, PeerFailed | SaveFailed)
+        return Failure(rank, step, type(error).__name__, str(error), place, is_final)
+
+    def close(self) -> None:
+        """Close the training calls that the failure has left open."""
+        for each in self._trainings:
+            each.close()
+
+    def release(self) -> None:
+        """Forget the training calls, and what they hold."""
+        self._trainings.clear()
+        self.error = None
+
+
+_running: list[RunningAttempt] = []
+
+
+def running_attempt() -> RunningAttempt | None:
+    """Return the attempt that is under way in this process; ``None`` outside a restartable block."""
+    return _running[-1] if _running else None
+
+
+@contextlib.contextmanager
+def under_way(attempt: RunningAttempt) -> Iterator[None]:
+    """Let training calls find an attempt while the context lasts."""
+    _running.append(attempt)
+    try:
+        yield
+    finally:
+        _running.remove(attempt)
+
+
+_between_attempts: list[Callable[[], object]] = []
+
+
+def between_attempts(reset: Callable[[], object]) -> None:
+    """Let a function be called between two attempts: it resets what a framework keeps for the whole process."""
+    if reset not in _between_attempts:
+        _between_attempts.append(reset)
+
+
+def reset_process() -> None:
+    """Call what :func:`between_attempts` was given."""
+    for each in _between_attempts:
+        each()

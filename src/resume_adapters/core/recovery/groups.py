@@ -1,0 +1,259 @@
+"""The process groups that a block makes: how a blocked rank leaves them, and how the next attempt makes others.
+
+Gloo cannot be aborted through torch. What ends a blocked operation is that its connection is at its end. So the sockets
+that appear while a group is made are remembered, and no more is read from them: also from the connection to the store
+in which a group is made, where a rank waits for a peer that has left.
+
+Gloo loses an operation for ever (until the timeout of the group) where a write fails, and where a transfer is half done
+when it sees the end: ``Pair::signalException`` looks neither at what waits to be written nor at what is being read. So
+each rank ends the reading of its own side alone; its connections stay open beside gloo, which would close them, so that
+what the peer still writes does not fail; and a transfer that is under way may end before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from resume_adapters.core.patching import replaced
+from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.storage.sockets import Connection, OpenSocket, open_sockets
+from resume_adapters.errors import UnsupportedSetting
+
+REST_THREAD = "resume-adapters-groups"
+"""The name of the threads that keep the groups of a former attempt."""
+
+_REST = 5.0
+"""Seconds for which they do."""
+
+_SETTLING = 0.005
+"""Seconds for which nothing is on its way where no transfer is half done."""
+
+_PATIENCE = 1.0
+"""Seconds in which transfers may end."""
+
+
+class BlockGroups:
+    """The process groups of a block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._sockets: set[OpenSocket] = set()
+        self._making: list[set[OpenSocket]] = []
+        self._connections: dict[OpenSocket, Connection] = {}
+        self._ended: set[OpenSocket] = set()
+        self._cut_since: float | None = None
+        self._is_torn = False
+        self._held: list[Any] = []
+        self._inherited: list[Any] = []
+        self._store: Callable[[], Any] | None = None
+        self._arguments: dict[str, Any] | None = None
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Know of each group that is made while the context lasts.
+
+        Raises:
+            UnsupportedSetting: there is one already.
+        """
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            yield
+            return
+        from torch.distributed import distributed_c10d
+
+        if dist.is_initialized():
+            raise UnsupportedSetting(
+                "the process group was made before the restartable block began, so the block cannot be run again "
+                "without it: call init_process_group(), or what calls it (Accelerator, TrainingArguments, "
+                "deepspeed.initialize), within the block"
+            )
+        make, initialise = distributed_c10d._new_process_group_helper, dist.init_process_group  # seam: torch 2.6-2.13
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(distributed_c10d, make.__name__, self._watching(make)))
+            for owner in (distributed_c10d, dist):
+                stack.enter_context(replaced(owner, "init_process_group", self._initialising(initialise)))
+            yield
+
+    def _watching(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        def make(*arguments: Any, **keywords: Any) -> Any:
+            with self._remembering_sockets():
+                made = native(*arguments, **keywords)
+                self._held.append(made[0])
+                return made
+
+        return make
+
+    @contextlib.contextmanager
+    def _remembering_sockets(self) -> Iterator[None]:
+        """Know of the sockets that appear while the context lasts.
+
+        Raises:
+            LeftByPeer: the groups are cut: the ranks do not make another one together.
+        """
+        with self._lock:
+            self._require_uncut()
+            before = open_sockets()
+            self._making.append(before)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._making.remove(before)
+                self._sockets |= open_sockets() - before
+            if self._cut_since is not None:
+                self.cut()
+        self._require_uncut()
+
+    def _require_uncut(self) -> None:
+        if self._cut_since is not None:
+            raise LeftByPeer
+
+    def _initialising(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+
+        def init_process_group(*arguments: Any, **keywords: Any) -> Any:
+            given = inspect.signature(native).bind(*arguments, **keywords).arguments
+            self._arguments = {name: given[name] for name in ("backend", "timeout", "device_id") if name in given}
+            if self._store is None and _place()["world_size"] > 1:
+                return native(*arguments, **keywords)
+            # What is in the launcher's store under the usual names are the addresses of the attempt before.
+            given = {name: value for name, value in given.items() if name != "init_method"}
+            if self._store is None:  # alone: the port of a store that a group before has left may not be free yet
+                return native(**{**given, **_place(), "store": HashStore()})
+            with self._remembering_sockets():
+                store = self._store()
+            return native(**{**given, **_place(), "store": store})
+
+        return init_process_group
+
+    def use_store(self, store: Callable[[], Any]) -> None:
+        """Let the groups that are made from now on meet in a store of their own; none of them is cut."""
+        self._store = store
+        self._cut_since = None
+
+    @property
+    def were_made(self) -> bool:
+        """Whether the block has made a process group."""
+        return self._arguments is not None
+
+    def operations(self) -> int:
+        """Return how many collective operations this rank has begun in all groups."""
+        return sum(each._get_sequence_number_for_group() for each in list(self._held))  # seam: torch 2.6-2.13
+
+    @contextlib.contextmanager
+    def remade(self) -> Iterator[None]:
+        """Have a group of all ranks while the context lasts, as the block has made it, if it has."""
+        import torch.distributed as dist
+
+        arguments = self._arguments
+        if arguments is None:
+            yield
+            return
+        try:
+            dist.init_process_group(**arguments)
+            yield
+        finally:
+            self.destroy()
+
+    def cut(self) -> None:
+        """End all communication of the groups: who waits in a collective gets an error. Any thread may call it.
+
+        Until :meth:`use_store` no other group is made. Call it again until all threads have left: a transfer may be
+        under way, and a connection may be made just now.
+        """
+        with self._lock:
+            if self._cut_since is None:
+                self._cut_since = time.monotonic()
+            now = open_sockets()
+            for each in self._sockets.union(*(now - before for before in self._making)) & now:
+                if each not in self._connections and (found := Connection.of(each)) is not None:
+                    self._connections[each] = found
+            idle = self._idle()
+        time.sleep(_SETTLING)
+        with self._lock:
+            idle &= self._idle()
+            is_over = self._cut_since is not None and time.monotonic() > self._cut_since + _PATIENCE
+            self._is_torn = self._is_torn or (is_over and idle != self._connections.keys() - self._ended)
+            for each in self._connections.keys() - self._ended if is_over else idle:
+                self._connections[each].end_reading()
+                self._ended.add(each)
+        _abort_accelerators(self._held)
+
+    def _idle(self) -> set[OpenSocket]:
+        """Return the connections that still can be read, and on which nothing is on its way."""
+        return {each for each in self._connections.keys() - self._ended if self._connections[each].is_idle()}
+
+    def destroy(self) -> None:
+        """Destroy the groups of an attempt that was left."""
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+        elif dist.is_available():
+            _forget_unfinished()
+        with self._lock:
+            if self._held or self._connections:
+                _let_rest(self._held, list(self._connections.values()), for_ever=self._is_torn)
+            self._held, self._connections = [], {}
+            self._sockets.clear()
+            self._ended.clear()
+            self._is_torn = False
+
+    def keep_inherited(self) -> None:
+        """In a forked process, never let go of the groups of before: they would wait for threads that it lacks."""
+        self._inherited += self._held
+        self._held, self._connections = [], {}
+        self._sockets.clear()
+        self._ended.clear()
+
+
+def _forget_unfinished() -> None:
+    """Let the names of groups begin again on a rank that was cut while it made its first: those of others do."""
+    from torch.distributed import distributed_c10d
+
+    world = distributed_c10d._world  # seam: torch 2.6-2.13
+    for each in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        each.clear()
+    world.group_count = 0
+
+
+def _let_rest(groups: list[Any], connections: list[Connection], *, for_ever: bool) -> None:
+    """Drop the last references to groups later.
+
+    Destroying a group joins the threads of gloo while the interpreter lock is held, and such a thread needs the lock
+    once more when it drops what an operation has left. After a rest none does. DDP would not wait for that, nor would
+    the end of the process: what a daemon thread has is dropped by nobody then.
+
+    Args:
+        groups: the groups.
+        connections: theirs.
+        for_ever: an operation may be lost in them: the thread that is in it does not end.
+    """
+    seconds = None if for_ever else _REST
+    threading.Thread(target=_rest, args=(groups, connections, seconds), name=REST_THREAD, daemon=True).start()
+
+
+def _rest(groups: list[Any], connections: list[Connection], seconds: float | None) -> None:
+    threading.Event().wait(seconds)
+    for each in connections:
+        each.close()
+
+
+def _place() -> dict[str, int]:
+    return {"rank": int(os.environ.get("RANK", "0")), "world_size": int(os.environ.get("WORLD_SIZE", "1"))}
+
+
+def _abort_accelerators(groups: list[Any]) -> None:
+    """Abort what NCCL and its like run; gloo's own ``abort`` leaves a blocked collective blocked."""
+    import torch
+
+    if torch.cuda.is_available():  # pragma: no cover  # the tests run where there is no accelerator
+        for group in groups:
+            group._get_backend(torch.device("cuda")).abort()  # seam: torch 2.6-2.13

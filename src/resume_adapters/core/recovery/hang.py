@@ -1,0 +1,209 @@
+"""No step for too long: whether a rank hangs, or is slow, and which one.
+
+Each rank looks at itself. One that has ended no step for ``hang_after`` asks all ranks how they are. A rank that does
+not answer, hangs: its process is stopped, or a library keeps the interpreter lock. Of ranks that answer, one is slow
+whose main thread computes, or is found at different places: the others wait for it. Where none moves, those hang that
+have begun the fewest collective operations: the others wait for them in the next one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import msgspec
+
+from resume_adapters.core.log import logger
+from resume_adapters.core.recovery.meeting import Meeting
+from resume_adapters.core.recovery.plan import Failure
+from resume_adapters.core.recovery.pulse import Pulse
+
+_LEAST = 300.0
+"""Seconds without a step that are allowed in any case, where the user gives no number."""
+
+_TIMES = 10
+"""How many times as long as the slowest step so far a step may take, where the user gives no number."""
+
+_ANSWER_WITHIN = 10.0
+"""Seconds in which a rank answers that is asked."""
+
+_COMPUTING = 0.02
+"""The share of the time that a thread computes which is at work; on a machine that is busy it may be small."""
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """What a rank says of itself.
+
+    Attributes:
+        is_moving: its main thread is not where it was.
+        operations: how many collective operations it has begun.
+        place: where its main thread is.
+    """
+
+    is_moving: bool
+    operations: int
+    place: str
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Why no step ends.
+
+    Attributes:
+        is_hang: nothing moves.
+        ranks: those that hang; where nothing hangs, those that are slow.
+    """
+
+    is_hang: bool
+    ranks: tuple[int, ...]
+
+
+def judge(conditions: Sequence[Condition | None]) -> Verdict:
+    """Return why no step ends, from what each rank says of itself; ``None``: it does not answer."""
+    silent = tuple(rank for rank, each in enumerate(conditions) if each is None)
+    if silent:
+        return Verdict(True, silent)
+    moving = tuple(rank for rank, each in enumerate(conditions) if each is not None and each.is_moving)
+    if moving:
+        return Verdict(False, moving)
+    least = min(each.operations for each in conditions if each is not None)
+    return Verdict(True, tuple(rank for rank, each in enumerate(conditions) if each and each.operations == least))
+
+
+class HangWatch:
+    """Looks for a hang during one attempt, on the thread that watches over it.
+
+    Args:
+        meeting: where the ranks ask each other.
+        topic: of the attempt.
+        pulse: when the training has last done something.
+        watched: the thread that trains.
+        hang_after: seconds without a step; ``None``: measured.
+        operations: returns how many collective operations this rank has begun.
+        on_hang: is called on the rank that finds a hang, once.
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        topic: str,
+        pulse: Pulse,
+        watched: int,
+        hang_after: float | None,
+        operations: Callable[[], int],
+        on_hang: Callable[[Failure], object],
+    ) -> None:
+        self._meeting = meeting
+        self._topic = topic
+        self._pulse = pulse
+        self._watched = watched
+        self._hang_after = hang_after
+        self._operations = operations
+        self._on_hang = on_hang
+        self._inquiry = 0
+        self._asked_at: float | None = None
+        self._looked = self._moved = self._computed = self._computed_at = 0.0
+        self._place: tuple[object, ...] = ()
+
+    @property
+    def limit(self) -> float:
+        """Seconds without a step that are allowed."""
+        return max(_LEAST, _TIMES * self._pulse.slowest) if self._hang_after is None else self._hang_after
+
+    @property
+    def found(self) -> str:
+        """The hang that a rank has found in this attempt; empty: none."""
+        return (self._meeting.read(f"{self._topic}/hang") or b"").decode()
+
+    def look(self) -> None:
+        """Look whether this rank, or a peer that asks, has ended no step for too long. Call it often."""
+        now = time.monotonic()
+        if now < self._looked + min(max(self.limit / 50, 0.02), 1.0):
+            return
+        self._looked = now
+        self._look_at_main_thread(now)
+        self._read_inquiry()
+        silence = self._pulse.silence(now)
+        if silence is not None and silence > self.limit and self._asked_at is None:
+            self._asked_at = now
+            self._meeting.write(self._key("asked"), b"")
+        if self._asked_at is not None or self._meeting.read(self._key("asked")) is not None:
+            self._answer(now)
+        if self._asked_at is not None:
+            self._conclude(is_over=now > self._asked_at + _ANSWER_WITHIN)
+
+    def _read_inquiry(self) -> None:
+        """Begin to wait again where a peer has found that a rank is slow."""
+        number = int(self._meeting.read(f"{self._topic}/inquiry") or b"0")
+        if number != self._inquiry:
+            self._inquiry, self._asked_at = number, None
+            self._pulse.beat()
+
+    def _key(self, name: str) -> str:
+        return f"{self._topic}/inquiry/{self._inquiry}/{name}"
+
+    def _look_at_main_thread(self, now: float) -> None:
+        frame = sys._current_frames().get(self._watched)
+        place = []
+        while frame is not None:
+            place.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        if tuple(place) != self._place or self._is_computing(now):
+            self._place, self._moved = tuple(place), now
+
+    def _is_computing(self, now: float) -> bool:
+        """Return whether the thread has computed since the last call; who waits for an accelerator may do so too."""
+        import torch
+
+        seconds = time.clock_gettime(time.pthread_getcpuclockid(self._watched))
+        used, self._computed = seconds - self._computed, seconds
+        passed, self._computed_at = now - self._computed_at, now
+        may_spin = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return used > _COMPUTING * passed and not may_spin
+
+    def _answer(self, now: float) -> None:
+        frame = sys._current_frames().get(self._watched)
+        is_moving = now < self._moved + self.limit / 2
+        condition = Condition(is_moving, self._operations(), _described(frame))
+        self._meeting.write(self._key(str(self._meeting.rank)), msgspec.json.encode(condition))
+
+    def _conclude(self, *, is_over: bool) -> None:
+        """Judge where all ranks have answered, or the time is over in which they do."""
+        answers = [self._meeting.read(self._key(str(rank))) for rank in range(self._meeting.world_size)]
+        if None in answers and not is_over:
+            return
+        conditions = [None if each is None else msgspec.json.decode(each, type=Condition) for each in answers]
+        verdict = judge(conditions)
+        if verdict.is_hang:
+            failure = self._failure(verdict, conditions)
+            self._meeting.write(f"{self._topic}/hang", failure.message.encode())
+            self._on_hang(failure)
+            return
+        self._meeting.write(f"{self._topic}/inquiry", str(self._inquiry + 1).encode())
+        self._say_slow(verdict, conditions)
+
+    def _failure(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> Failure:
+        first = verdict.ranks[0]
+        found = conditions[first]
+        place = "in a process that does not answer" if found is None else found.place
+        names = _named(verdict.ranks, "hangs", "hang")
+        return Failure(first, None, "Hung", f"{names} {place}: no step has ended for {self._allowed}", place)
+
+    @property
+    def _allowed(self) -> str:
+        """What is allowed, in words that are the same whenever the same rank hangs."""
+        return "ten times the slowest step" if self._hang_after is None else f"{self._hang_after:g} s"
+
+    def _say_slow(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> None:
+        places = ", ".join(each.place for each in conditions if each is not None and each.is_moving)
+        names = _named(verdict.ranks, "is slow", "are slow")
+        logger.warning("%s: no step has ended for %s; at work %s. It is waited for.", names, self._allowed, places)
+
+
+def _named(ranks: Sequence[int], one: str, several: str) -> str:
+    return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {several}"
+
+
+def _described(frame: FrameType | None) -> str:
+    return "" if frame is None else f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"

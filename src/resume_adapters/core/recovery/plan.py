@@ -1,0 +1,150 @@
+"""Where all ranks go on after a failure: a pure function of what each of them reports."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Level(enum.Enum):
+    """How a block goes on, cheapest first."""
+
+    MEMORY = "memory"
+    """All ranks go on with the state that they hold."""
+    PROCESS = "process"
+    """New processes go on with the state that those hold which are left."""
+    DISK = "disk"
+    """They resume from the latest checkpoint, or start from zero where there is none."""
+    GIVEN_UP = "given up"
+    """The error is raised."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong first.
+
+    Attributes:
+        rank: where.
+        step: optimizer steps completed there; ``None`` before a training call.
+        kind: type of the error.
+        message: what it says.
+        place: the innermost line of code that it came from.
+        is_final: running the block again cannot help: a setting is refused, a later start owns the run directory.
+    """
+
+    rank: int
+    step: int | None
+    kind: str
+    message: str
+    place: str
+    is_final: bool = False
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What is alike of two failures in the same way at the same step."""
+        return self.rank, self.step, self.kind, self.message, self.place
+
+    def __str__(self) -> str:
+        where = "" if self.step is None else f" after step {self.step}"
+        return f"rank {self.rank} failed{where}: {self.kind}: {self.message.partition(chr(10))[0]}"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one rank says after a failure.
+
+    Attributes:
+        directory: the run directory of the training call that was under way; empty where none was.
+        step: the step whose state it holds; ``None`` where it holds none.
+        place: where in the training that was, of several places at which one step's state is held.
+        is_resumed: the step is the one that it has resumed from, in memory, and has not completed another since.
+        objection: why that state cannot be used; empty where it can.
+        failure: its own failure; ``None`` where it has left because of another rank.
+    """
+
+    directory: str = ""
+    step: int | None = None
+    objection: str = ""
+    failure: Failure | None = None
+    place: str = ""
+    is_resumed: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What all ranks do.
+
+    Attributes:
+        level: how they go on.
+        failure: what went wrong.
+        step: the step from which they go on, if that is known.
+        reason: why they do not go on at a cheaper level; empty where they do.
+    """
+
+    level: Level
+    failure: Failure
+    step: int | None = None
+    reason: str = ""
+
+
+def decide(
+    reports: Sequence[Report],
+    *,
+    restarts: int,
+    max_restarts: int,
+    former: Sequence[Failure],
+    is_one_node: bool,
+    lost: Sequence[int] = (),
+    restarts_left: int = 0,
+) -> Plan:
+    """Return what all ranks do; alike on all of them, since it follows from the arguments alone.
+
+    Args:
+        reports: what each rank says, in rank order; of those whose process has died, what is known of them.
+        restarts: how often the block was run again.
+        max_restarts: how often it may be.
+        former: the failures before this one.
+        is_one_node: all ranks are on one node, and see the same memory.
+        lost: the ranks whose process has died.
+        restarts_left: how often the launcher would start the processes again.
+    """
+    if lost:
+        return _replaced(reports, lost[0], is_one_node=is_one_node, restarts_left=restarts_left)
+    own = [each.failure for each in reports if each.failure is not None]
+    failure = own[0] if own else Failure(0, None, "Unknown", "a rank has left the block and does not say why", "")
+    final = next((each for each in own if each.is_final), None)
+    if final is not None:
+        return Plan(Level.GIVEN_UP, final, reason="running it again cannot help")
+    if any(each.signature == failure.signature for each in former):
+        return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
+    if restarts >= max_restarts:
+        return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
+    objection = _objection(reports, is_one_node=is_one_node)
+    if objection:
+        return Plan(Level.DISK, failure, reason=objection)
+    return Plan(Level.MEMORY, failure, reports[0].step)
+
+
+def _replaced(reports: Sequence[Report], lost: int, *, is_one_node: bool, restarts_left: int) -> Plan:
+    """Return what the ranks do that are left where a process has died: they end too, and new ones go on."""
+    failure = Failure(lost, reports[lost].step, "ProcessDied", "it was killed, or has crashed", "")
+    if not restarts_left:
+        return Plan(Level.GIVEN_UP, failure, reason="torchrun starts the processes no more (--max-restarts)")
+    objection = _objection(reports, is_one_node=is_one_node)
+    if objection:
+        return Plan(Level.DISK, failure, reason=objection)
+    return Plan(Level.PROCESS, failure, reports[0].step)
+
+
+def _objection(reports: Sequence[Report], *, is_one_node: bool) -> str:
+    """Return why the ranks cannot go on with what they hold; nothing where they can."""
+    for rank, each in enumerate(reports):
+        if each.step is None:
+            return f"rank {rank} has not completed a step of its training yet"
+        if each.objection:
+            return f"rank {rank}: {each.objection}"
+    if len({each.directory for each in reports}) > 1:
+        return "the ranks are in different trainings"
+    if len({(each.step, each.place, each.is_resumed) for each in reports}) > 1:
+        held = ", ".join(f"rank {rank} step {each.step} {each.place}".strip() for rank, each in enumerate(reports))
+        return f"the ranks hold different steps: {held}"
+    return "" if is_one_node else "the ranks are on several nodes, which do not see each other's memory"

@@ -1,0 +1,60 @@
+"""SIGTERM in a block: torchrun sends it to all processes that are left when one has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Termination:
+    """Keeps this process from ending by SIGTERM while the ranks agree how to go on, and write what they hold.
+
+    A training call has a handler of its own, which is above this one.
+    """
+
+    def __init__(self) -> None:
+        self._previous: Any = None
+        self._of_children: Any = None
+        self._is_armed = self._is_deferred = self._has_come = False
+
+    def arm(self) -> None:
+        """Handle the signal, from when a training call begins; a no-op outside of the main thread.
+
+        Before that it ends the process at once, which Python's handlers do not where a process waits for another one.
+        """
+        if not self._is_armed and threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._handle)
+            self._is_armed = True
+
+    def defer(self) -> None:
+        """Do not end by the signal from now on; any thread may call it."""
+        self._is_deferred = True
+
+    def begin_agreeing(self) -> None:
+        """Let no child that ends raise an error here from now on, as torch's loaders do: their workers get SIGTERM too.
+
+        The main thread calls it.
+        """
+        self.defer()
+        if self._of_children is None and threading.current_thread() is threading.main_thread():
+            self._of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def release(self) -> None:
+        """Handle the signal no longer; where it has come, it has its effect now."""
+        if self._is_armed and signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
+        if self._of_children is not None:
+            signal.signal(signal.SIGCHLD, self._of_children)
+            self._of_children = None
+        has_come = self._has_come
+        self._is_armed = self._is_deferred = self._has_come = False
+        if has_come:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._has_come = True
+        if not self._is_deferred:
+            self.release()

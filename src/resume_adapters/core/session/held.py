@@ -1,0 +1,363 @@
+"""A training call within a restartable block: what it holds at the end of each step, and writes after a failure.
+
+Weights, optimizers and schedules are held as they are: they do not change before the next update. What changes within a
+step is copied at its end: where the data are, random states, counters, buffers, the parts of the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from resume_adapters.core.log import logger
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.recovery.attempt import RunningAttempt
+from resume_adapters.core.recovery.own_state import StepPlace
+from resume_adapters.core.recovery.plan import Failure, Level
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
+from resume_adapters.core.session.observed import ObservedState
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.records import RankState
+from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
+from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.errors import UnsupportedSetting
+
+
+class CallContent(Protocol):
+    """What a checkpoint of a training call is to hold, in the halves that are taken at different times."""
+
+    def save(self, directory: Path) -> None:
+        """Let the framework write its files."""
+
+    def launch_tree(self) -> dict[str, Any]:
+        """Return what the session adds to the state of each rank."""
+
+    def parts(self) -> dict[str, Stateful]:
+        """Return the parts."""
+
+    def describe_state(self, state: RankState, facts: CheckpointFacts, *, is_held: bool) -> dict[str, Any]:
+        """Return the fields of the manifest."""
+
+    def owner_of(self, file: Path) -> int:
+        """Return the rank that wrote a file of the framework."""
+
+
+BUFFERS = "held_buffers"
+"""The part that holds the buffers of each rank: frameworks save those of one."""
+
+_OF_LAUNCH = ("topology", "fixed", "shares", "settings")
+"""What a rank adds to its state that does not change, by the names of the format."""
+
+
+@dataclass(frozen=True)
+class SaveForm:
+    """How a framework saves outside of its own training loop.
+
+    Attributes:
+        name: the checkpoint that a save would be.
+        is_file: it would be a file, not a directory.
+        place: where in the training it would be, of several places within one step.
+        saving: returns the context in which the framework saves, with what changes within a step as it was.
+        own: what of that belongs to this rank alone, by name; ``saving`` is given it.
+    """
+
+    name: str
+    is_file: bool = False
+    place: str = ""
+    saving: Callable[[Mapping[str, Any]], AbstractContextManager[object]] = contextlib.nullcontext
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """The end of a step."""
+
+    step: int
+    form: SaveForm
+    loop: TrainingLoop
+    kind: type[RankState]
+    facts: CheckpointFacts
+    state: FrozenState
+    observed: FrozenState
+    parts: FrozenState
+
+    @property
+    def is_intact(self) -> bool:
+        return all(each.is_intact for each in (self.state, self.observed, self.parts))
+
+
+@dataclass(frozen=True)
+class _OtherRank:
+    """What a rank was launched with whose process has died, and which experiments it logged to."""
+
+    launch: Mapping[str, Any]
+    trackers: Mapping[str, Any]
+
+
+class HeldCall:
+    """What one training call holds. It is the attempt's :class:`HeldTraining`.
+
+    Args:
+        attempt: the attempt that the call is part of.
+        run: its run, not yet opened.
+        framework: the framework's files and live objects.
+        options: the options of the run.
+        observed: finds what nobody has declared.
+        content: returns what a checkpoint is to hold, for the loop and the name.
+        close_call: closes the session.
+    """
+
+    def __init__(
+        self,
+        attempt: RunningAttempt,
+        run: ResumableRun,
+        framework: Framework,
+        options: ResumeOptions,
+        observed: ObservedState,
+        content: Callable[[TrainingLoop, str], CallContent],
+        close_call: Callable[[], object],
+    ) -> None:
+        self.attempt = attempt
+        self.directory = run.directory
+        self._run = run
+        self._framework = framework
+        self._options = options
+        self._observed = observed
+        self._content = content
+        self._close_call = close_call
+        self._moment: _Moment | None = None
+        self._buffers: FrozenBuffers | None = None
+        self._stands_in: _OtherRank | None = None
+        attempt.add(self)
+
+    def require_whole(self) -> None:
+        """Refuse state that a rank could not write after a failure, before the first step.
+
+        Where no other process could write it, nothing is kept for a process that takes this one's place.
+
+        Raises:
+            UnsupportedSetting: there is some.
+        """
+        sharded = ", ".join(self._framework.sharded_state())
+        if sharded:
+            raise UnsupportedSetting(
+                f"@restartable holds what every rank has whole, and the {sharded} is sharded over the ranks: train "
+                "with DDP, or leave @restartable out"
+            )
+        alone = self._framework.unreplicated()
+        if alone and self.attempt.own_states is not None:
+            self.attempt.own_states.stop(alone)
+
+    def restore(self, context: RestoreContext | None) -> None:
+        """Restore what a checkpoint in memory holds beside what any other holds.
+
+        Args:
+            context: what the call resumes from; ``None`` for a fresh start.
+        """
+        saved = None if context is None or self._run.attempt_checkpoint is None else context.reader.part(BUFFERS)
+        if saved is not None:
+            FrozenBuffers(self._framework.models()).load(saved)
+
+    # ---- At the end of a step
+
+    def keep(self, step: int, loop: TrainingLoop, form: SaveForm) -> None:
+        """Hold the state of now. Every rank calls it where a checkpoint could be saved.
+
+        Args:
+            step: optimizer steps completed.
+            loop: where the training is.
+            form: how the framework would save.
+
+        Raises:
+            LeftByPeer: another rank has failed.
+        """
+        self.attempt.updates.begin_holding()
+        self._observed.before_hold(compares=self._moment is not None or not self.is_resumed)
+        state, observed = loop.rank_state(), FrozenState(self._observed.capture())
+        parts = {**self._options.parts, **self._framework.parts(), **self._observed.parts()}
+        self._moment = _Moment(
+            step,
+            form,
+            loop,
+            type(state),
+            loop.facts(),
+            FrozenState(state),
+            observed,
+            FrozenState({name: part.state_dict() for name, part in parts.items()}),
+        )
+        if self._buffers is None:
+            self._buffers = FrozenBuffers(self._framework.models())
+            if self.attempt.own_states is not None:
+                launch = self._content(loop, form.name).launch_tree()
+                self.attempt.own_states.keep_launch({name: launch[name] for name in _OF_LAUNCH})
+        self._buffers.take()
+        if self.attempt.own_states is not None:
+            place = StepPlace(str(self.directory), step, form.place)
+            self.attempt.own_states.keep(place, self._own(self._moment, self._buffers))
+        seconds = self.attempt.end_step()
+        if seconds is not None:
+            self._log_recovery(step, seconds)
+
+    def _own(self, moment: _Moment, buffers: FrozenBuffers) -> list[Any]:
+        """Return what a rank may have that no other has."""
+        trackers = self._framework.trackers.capture(flush=False)
+        return [
+            *(moment.state.copy, moment.observed.copy, moment.parts.copy, moment.form.own),
+            *(buffers.taken(), trackers),
+        ]
+
+    def _log_recovery(self, step: int, seconds: float) -> None:
+        attempt, resumed = self.attempt.attempt, self._run.resumed
+        assert attempt.failure is not None and attempt.level is not None, "an attempt before this one has failed"
+        begun = resumed.step if resumed else 0
+        lost = max(0, (attempt.failure.step or 0) - begun)
+        if self._run.storage_group.is_leader:
+            self._run.control.journal.append(
+                "recovery",
+                level=attempt.level.value,
+                rank=attempt.failure.rank,
+                error=f"{attempt.failure.kind}: {attempt.failure.message}",
+                step=begun,
+                lost=lost,
+                seconds=seconds,
+                reason=attempt.reason,
+            )
+        if self._run.ranks.rank == 0:
+            where = "the disk" if attempt.level is Level.DISK else "memory"
+            steps = "no step is" if not lost else f"{lost} steps are"
+            logger.info(
+                "Recovered: step %d is done %.2f s after the failure. The state came from %s; %s done again.",
+                step,
+                seconds,
+                where,
+                steps,
+            )
+
+    # ---- After a failure
+
+    @property
+    def generation(self) -> int:
+        """The start of the run directory that this call is."""
+        return self._run.generation
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it holds what it has resumed from, in memory."""
+        return self._moment is None and self._run.attempt_checkpoint is not None
+
+    @property
+    def progress(self) -> int:
+        """Optimizer steps completed."""
+        resumed = self._run.resumed
+        return self._moment.step if self._moment is not None else resumed.step if resumed is not None else 0
+
+    @property
+    def place(self) -> str:
+        """Where in the training the state is held, of several places within one step."""
+        return "" if self._moment is None else self._moment.form.place
+
+    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
+        """Return the step of which the state is held, and why it cannot be used."""
+        if self._moment is None:
+            return (self.progress if self.is_resumed else None), ""
+        if is_updating:
+            return self._moment.step, "it had begun to update the weights, and had not done all that follows an update"
+        if not self._moment.is_intact:
+            return self._moment.step, "a part of the state that is too large to copy at each step has changed since"
+        return self._moment.step, ""
+
+    def write(self, memory: Path, ranks: Ranks) -> Path:
+        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
+        moment = self._moment
+        if moment is None:
+            assert self._run.attempt_checkpoint is not None, "it resumed from memory, and has done no step since"
+            return self._run.attempt_checkpoint
+        assert self._buffers is not None, "they were taken with the rest"
+        self._buffers.restore()
+        path = memory / moment.form.name
+        content = self._content(moment.loop, moment.form.name)
+        held = _HeldContent(moment, content, path, self._buffers.taken(), self._stands_in)
+        with moment.form.saving(moment.form.own):
+            self._run.write_elsewhere(path, moment.step, held, ranks, is_file=moment.form.is_file)
+        return path
+
+    def stand_in(self, rank: int, own: Any) -> None:
+        """Hold what a rank has held whose process has died. This process is that rank from now on."""
+        moment, buffers = self._moment, self._buffers
+        assert moment is not None and buffers is not None, "it holds the same moment"
+        (state, observed, parts, of_form, taken, trackers), launch = own
+        self._moment = replace(
+            moment,
+            form=replace(moment.form, own=of_form),
+            state=FrozenState(state),
+            observed=FrozenState(observed),
+            parts=FrozenState(parts),
+        )
+        buffers.replace(taken)
+        self._stands_in = _OtherRank(launch, trackers)
+        self._framework.stand_in(rank)
+
+    def keep_stacks(self, stacks: str) -> None:
+        """Write where the threads of this rank are into the run directory."""
+        path = self._run.control.path / f"stacks-{self._run.ranks.rank:05}.txt"
+        self._run.storage.write(path, stacks.encode())
+
+    def give_up(self, failure: Failure) -> None:
+        """Write into the status of the run that it has failed, where it got as far as owning its directory."""
+        if self._run.generation:
+            self._run.set_state(RunState.FAILED, step=self.progress, reason=str(failure))
+
+    def close(self) -> None:
+        """Undo what the call patched, started and registered, if that is not done."""
+        self._close_call()
+
+
+class _HeldContent:
+    """What a checkpoint holds that is written after a failure: the state of the end of the last step."""
+
+    def __init__(
+        self,
+        moment: _Moment,
+        content: CallContent,
+        path: Path,
+        buffers: Mapping[str, Any],
+        of_other: _OtherRank | None,
+    ) -> None:
+        self._buffers = buffers
+        self._of_other = of_other
+        self._moment = moment
+        self._content = content
+        self._path = path
+
+    def save(self, directory: Path) -> None:
+        self._content.save(directory)
+
+    def rank_state(self) -> dict[str, Any]:
+        moment = self._moment
+        launch = {} if self._of_other is None else self._of_other.launch
+        return {**moment.state.tree, **self._content.launch_tree(), **launch, "observed": moment.observed.tree}
+
+    def completed(self) -> Mapping[str, Any]:
+        return {}
+
+    def parts(self) -> dict[str, Stateful]:
+        held = {name: StaticState(tree) for name, tree in self._moment.parts.tree.items()}
+        if self._of_other is not None:
+            held["trackers"] = StaticState(self._of_other.trackers)
+        return {**self._content.parts(), **held, BUFFERS: StaticState(self._buffers)}
+
+    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
+        moment = self._moment
+        state = moment.kind.from_tree(moment.state.tree, Source(self._path, "memory", moment.step, ""))
+        return self._content.describe_state(state, moment.facts, is_held=True)
+
+    def owner_of(self, file: Path) -> int:
+        return self._content.owner_of(file)

@@ -1,0 +1,309 @@
+"""The tier in memory: the newest two checkpoints of a run, on a file system in the memory of each node.
+
+A directory there has what a run directory has: the same files, written by the same protocol, the manifest last. A
+process that is killed leaves it as it is; a machine that restarts, or a container that is removed, does not. A start
+fetches from it what is newer than the newest valid checkpoint of the run directory. Each node holds the files of its
+own ranks, so what a rank has saved for itself is never another rank's.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from resume_adapters.core.checkpoint import layout
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.checkpoint.remove import Fence, delete_all
+from resume_adapters.core.log import logger
+from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
+from resume_adapters.core.run_directory.discovery import ranks_by_directory
+from resume_adapters.core.run_directory.status import MirrorStatus
+from resume_adapters.core.storage.base import Bytes, Storage
+from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.storage.private import make_private_directory
+from resume_adapters.core.tiers.copying import write_copy
+from resume_adapters.core.tiers.held import HeldCheckpoints
+from resume_adapters.core.tiers.options import Memory
+from resume_adapters.core.tiers.peers import Peers
+from resume_adapters.core.tiers.pieces import read_pieces
+from resume_adapters.core.tiers.tier import Source, is_one_file
+from resume_adapters.errors import (
+    FencedOff,
+    ResumeError,
+    SaveFailed,
+    UnsupportedSetting,
+)
+
+_KEPT = 2
+"""Checkpoints in memory: the newest, and the one before it while the newest is written."""
+
+_SPARE = 1 << 20
+"""Bytes beside those of the files: directories, manifests, what a file system rounds up to."""
+
+
+Captured = Callable[[Path], Iterator[memoryview] | None]
+"""Returns the content of a file as a save has captured it; ``None``: it has not."""
+
+
+def _nothing(file: Path) -> None:
+    """Nothing was captured."""
+
+
+class MemoryTier:
+    """The checkpoints of one run in the memory of this rank's node.
+
+    Every method that every rank calls may be called on the thread that commits, or on another while that one waits.
+
+    Args:
+        settings: what the user has set.
+        storage: the file operations.
+        user: the number of the user.
+        fence: raises if a later start owns the run directory.
+        clock: returns seconds since 1970.
+
+    Attributes:
+        directory: where the checkpoints are; known after :meth:`connect`.
+        group: the ranks whose files are there; known after :meth:`connect`.
+        had_checkpoints: this start has found some: the failure before it was one of processes.
+    """
+
+    def __init__(self, settings: Memory, storage: Storage, user: int, fence: Fence, clock: Callable[[], float]) -> None:
+        self.directory = Path(settings.directory)
+        self.group = StorageGroup(0, (0,), SINGLE_PROCESS)
+        self.had_checkpoints = False
+        self._settings = settings
+        self._storage = storage
+        self._user = user
+        self._clock = clock
+        self._held = HeldCheckpoints(storage, self.directory, fence, clock)
+        self._peers: Peers | None = None
+        self._fence = fence
+        self._commits = 0
+        self._step: int | None = None
+        self._problem = ""
+        self._is_off = False
+
+    # ---- A start
+
+    def connect(self, ranks: Ranks, group: StorageGroup, identity: str) -> None:
+        """Make the directory, and find out which ranks share it. Every rank calls it.
+
+        Args:
+            ranks: the ranks of the run.
+            group: those that share the run directory.
+            identity: of the run.
+
+        Raises:
+            UnsupportedSetting: there is no such file system, or something else has the name of the directory; or nodes
+                that share a run directory are to save to memory alone.
+        """
+        mount = Path(self._settings.directory)
+        mine = mount / f"resume-adapters-{self._user}"
+        self.directory = mine / identity
+
+        def make() -> None:
+            if not self._storage.is_directory(mount):
+                raise UnsupportedSetting(
+                    f"Memory: {mount} is not a directory; expected a file system in memory: mount one (tmpfs), or name "
+                    'it: Memory(directory="...")',
+                    path=mount,
+                )
+            for each in (mine, self.directory):
+                make_private_directory(each)
+            self._storage.make_directory(self.directory / CONTROL)
+
+        def unusable(cause: Exception) -> ResumeError:
+            reason = cause.strerror if isinstance(cause, OSError) else cause
+            return UnsupportedSetting(f"Memory: {self.directory} cannot be used: {reason}", path=self.directory)
+
+        run_on_all_ranks(ranks, make, "use the memory", unusable)
+        seen = ranks_by_directory(self._storage, ranks, self.directory) if ranks.world_size > 1 else [(0,)]
+        self.group = StorageGroup(ranks.rank, seen[ranks.rank], SINGLE_PROCESS)
+        if self._settings.needs_own_directories and any(ranks.gather(self.group.members != group.members)):
+            raise UnsupportedSetting(
+                f"Memory(save_every={self._settings.save_every!r}, peers={self._settings.peers}): the nodes share the "
+                "run directory, where one rank writes what all of them read. In memory that would be on its node "
+                "alone, and no node would have a whole save; expected a run directory of each node (DeepSpeed: "
+                "use_node_local_storage), or Memory() without save_every and peers: it copies to memory what is "
+                "committed in the run directory, which a machine that replaces another one sees too"
+            )
+        self._held = HeldCheckpoints(self._storage, self.directory, self._fence, self._clock)
+        self.had_checkpoints = any(ranks.gather(bool(self._held.names())))
+        if self._settings.peers:
+            copies = self.directory / CONTROL / "peers"
+            self._peers = Peers(self._storage, copies, self._held, self._fence, self._clock)
+            self._peers.connect(ranks, seen, os.environ)
+
+    def begin(self, step: int) -> None:
+        """Remove what crashed saves have left, and checkpoints from which this start does not resume. Ranks call it.
+
+        Args:
+            step: the step from which this start resumes; 0 for a fresh start.
+        """
+        if not self.group.is_leader:
+            return
+        self._held.sweep()
+        if self._peers is not None:
+            self._peers.sweep()
+        self.set_aside(step)
+
+    def set_aside(self, after: int) -> None:
+        """Remove the checkpoints whose step is later. The leaders of run directories call it.
+
+        Args:
+            after: the step; -1 for all of them.
+        """
+        self._held.remove_after(after)
+        if self._peers is not None:
+            self._peers.remove_after(after)
+
+    @property
+    def sources(self) -> list[Source]:
+        """What a resume may take a checkpoint from: this node's memory first, then those of other nodes."""
+        return [self._held, *([] if self._peers is None else [self._peers.source])]
+
+    # ---- While the run trains
+
+    @property
+    def step(self) -> int | None:
+        """The step of the newest checkpoint that this start has committed here."""
+        return self._step
+
+    @property
+    def states(self) -> list[MirrorStatus]:
+        """What ``status.json`` says of it, and of the copies on other nodes."""
+        own = MirrorStatus(tier=self._held.label, step=self._step, problem=self._problem)
+        return [own, *([] if self._peers is None else [self._peers.state])]
+
+    def copy(self, ranks: Ranks, path: Path, manifest: Manifest, captured: Captured = _nothing) -> None:
+        """Copy a committed checkpoint, if it is due. Every rank calls it for each commit, in order.
+
+        What goes wrong is said once, and the training goes on: the run directory has the checkpoint.
+
+        Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
+            path: the checkpoint.
+            manifest: what it contains.
+            captured: returns the content of a file as the save has captured it, which is not read from the disk then.
+
+        Raises:
+            FencedOff: a later start owns the run directory.
+        """
+        is_due = self._commits % self._settings.every == 0
+        self._commits += 1
+        if manifest.step == self._step:  # saved to memory at the same step, before it was saved to the disk
+            return
+        if not is_due or not self.make_room(ranks, manifest):
+            return
+        pending = self.pending(ranks, path.name, manifest.step, is_file=is_one_file(path.name, manifest))
+        try:
+            mine = [entry for entry in manifest.files if entry.rank == ranks.rank]
+            write_copy(pending, manifest, mine, functools.partial(self._read_committed, captured, path), str(path))
+            self.committed(pending, manifest)
+        except FencedOff:
+            raise
+        except ResumeError as error:
+            self.failed(ranks, error)
+
+    def _read_committed(self, captured: Captured, path: Path, entry: FileEntry) -> Iterator[Bytes]:
+        file = layout.locate(self._storage, path, entry.path)
+        return captured(file) or read_pieces(self._storage, file)
+
+    def pending(self, ranks: Ranks, name: str, step: int, *, is_file: bool) -> PendingCheckpoint:
+        """Return a checkpoint that is to be written here. Every rank calls it."""
+        return self._held.pending(ranks, name, step, is_file=is_file, group=self.group)
+
+    def make_room(self, ranks: Ranks, last: Manifest | None) -> bool:
+        """Remove all but the newest checkpoint, and return whether to write another one. Every rank calls it.
+
+        Where the nodes hold copies of each other, nothing is written until all have copied the one before: so there is
+        always one of which every part is on two nodes.
+
+        Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
+            last: the manifest of a checkpoint of the same run, which says how large one is; ``None`` if nobody knows.
+        """
+        if self._is_off or (self._peers is not None and not self._peers.agree(ranks)):
+            return False
+
+        def look() -> str:
+            if not self.group.is_leader:
+                return ""
+            newest = self._held.keep_newest()
+            kept = 0 if newest is None else self._bytes_here(newest.manifest)
+            needed = 0 if last is None else _KEPT * (self._bytes_here(last) + _SPARE)
+            if self._peers is not None and self._peers.has_partner:  # its part is as large as this node's
+                kept, needed = kept + self._peers.bytes, 2 * needed
+            has = self._storage.free_bytes(self.directory) + kept
+            return "" if needed <= has else self._too_small(has, needed)
+
+        try:
+            problem = next(filter(None, run_on_all_ranks(ranks, look, "look at the memory", _unusable)), "")
+        except FencedOff:
+            raise
+        except ResumeError as error:
+            problem = error.message
+        if problem:
+            self._turn_off(ranks, problem)
+        return not problem
+
+    def _bytes_here(self, manifest: Manifest) -> int:
+        return sum(entry.bytes for entry in manifest.files if entry.rank in self.group.members)
+
+    def _too_small(self, has: int, needed: int) -> str:
+        gigabytes = -(-needed // 10**8) / 10
+        return (
+            f"{self._settings.directory} has {has / 1e6:,.0f} MB, and two checkpoints need {needed / 1e6:,.0f} MB"
+            f"{' with those of another node' if self._settings.peers else ''}; "
+            f"give it {gigabytes:g} GB (Docker: --shm-size={gigabytes:g}g; Kubernetes: an emptyDir of medium Memory; "
+            f"else: mount -o remount,size={gigabytes:g}G {self._settings.directory}), or leave out Memory()"
+        )
+
+    def committed(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
+        """Complete a checkpoint that is committed here. Every rank calls it."""
+        if self.group.is_leader:
+            try:
+                pending.complete()
+            finally:
+                pending.release()
+            if self._peers is not None:
+                self._peers.submit(pending.path.name)
+        self._step, self._problem = manifest.step, ""
+
+    def failed(self, ranks: Ranks, error: ResumeError) -> None:
+        """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it."""
+        is_full = isinstance(error, SaveFailed) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if any(ranks.gather(is_full)):
+            self._turn_off(ranks, f"{error.message} (Memory: {self._settings.directory})")
+            return
+        if not self._problem and ranks.rank == 0:
+            logger.warning("%s. The training goes on: the run directory is not concerned.", error.message)
+        self._problem = error.message
+
+    def _turn_off(self, ranks: Ranks, problem: str) -> None:
+        self._is_off, self._problem = True, problem
+        if ranks.rank == 0:
+            logger.warning("nothing more is kept in memory by this launch: %s", problem)
+
+    # ---- The end
+
+    def clear(self) -> None:
+        """Give the memory back: what the run directory has is newer. Every rank calls it, and uses it no more."""
+        self._is_off = True
+        self.close()
+        if self.group.is_leader and self._storage.is_directory(self.directory):
+            delete_all(self._storage, self.directory, self._fence)
+
+    def close(self) -> None:
+        """Give no more to other nodes, and take no more from them. The checkpoints stay."""
+        if self._peers is not None:
+            self._peers.close()
+
+
+def _unusable(cause: Exception) -> ResumeError:
+    return SaveFailed(f"the memory cannot be used: {cause}")

@@ -1,0 +1,353 @@
+"""Copies the committed checkpoints of a run to one tier, in the background. It never stops the training by itself.
+
+Each rank has a thread, and the threads agree before each copy which checkpoint it is: the newest one that is due on all
+ranks. Older ones that are due are left out: a resume takes the newest. A copy that fails is tried again, at
+growing intervals with jitter, until it succeeds or a newer one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.log import logger
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run_directory.status import MirrorStatus
+from resume_adapters.core.tiers.options import OnBehind
+from resume_adapters.core.tiers.retention import prune
+from resume_adapters.core.tiers.tier import Identity, LocalFile, Tier, TierCheckpoint
+from resume_adapters.errors import CheckpointDamaged, FencedOff, ResumeError
+
+MIRROR_THREAD = "resume-adapters-mirror"
+"""The name of the threads."""
+
+_LONGEST_PAUSE = 60.0
+"""Seconds between two attempts, at most."""
+
+_LAST_ATTEMPTS = 3
+"""How often the last copy of a run is tried."""
+
+_LONGEST_GOODBYE = 2.0
+"""Seconds for which the end of a run that has failed waits for the thread."""
+
+_TO_LEAVE = 2.0
+"""Seconds that a process needs to leave, after it has waited for its last copy."""
+
+_MARGIN = 1.5
+"""By how much a copy may be slower than those before it and still be done in time."""
+
+
+class Settings(Protocol):
+    """What the user has set for a tier."""
+
+    @property
+    def every(self) -> int: ...
+    @property
+    def keep(self) -> Policy | None: ...
+    @property
+    def on_behind(self) -> OnBehind: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A committed checkpoint that is to be copied.
+
+    Attributes:
+        checkpoint: where it goes.
+        files: those that this rank answers for.
+        may_be_there: an earlier start may have copied it.
+    """
+
+    checkpoint: TierCheckpoint
+    files: tuple[LocalFile, ...]
+    may_be_there: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """Which save it is."""
+        return self.checkpoint.identity
+
+    @property
+    def bytes(self) -> int:
+        """The size of this rank's files."""
+        return sum(file.entry.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank could not copy."""
+
+    message: str
+    is_gone: bool = False
+    is_fenced: bool = False
+
+
+class TierMirror:
+    """Copies to one tier.
+
+    Args:
+        tier: the tier.
+        settings: what the user has set for it.
+        timeout: seconds after which a copy is late, and for which an end waits for the last one.
+        ranks: those that share the run directory, on a channel for the thread, which it closes.
+        append: appends an entry to the journal.
+        ask_to_stop: asks the run to stop, with the reason.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        settings: Settings,
+        timeout: float,
+        ranks: Ranks,
+        append: Callable[..., object],
+        ask_to_stop: Callable[[str], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self.tier = tier
+        self._settings = settings
+        self._timeout = timeout
+        self._ranks = ranks
+        self._append = append
+        self._ask_to_stop = ask_to_stop
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._due: list[Job] = []
+        self._generation = 0
+        self._commits = 0
+        self._closing_at: float | None = None
+        self._is_abandoned = False
+        self._attempts = self._attempts_at_close = 0
+        self._failing_since: float | None = None
+        self._problem = ""
+        self._rate: float | None = None
+        self._step: int | None = None
+        self._fenced_off: FencedOff | None = None
+        self._thread = threading.Thread(target=self._work, name=MIRROR_THREAD, daemon=True)
+
+    # ---- From the run's own threads
+
+    def start(self, generation: int) -> None:
+        """Start the thread.
+
+        Args:
+            generation: of this start.
+        """
+        self._generation = generation
+        self._thread.start()
+
+    def submit(self, job: Job, *, is_last: bool = False) -> None:
+        """Count a commit, and copy it if it is due. Every rank calls it for the same commits in the same order.
+
+        Args:
+            job: the checkpoint.
+            is_last: the run ends after it, so it is due.
+        """
+        is_due = is_last or job.may_be_there or self._commits % self._settings.every == 0
+        self._commits += not job.may_be_there
+        if is_due:
+            with self._changed:
+                self._due.append(job)
+                self._changed.notify()
+
+    @property
+    def behind(self) -> int:
+        """How many checkpoints are due and not on the tier."""
+        return len(self._due)
+
+    @property
+    def state(self) -> MirrorStatus:
+        """What ``status.json`` says of the tier."""
+        return MirrorStatus(
+            tier=self.tier.label, step=self._step, behind=self.behind, problem=self._problem, note=self.tier.note
+        )
+
+    @property
+    def held(self) -> set[str]:
+        """The names of the checkpoints that retention must leave in the run directory: they are being copied."""
+        with self._changed:
+            return {job.checkpoint.name for job in (*self._due[:1], *self._due[-1:])}
+
+    def require_owned(self) -> None:
+        """Raise what the thread has found.
+
+        Raises:
+            FencedOff: a later start has claimed the tier.
+        """
+        if self._fenced_off is not None:
+            raise self._fenced_off
+
+    def finish(self, seconds_left: float | None = None) -> None:
+        """Wait for the copy of the newest checkpoint that is due, then end the thread. Every rank calls it.
+
+        Args:
+            seconds_left: until the process is ended from outside; a copy that does not fit is not begun.
+        """
+        if self._closing_at is not None:
+            return
+        left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
+        with self._changed:
+            self._closing_at = time.monotonic() + left
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, left))  # a store that hangs keeps nobody
+        if self.behind and self._fenced_off is None and self._ranks.rank == 0:
+            logger.warning(
+                "the run ends with its mirror behind: %s lacks %s%s. The run directory has it: resume-adapters push.",
+                self.tier.label,
+                self._due[-1].checkpoint.name,
+                f" ({self._problem})" if self._problem else ", which would not have been copied in the time left",
+            )
+
+    def close(self) -> None:
+        """End the thread, without waiting for a copy that other ranks may never join. Then close the channel."""
+        if self._ranks.world_size == 1:
+            self.finish()
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(_LONGEST_GOODBYE)
+        if not self._thread.is_alive():
+            self._ranks.close()
+
+    # ---- On the thread
+
+    def _work(self) -> None:
+        with contextlib.suppress(RuntimeError):  # of the channel: a rank of the run is gone, and the run with it
+            while self._wait() and self._round():
+                pass
+
+    def _wait(self) -> bool:
+        """Wait for something to copy, and after a failure a while longer; return whether to go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._due) or self._closing_at is not None or self._is_abandoned)
+            if self._attempts and not self._is_abandoned:
+                pause = random.uniform(0.0, min(_LONGEST_PAUSE, 2.0**self._attempts))
+                was_closing = self._closing_at is not None
+                self._changed.wait_for(
+                    lambda: self._is_abandoned or (self._closing_at is not None and not was_closing),
+                    pause if not was_closing else min(pause, 2.0),
+                )
+            return not self._is_abandoned
+
+    def _round(self) -> bool:
+        """Agree with the other ranks what to copy now, and try it; return whether to go on."""
+        found = self._ranks.gather((self._proposed(), self._closing_at is not None))
+        common = set.intersection(*(set(proposed) for proposed, _ in found))
+        if common:
+            return self._copied(max(common))
+        if all(is_closing for _, is_closing in found):
+            return False
+        time.sleep(0.05)  # another rank has committed less, or is not closing yet
+        return True
+
+    def _proposed(self) -> list[Identity]:
+        """Return what this rank can copy now: what is due, and while it closes the newest, if the time allows it."""
+        with self._changed:
+            if self._closing_at is None:
+                return [job.identity for job in self._due]
+            is_over = self._attempts_at_close >= _LAST_ATTEMPTS
+            return [] if is_over else [job.identity for job in self._due[-1:] if self._fits(job, self._closing_at)]
+
+    def _fits(self, job: Job, end: float) -> bool:
+        needed = 0.0 if self._rate is None else job.bytes / self._rate * _MARGIN
+        return time.monotonic() + needed < end
+
+    def _copied(self, identity: Identity) -> bool:
+        """Try to copy a checkpoint, on all ranks together; return whether the thread goes on."""
+        job = next(each for each in self._due if each.identity == identity)
+        began = time.monotonic()
+        if job.may_be_there and self._ranks.gather(self._ranks.rank == 0 and self._is_there(job))[0]:
+            self._drop(job)
+            self._forget_failures()
+            return True
+        failures = self._ranks.gather(self._attempt(lambda: self.tier.copy(job.checkpoint.place, job.files)))
+        if not any(failures):
+            self._rate = job.bytes / max(time.monotonic() - began, 1e-3) or None
+            is_leader = self._ranks.rank == 0
+            failures = self._ranks.gather(self._attempt(lambda: self._commit(job)) if is_leader else None)
+        failure = next((each for each in failures if each is not None), None)
+        if failure is None:
+            self._succeeded(job, time.monotonic() - began)
+        elif failure.is_fenced:
+            self._fenced_off = FencedOff(failure.message)
+            self._ask_to_stop(failure.message)
+            return False
+        elif failure.is_gone:
+            logger.warning("%s is not copied to %s: %s", job.checkpoint.name, self.tier.label, failure.message)
+            self._drop(job)
+            self._forget_failures()
+        else:
+            self._failed(job, failure.message)
+        return True
+
+    def _is_there(self, job: Job) -> bool:
+        there: list[bool] = []
+        self._attempt(lambda: there.append(any(each.identity == job.identity for each in self.tier.checkpoints())))
+        return any(there)
+
+    def _attempt(self, work: Callable[[], object]) -> _Failure | None:
+        try:
+            work()
+        except FencedOff as error:
+            return _Failure(error.message, is_fenced=True)
+        except CheckpointDamaged as error:
+            return _Failure(error.message, is_gone=True)
+        except (ResumeError, OSError) as error:
+            return _Failure(str(error))
+        return None
+
+    def _commit(self, job: Job) -> None:
+        self.tier.commit(job.checkpoint, self._generation)
+        if self._settings.keep is not None:
+            manifest = job.checkpoint.manifest
+            prune(self.tier, self._settings.keep, now=self._clock(), best=manifest.best)
+
+    def _drop(self, job: Job) -> None:
+        """Forget a checkpoint, and those before it."""
+        with self._changed:
+            self._due = [each for each in self._due if each.identity > job.identity]
+
+    def _forget_failures(self) -> None:
+        """Forget the failures so far: the next one is the first again."""
+        self._attempts, self._failing_since, self._problem = 0, None, ""
+
+    def _succeeded(self, job: Job, seconds: float) -> None:
+        checkpoint = job.checkpoint
+        if self._attempts and self._ranks.rank == 0:
+            logger.info("%s holds %s; it is no longer behind.", self.tier.label, checkpoint.name)
+        self._forget_failures()
+        self._step = checkpoint.manifest.step
+        self._drop(job)
+        if self._ranks.rank == 0:
+            self._append(
+                "mirror",
+                checkpoint=checkpoint.name,
+                step=self._step,
+                tier=self.tier.label,
+                seconds_mirrored=round(seconds, 3),
+                bytes=checkpoint.manifest.bytes,
+            )
+
+    def _failed(self, job: Job, message: str) -> None:
+        self._attempts += 1
+        self._attempts_at_close += self._closing_at is not None
+        self._problem = message
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+        if self._ranks.rank != 0:
+            return
+        if self._attempts == 1:
+            logger.warning("mirror behind: %s: %s. Training goes on; it is tried again.", job.checkpoint.name, message)
+            self._append("mirror-behind", behind=self.behind, tier=self.tier.label, reason=message)
+        late = time.monotonic() - self._failing_since
+        if self._settings.on_behind == "stop" and late >= self._timeout:
+            self._ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")

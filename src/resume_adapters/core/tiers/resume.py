@@ -1,0 +1,151 @@
+"""Which checkpoint a start takes, of those in the run directory and those on the tiers: the newest that is valid.
+
+The leaders of the run directories list the tiers, and all ranks decide alike. A save of which each node has only a part
+counts where every node has its part, in its run directory or on a tier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resume_adapters.core.checkpoint.catalog import Catalog
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint
+from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
+from resume_adapters.core.log import logger
+from resume_adapters.core.ranks import Ranks, run_on_all_ranks
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.tiers.fetch import Fetch
+from resume_adapters.core.tiers.tier import Identity, Source, TierCheckpoint
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew, TierUnavailable
+
+OnLeaders = Callable[[Callable[[], Any], str], Mapping[int, Any]]
+"""Runs work on the leaders of all run directories, and returns their results by rank, on every rank."""
+
+
+class TierCandidates:
+    """The checkpoints of a run on its tiers, as one start finds them.
+
+    Args:
+        sources: what the checkpoints may be taken from; the first of those that have one is asked first.
+        storage: the file operations of the run directory.
+        catalog: the checkpoints of the run directory.
+        ranks: the ranks of the run.
+        group: those that share the run directory.
+        on_leaders: runs work on the leaders.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        storage: Storage,
+        catalog: Catalog,
+        ranks: Ranks,
+        group: StorageGroup,
+        on_leaders: OnLeaders,
+    ) -> None:
+        self._sources = sources
+        self._storage = storage
+        self._catalog = catalog
+        self._ranks = ranks
+        self._group = group
+        self._on_leaders = on_leaders
+        self._here: dict[Identity, list[tuple[int, TierCheckpoint]]] = {}
+
+    def find(self, *, has_local: bool) -> list[Identity]:
+        """Return the saves that all run directories have or can get, newest first. Every rank calls it.
+
+        Args:
+            has_local: the run directory has a checkpoint to resume from.
+
+        Raises:
+            TierUnavailable: a tier cannot be listed, and there is nothing else to resume from.
+        """
+        found = self._on_leaders(self._list, "list the mirror")
+        problem = next((error for _, error in found.values() if error), "")
+        if problem and not has_local:
+            raise TierUnavailable(
+                f"{problem}. There is no checkpoint in {self._catalog.directory}, and nobody knows whether one in the "
+                "mirror can be used: this run does not begin from zero in its place. Launch the same command again "
+                "when the store answers, or without the mirror to begin from zero"
+            )
+        if problem and self._ranks.rank == 0:
+            logger.warning("%s. The run resumes from the checkpoints in %s.", problem, self._catalog.directory)
+        common = set.intersection(*(set(identities) for identities, _ in found.values()))
+        return sorted(common, reverse=True)
+
+    def _list(self) -> tuple[list[Identity], str]:
+        problem = ""
+        for number, tier in enumerate(self._sources):
+            try:
+                for each in tier.checkpoints():
+                    self._here.setdefault(each.identity, []).append((number, each))
+                if tier.unreadable and not self._here:
+                    problem = f"{tier.label} holds {len(tier.unreadable)} checkpoints, and no manifest can be read"
+            except TierUnavailable as error:
+                problem = error.message
+        local = self._local() if self._group.is_partial else []
+        return [*self._here, *local], problem
+
+    def _local(self) -> list[Identity]:
+        found = []
+        for name in self._catalog.committed():
+            with contextlib.suppress(CheckpointDamaged, FormatTooNew):
+                found.append(Identity.of(name, read_manifest(self._storage, self._catalog.directory / name)))
+        return found
+
+    def _has_whole(self, identity: Identity) -> bool:
+        """Return whether this node has its part, where another may lack its own.
+
+        Where all ranks share one directory, it has no newer one that is valid, or it would have been chosen.
+        """
+        if not self._group.is_partial or identity not in self._local():
+            return False
+        path = self._catalog.directory / identity.name
+        with contextlib.suppress(CheckpointDamaged):
+            for _ in check_digests(self._storage, path, read_manifest(self._storage, path).files):
+                pass
+            return True
+        return False
+
+    def bring(self, identity: Identity, fetch: Fetch) -> RejectedCheckpoint | None:
+        """Fetch a checkpoint to the run directories that lack it. Every rank calls it.
+
+        Returns:
+            Why the copy cannot be used; ``None`` if all have it now.
+
+        Raises:
+            TierUnavailable: a tier does not answer.
+        """
+        lacking = self._on_leaders(
+            lambda: [] if self._has_whole(identity) else self._here.get(identity, []), "look at the mirror"
+        )
+        sources: list[tuple[int, TierCheckpoint]] = lacking[self._group.leader]
+
+        def bring() -> str:
+            damage = ""
+            for number, found in sources:
+                tier = self._sources[number]
+                if self._ranks.rank == 0:
+                    logger.info("%s is fetched from %s.", identity.name, tier.label)
+                try:
+                    fetch.bring(tier, found)
+                    return ""
+                except CheckpointDamaged as error:
+                    damage = error.message
+            return damage
+
+        damage = next((each for each in run_on_all_ranks(self._ranks, bring, f"fetch {identity.name}") if each), "")
+        return RejectedCheckpoint(self._catalog.directory / identity.name, damage) if damage else None
+
+
+def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:
+    """Return which save a choice is; ``None`` if it is not in the run directory, or there is none."""
+    if checkpoint is None or checkpoint.path.parent != directory:
+        return None
+    if checkpoint.manifest is None:
+        return Identity(checkpoint.step, 0.0, 0, checkpoint.path.name)
+    return Identity.of(checkpoint.path.name, checkpoint.manifest)

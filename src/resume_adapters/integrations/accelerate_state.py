@@ -1,0 +1,38 @@
+"""What Accelerate keeps for the whole process, with the process group in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import other
+
+from resume_adapters.core.patching import wrapped
+
+
+def reset_accelerate() -> None:
+    """Let the next ``Accelerator`` of this process, or ``TrainingArguments``, find out again how it was launched."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # seam: accelerate 1.6-1.15
+    PartialState._reset_state()  # seam: accelerate 1.6-1.15
+    GradientState._reset_state()  # seam: accelerate 1.6-1.15
+
+
+def stand_in(rank: int) -> None:
+    """Let what Accelerate keeps for this process say that it is a different rank of the same node."""
+    for each in (PartialState, AcceleratorState):
+        each._shared_state.update(process_index=rank, local_process_index=rank)  # seam: accelerate 1.6-1.15
+
+
+@functools.cache
+def _answer(ask: Callable[[], bool]) -> bool:
+    return ask()
+
+
+def asking_once_for_deepspeed() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which Accelerate looks once in a process whether DeepSpeed is installed.
+
+    It reads and parses the package's metadata each time that it unwraps a model: a millisecond of each save.
+    """
+    return wrapped(other, "is_deepspeed_available", _answer)  # seam: accelerate 1.6-1.15

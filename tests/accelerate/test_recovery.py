@@ -1,0 +1,48 @@
+"""A loop in a restartable block goes on in its processes where a rank failed, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import contract
+from recovering import CASES, deaths_change_nothing, require_undisturbed, results
+
+JOB = Path(__file__).parent / "recovery_job.py"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
+    for found in results(bench.server, JOB, tmp_path, ranks, CASES):
+        levels = require_undisturbed(found)
+        assert levels["in turn"].count("memory") >= 3
+        assert levels["updating"] == [None, "disk", "disk"]
+        assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_path: Path, stage: str) -> None:
+    """DeepSpeed's own tests have the rest."""
+    cases = {"whole": [], "in turn": [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 9], ["before", 0, 12]]}
+    for found in results(bench.server, JOB, tmp_path, 2, cases, settings={"ZERO": stage}):
+        assert require_undisturbed(found)["in turn"] == [None, "memory", "memory", "memory", "disk"]
+    levels = {"process" if stage == "0" else "disk"}
+    deaths_change_nothing(bench.server, JOB, tmp_path / "deaths", 2, "within a step", {"ZERO": stage}, levels)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_rank_that_dies_loses_no_step(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
+    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "within a step")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_dies_while_weights_change_changes_nothing(
+    bench: contract.Bench, tmp_path: Path, ranks: int
+) -> None:
+    """What a loop does between two batches belongs to the step before, so that is where its evaluations are."""
+    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "while weights change")
+    deaths_change_nothing(bench.server, JOB, tmp_path / "other", ranks, "between steps")

@@ -1,0 +1,77 @@
+"""The commands that take the URL of a run's copies; here the store is a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.cli.commands.push import push
+
+
+@pytest.fixture
+def url(run_dir, tmp_path: Path) -> str:
+    """Copies of the first and the last checkpoint of the run directory."""
+    url = f"file://{tmp_path}/bucket"
+    for name in ("checkpoint-10", "30"):
+        push(run_dir, url, name)
+    return url
+
+
+def test_copies_are_pushed_once_and_listed_oldest_first(command, run_dir, url):
+    done = command("push", run_dir, url, "--json")
+    assert done.json["checkpoint"] == "checkpoint-30" and done.json["was_there"]
+    listed = command("ls", url, "--json")
+    assert listed.code == 0 and listed.json["run_directory"] == url
+    assert [row["name"] for row in listed.json["checkpoints"]] == ["checkpoint-10", "checkpoint-30"]
+    assert [row["marks"] for row in listed.json["checkpoints"]] == [[], ["anchor"]]
+    assert "checkpoint-10" in command("ls", url).out
+
+
+def test_a_copy_is_pulled_and_valid(command, url, tmp_path):
+    done = command("pull", url, tmp_path / "new", "--json")
+    assert (done.code, done.json["checkpoint"]) == (0, "checkpoint-30")
+    assert "checkpoint-10" in command("pull", url, tmp_path / "new", "10").out
+    verified = command("verify", tmp_path / "new", "--json")
+    assert [row["verdict"] for row in verified.json["checkpoints"]] == ["valid", "valid"]
+    assert command("verify", url).code == 0
+
+
+def test_what_is_damaged_is_named(command, url, tmp_path):
+    files = sorted((tmp_path / "bucket" / "checkpoint-30").rglob("*.json"))
+    file = next(each for each in files if each.name.startswith("rank-"))
+    content = file.read_bytes()
+    file.write_bytes(b"!" + content[1:])
+    done = command("verify", url, "checkpoint-30", "--json")
+    (row,) = done.json["checkpoints"]
+    assert (done.code, row["verdict"]) == (1, "damaged") and "its content has changed" in row["damage"][0]["reason"]
+    file.write_bytes(content[1:])
+    assert command("ls", url, "--json").json["checkpoints"][1]["state"] == "damaged"
+    assert command("verify", url).code == 1 and command("status", url).code == 1
+    file.unlink()
+    assert "has no bytes" in command("ls", url).out
+    assert command("pull", url, tmp_path / "new").code == 1
+
+
+def test_status_says_what_is_there(command, url):
+    done = command("status", url, "--json")
+    assert done.code == 0 and done.json["checkpoints"] == 2
+    assert done.json["resumes_from"]["name"] == "checkpoint-30" and done.json["generation"] == 0
+    assert "checkpoint-30 (committed)" in command("status", url).out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["ls", "{url}x"], 3, "there is no checkpoint at"),
+        (["ls", "{url}", "runs"], 2, "expected it alone"),
+        (["verify", "{url}", "99"], 2, "there is no checkpoint 99"),
+        (["pull", "{url}", "new", "99"], 2, "there is no checkpoint 99"),
+        (["push", "{run}", "s3://k:s@bucket/a"], 2, "has credentials or a query"),
+        (["push", "{run}", "nowhere"], 2, "is not a URL"),
+        (["status", "nothing://host/a"], 2, "unknown scheme"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(command, run_dir, url, words, code, said):
+    done = command(*[word.format(url=url, run=run_dir) for word in words])
+    assert (done.code, said in done.err) == (code, True), done.err

@@ -1,0 +1,237 @@
+"""What a loader's objects hold and training changes: a curriculum, counted passes, generators of transforms."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
+
+from resume_adapters.core.dataloader.attributes import LoaderAttributes
+from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.tracked import track
+from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.stateful import StaticState
+from selection import often
+
+SAMPLES, BATCH = 22, 4
+SOURCE = Source(Path("checkpoint-3"), "rank-0.json", 3, "")
+
+
+class Counting(Sampler[int]):
+    """Its order follows from how often it was asked for one, as that of many published samplers does."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.weights = torch.ones(SAMPLES)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        order = torch.multinomial(self.weights, SAMPLES, generator=torch.Generator().manual_seed(self.passes))
+        for index in order.tolist():
+            yield (index + self.passes) % SAMPLES
+
+
+class Curriculum(Dataset[Any]):
+    """What it returns follows from attributes that the training sets, and from those that it changes itself."""
+
+    def __init__(self) -> None:
+        self.difficulty = 0.0
+        self.history: list[float] = []
+        self.transform = Transform()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [index + self.difficulty + sum(self.history), self.transform()]
+
+
+class Transform:
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.numbers = np.random.default_rng(3)
+        self.noise = torch.Generator().manual_seed(3)
+
+    def __call__(self) -> float:
+        self.drawn += 1
+        return self.drawn + float(self.numbers.random()) + torch.rand((), generator=self.noise).item()
+
+
+class Passes(IterableDataset[Any]):
+    """A stream that counts its passes by itself."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[list[float]]:
+        self.passes += 1
+        order = [*range(SAMPLES)]
+        random.Random(self.passes).shuffle(order)
+        worker = torch.utils.data.get_worker_info()
+        for index in order[worker.id if worker else 0 :: worker.num_workers if worker else 1]:
+            yield [float(index), float(self.passes)]
+
+
+CASES: dict[str, Callable[[], DataLoader[Any]]] = {
+    "a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting()),
+    "a nested dataset": lambda: DataLoader(Subset(Curriculum(), range(SAMPLES)), BATCH, shuffle=True),
+    "a stream": lambda: DataLoader(Passes(), BATCH),
+    "workers": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting(), num_workers=2),
+    "kept workers": lambda: DataLoader(Curriculum(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
+    "kept workers of a stream": lambda: DataLoader(Passes(), BATCH, num_workers=2, persistent_workers=True),
+}
+
+
+def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int) -> tuple[list[Any], Any]:
+    """Train three passes; return the batches with their numbers, and the position at the kill."""
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    made = CASES[case]()
+    tracked = track(made)
+    data: Any = getattr(made.dataset, "dataset", made.dataset)
+    sampler: Any = made.sampler
+    batches: list[Any] = []
+    done = 0
+    if position is not None:
+        tracked.restore(position)
+        done = int(position.step["registered"]["done"])  # type: ignore[index]
+        if tracked.at_end:
+            tracked.restore_now()
+    while done < 18:
+        used = done % 6
+        passing = iter(made)
+        waiting: list[Any] = []
+        for batch in itertools.chain(passing, itertools.repeat(None, ahead)):
+            waiting.append(batch)
+            if len(waiting) <= ahead:
+                continue
+            ready = waiting.pop(0)
+            if ready is None:
+                break
+            batches.append((done, ready))
+            done, used = done + 1, used + 1
+            if isinstance(sampler, Counting):
+                sampler.weights[done] += 1  # a sampler that prefers what was learned badly
+            if isinstance(data, Curriculum):
+                data.transform.drawn += 1
+            if done == kill_at:
+                found = tracked.position(used)
+                found.step = {**(found.step or {}), "registered": {"done": done}}
+                made._iterator = None
+                return batches, LoaderPosition.from_tree(found.to_tree(), SOURCE)
+        if isinstance(data, Curriculum):
+            data.difficulty += 0.5
+            data.history.append(done / 10)
+    made._iterator = None
+    return batches, None
+
+
+AHEAD = often(
+    [f"{case}, a batch ahead" for case in CASES], "a nested dataset, a batch ahead", "kept workers, a batch ahead"
+)
+
+
+@pytest.mark.parametrize("name", [*CASES, *AHEAD])
+def test_what_changes_on_a_loader_is_that_of_a_run_that_was_not_killed(name: str) -> None:
+    case, ahead = name.removesuffix(", a batch ahead"), int(name.endswith(", a batch ahead"))
+    expected, _ = launch(case, None, ahead, -1)
+    for first, second in [(2, 3), (2, 10), (10, 16)]:
+        early, position = launch(case, None, ahead, first)
+        middle, position = launch(case, position, ahead, second)
+        late, _ = launch(case, position, ahead, -1)
+        found = [*early, *middle, *late]
+        assert [number for number, _ in found] == [number for number, _ in expected]
+        for (number, batch), (_, other) in zip(found, expected, strict=True):
+            assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True)), (number, batch, other)
+
+
+class Opening:
+    """Opens a file when it is first read, and says so in an attribute."""
+
+    def __init__(self) -> None:
+        self.file: Any = None
+        self.is_open = False
+        self.epoch = 0
+
+    def read(self) -> None:
+        self.file, self.is_open = open("/dev/null", "rb"), True  # noqa: SIM115
+
+
+def test_of_an_object_that_has_opened_a_file_nothing_is_restored() -> None:
+    opening = Opening()
+    attributes = LoaderAttributes({"dataset": opening})
+    opening.read()
+    opening.epoch = 1
+    attributes.look()
+    assert attributes.capture() == []
+    assert attributes.missing == {"dataset.file": "BufferedReader", "dataset.is_open": "bool", "dataset.epoch": "int"}
+    opening.file.close()
+
+
+def test_a_cache_is_named_and_not_captured() -> None:
+    caching: Any = types.SimpleNamespace(cache={})
+    attributes = LoaderAttributes({"dataset": caching})
+    caching.cache[0] = torch.zeros(10)
+    attributes.look()
+    assert len(attributes.capture()) == 1
+    caching.cache[1] = torch.zeros(1001)
+    assert attributes.capture() == [] and attributes.missing == {"dataset.cache": "dict"}
+    caching.cache = {}
+    again = LoaderAttributes({"dataset": caching})
+    caching.cache[0] = torch.zeros(1001)
+    again.look()
+    assert again.capture() == [] and again.missing == {"dataset.cache": "dict"}
+
+
+def test_what_does_not_fit_is_said_and_what_others_restore_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    first = Transform()
+    attributes = LoaderAttributes({"dataset": first, "part": StaticState(1)})
+    first()
+    attributes.look_early("fetch")
+    saved = attributes.capture()
+    other: Any = Transform()
+    other.drawn = "three"
+    with caplog.at_level(logging.WARNING, "resume_adapters"):
+        LoaderAttributes({"dataset": other}).restore(saved)
+    assert "dataset.drawn was saved, and is not restored: it is str now" in caplog.text
+    assert other.numbers.random() == first.numbers.random()
+
+
+def test_a_transform_that_is_a_module_and_attributes_that_come_and_go() -> None:
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+
+    def made() -> Any:
+        found: Any = types.SimpleNamespace(transform=Running(), model=torch.nn.Linear(1, 1), gone=0)
+        return found, LoaderAttributes({"dataset": found})
+
+    first, attributes = made()
+    first.transform.mean.add_(1)
+    first.model.bias.data.add_(1)
+    first.gone, first.level = 1, "two"
+    attributes.look()
+    saved = attributes.capture()
+    del first.gone
+    assert len(saved) == 3 and len(attributes.capture()) == 2 and attributes.missing == {"dataset.gone": "absent"}
+    second, attributes = made()
+    attributes.restore(saved)
+    assert (second.transform.mean.tolist(), second.gone, second.level) == ([1, 1], 1, "two")
+    assert second.model.bias.item() != first.model.bias.item()
+    attributes.restore([])
+    assert (second.transform.mean.tolist(), second.gone, second.level) == ([0, 0], 0, "two")
+    empty = LoaderAttributes({})
+    empty.look()
+    assert empty.capture() == []

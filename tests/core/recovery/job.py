@@ -1,0 +1,164 @@
+"""What the ranks of the recovery tests do: a block of plain torch that fails at given places. Forked by the server.
+
+A fault raises, hangs, or kills the process: ``["forward", 1, 3, "kill"]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from resume_adapters.core.recovery.groups import REST_THREAD
+from resume_adapters.recovery import Attempt, restartable
+
+from plain_torch import Launch
+
+RANK = int(os.environ["RANK"])
+
+HIDDEN: list[bool] = []
+"""Whether older objects were hidden from the collector, in each attempt of a case."""
+
+
+class Faults:
+    """Faults, each of them once: a place, a rank and a step."""
+
+    def __init__(self, listed: list[list[Any]]) -> None:
+        self._left = [tuple(each) for each in listed]
+
+    def raise_at(self, place: str, step: int) -> None:
+        if (place, RANK, step, "kill") in self._left and self._is_first(f"{place}.{step}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (place, RANK, step) in self._left:
+            self._left.remove((place, RANK, step))
+            if place == "slow":
+                work(2.5)
+                return
+            if place == "hang":
+                time.sleep(600)
+            if place == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            raise RuntimeError(f"{place} at {step}")
+
+    def _is_first(self, fault: str) -> bool:
+        """Return whether no process before this one has died of a fault."""
+        with contextlib.suppress(FileExistsError):
+            Path(f"killed.{RANK}.{fault}").touch(exist_ok=False)
+            return True
+        return False
+
+
+def work(seconds: float) -> None:
+    ends, found = time.monotonic() + seconds, 0
+    while time.monotonic() < ends:
+        found += sum(range(found % 100))
+
+
+class Data(torch.utils.data.Dataset[int]):
+    def __init__(self, faults: Faults, launch: list[Launch]) -> None:
+        self.faults, self.launch = faults, launch
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> int:
+        self.faults.raise_at("data", self.launch[0].loop.global_step if self.launch else 0)
+        return index
+
+
+def train(
+    attempt: Attempt, directory: Path, faults: Faults, attempts: list[Any], epochs: int, workers: int
+) -> dict[str, Any]:
+    """Train on all ranks; return what must be as if nothing had failed."""
+    attempts.append([attempt.number, attempt.level and attempt.level.value])
+    HIDDEN.append(gc.get_freeze_count() > 0)
+    with Path(f"starts.{RANK}").open("a") as file:
+        file.write(json.dumps(attempts[-1][1]) + "\n")
+    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    faults.raise_at("start", restart)
+    dist.init_process_group("gloo")
+    launches: list[Launch] = []
+    options = {"save_every": 5, "seed": 7 + RANK, "epochs": epochs, "workers": {"num_workers": workers}}
+    launch = Launch(directory, dataset=Data(faults, launches), **options)
+    launches.append(launch)
+    framework = launch.framework
+    step = framework.train
+
+    def watched(batch: torch.Tensor) -> torch.Tensor:
+        for place in ("forward", f"forward of start {restart}", "hang", "slow", "stop"):
+            faults.raise_at(place, launch.loop.global_step)
+        found = step(batch)
+        faults.raise_at("after", launch.loop.global_step)
+        return found
+
+    native = framework.save
+
+    def save(place: Path) -> None:
+        faults.raise_at("save", launch.loop.global_step)
+        native(place)
+
+    framework.save = save  # type: ignore[method-assign]
+    before = framework.optimizer.register_step_pre_hook(lambda *_: faults.raise_at("before", launch.loop.global_step))
+    framework.train = watched  # type: ignore[method-assign]
+    launch.die = lambda launch: faults.raise_at("end", launch.loop.global_step)
+    launch()
+    faults.raise_at("at the end", launch.loop.global_step)
+    before.remove()
+    return {"end": launch.end, "trace": launch.trace}
+
+
+def effects() -> dict[str, int]:
+    """Return what the block has left in this process, once the groups of its attempts have had their rest."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends and any(each.name == REST_THREAD for each in threading.enumerate()):
+        time.sleep(0.1)
+    gc.collect()
+    process = psutil.Process()
+    return {
+        "threads": threading.active_count(),
+        "descriptors": process.num_fds(),
+        "children": len(process.children()),
+        "hidden objects": gc.get_freeze_count(),
+        "modules": sum(isinstance(each, torch.nn.Linear) for each in gc.get_objects()),
+        "threads of gloo": sum(
+            "gloo" in Path(f"/proc/self/task/{each.id}/comm").read_text() for each in process.threads()
+        ),
+    }
+
+
+def run(
+    name: str, faults: list[list[Any]], epochs: int = 3, workers: int = 0, measured: bool = False, **options: Any
+) -> dict[str, Any]:
+    attempts: list[Any] = []
+    HIDDEN.clear()
+    block = restartable(**options)(train)
+    result: dict[str, Any] = {}
+    try:
+        result = block(Path(name), Faults(faults), attempts, epochs, workers)
+    except Exception as error:  # of any kind: the test looks at it
+        result = {"error": type(error).__name__, "message": str(error)}
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    left = {"effects": effects(), "hidden": [*HIDDEN]} if measured else {}
+    return {**result, "attempts": attempts, **left}
+
+
+def main() -> None:
+    gc.unfreeze()  # a launch has hidden nothing from the collector; the server that forked this process has
+    cases: dict[str, Any] = json.loads(sys.argv[1])
+    found = {name: run(name, faults, **options) for name, (faults, options) in cases.items()}
+    Path(f"result.{RANK}").write_text(json.dumps(found))
+
+
+main()

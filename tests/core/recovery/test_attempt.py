@@ -1,0 +1,138 @@
+"""What a training call asks of the attempt that it is part of."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
+from resume_adapters.core.recovery.memory import Handover, HeldCheckpoint, MemoryDirectory
+from resume_adapters.core.recovery.options import Launch
+from resume_adapters.core.recovery.own_state import OwnStates, StepPlace
+from resume_adapters.core.recovery.plan import Failure, Level, Report
+from resume_adapters.core.recovery.updates import UpdateWatch
+from resume_adapters.core.storage.local import LocalStorage
+
+FAILURE = Failure(0, 1, "RuntimeError", "lost", "")
+
+
+def running(number: int = 0, memory: dict[Path, HeldCheckpoint] | None = None, **calls: Any) -> RunningAttempt:
+    given = {"announce": lambda: True, "cut": lambda: None, "forget": lambda: None, **calls}
+    attempt = Attempt(number, Level.MEMORY if number else None, FAILURE if number else None)
+    return RunningAttempt(attempt, memory or {}, UpdateWatch(), began=time.monotonic() - 2, **given)
+
+
+def test_only_the_first_attempt_starts_from_scratch() -> None:
+    assert running(0).resume_option("scratch") == "scratch"
+    assert [running(1).resume_option(given) for given in ("scratch", "scratch!", "auto", "path")] == [
+        "auto", "auto", "auto", "path",
+    ]  # fmt: skip
+
+
+def test_the_memory_is_let_go_once_every_rank_holds_a_later_step() -> None:
+    forgotten: list[int] = []
+    run = Path("run")
+    attempt = running(1, {run: HeldCheckpoint("memory", 1)}, forget=lambda: forgotten.append(1))
+    seconds = attempt.end_step()
+    assert seconds is not None and seconds >= 2
+    assert attempt.memory(run) is not None and not forgotten
+    assert attempt.end_step() is None
+    assert attempt.memory(run) is None and forgotten == [1]
+    attempt.end_step()
+    assert forgotten == [1]
+
+
+def test_a_rank_fails_once_and_leaves_once() -> None:
+    calls: list[str] = []
+
+    def announce() -> bool:
+        calls.append("announce")
+        return True
+
+    attempt = running(announce=announce, cut=lambda: calls.append("cut"))
+    attempt.require_peers()
+    attempt.fail(ValueError("first"))
+    attempt.fail(ValueError("second"))
+    attempt.leave()
+    assert calls == ["announce", "cut"]
+    assert attempt.is_origin
+    assert str(attempt.error) == "first"
+    with pytest.raises(LeftByPeer):
+        attempt.end_step()
+
+
+def test_a_failure_names_the_line_that_raised_it() -> None:
+    assert running().failure(ValueError("x"), 3) == Failure(3, None, "ValueError", "x", "")
+
+
+def test_what_a_process_keeps_is_reset_between_attempts() -> None:
+    calls: list[int] = []
+
+    def reset() -> None:
+        calls.append(1)
+
+    between_attempts(reset)
+    between_attempts(reset)
+    reset_process()
+    assert calls == [1]
+
+
+def test_a_directory_in_memory_is_removed_but_for_what_is_used(tmp_path: Path) -> None:
+    memory = MemoryDirectory(LocalStorage(), Launch(name="one"), "token", tmp_path)
+    memory.clear()
+    memory.make()
+    assert memory.of_attempt(0).parent.stat().st_mode & 0o777 == 0o700, "other users could read the weights"
+    for number in range(3):
+        memory.of_attempt(number).mkdir(parents=True)
+        (memory.of_attempt(number) / "file").write_text("x")
+    memory.clear(but=[memory.of_attempt(1)])
+    assert [each.name for each in memory.of_attempt(1).parent.iterdir()] == ["0.1"]
+    memory.clear()
+    assert list(tmp_path.iterdir()) == []
+    for launch, token in ((Launch(name="two"), "token"), (Launch(name="one"), "other")):
+        assert MemoryDirectory(LocalStorage(), launch, token, tmp_path).of_attempt(0) != memory.of_attempt(0)
+
+
+def test_what_one_start_leaves_the_next_one_finds(tmp_path: Path) -> None:
+    def directory(restart: int) -> MemoryDirectory:
+        return MemoryDirectory(LocalStorage(), Launch(name="one", restart=restart), "token", tmp_path)
+
+    handover = Handover(Level.PROCESS, FAILURE, "", 1.5, {"run": HeldCheckpoint("path", 3)})
+    assert directory(0).handed_over() is None
+    directory(0).own_states(0).keep(StepPlace("run", 1, ""), {"value": 1})
+    directory(0).hand_over(handover)
+    assert directory(1).handed_over() == handover
+    directory(1).own_states(0).keep(StepPlace("run", 2, ""), {"value": 2})
+    directory(1).forget(0)
+    assert directory(1).handed_over() is None
+    assert directory(0).own_states(0).newest(0) is None
+    assert directory(1).own_states(0).newest(0) == StepPlace("run", 2, "")
+
+
+def test_where_there_is_no_memory_nothing_is_kept_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    states = MemoryDirectory(LocalStorage(), Launch(name="one"), "token", tmp_path / "file").own_states(0)
+    states.keep(StepPlace("run", 1, ""), {})
+    assert "NotADirectoryError" in states.find(1, StepPlace("run", 1, ""))[1]
+
+
+def test_of_a_rank_that_died_it_is_known_what_it_has_kept(tmp_path: Path) -> None:
+    def states(rank: int) -> OwnStates:
+        return OwnStates(LocalStorage(), tmp_path, rank)
+
+    dead, moment = states(1), StepPlace("run", 4, "here")
+    attempt = running(own_states=states(0))
+    peer = Report("run", 4, "", FAILURE, "here")
+    assert attempt.report_of(1, peer).objection == "what it knew alone was not kept at that step"
+    assert attempt.report_of(1, Report("run", 3, is_resumed=True)) == Report("run", 3, is_resumed=True)
+    assert attempt.report_of(1, Report(failure=FAILURE)) == Report()
+    assert running().report_of(1, peer).objection == "what it knew alone is not kept"
+    dead.keep_launch({"settings": 1})
+    dead.keep(StepPlace("run", 3, "here"), {"value": 3})
+    assert attempt.report_of(1, peer) == Report("run", 3, place="here")
+    dead.keep(moment, {"value": 4})
+    assert attempt.report_of(1, peer) == Report("run", 4, place="here")
+    assert attempt.own_state_of(1, moment) == (({"value": 4}, {"settings": 1}), "")

@@ -1,0 +1,136 @@
+"""Whether a rank hangs or is slow, and which one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.recovery import hang
+from resume_adapters.core.recovery.hang import Condition, HangWatch, Verdict, judge
+from resume_adapters.core.recovery.meeting import SoloMeeting
+from resume_adapters.core.recovery.plan import Failure
+from resume_adapters.core.recovery.pulse import Pulse
+
+STILL, MOVING, BEHIND = Condition(False, 7, "a"), Condition(True, 7, "b"), Condition(False, 6, "c")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "verdict"),
+    [
+        ([STILL, BEHIND], Verdict(True, (1,))),
+        ([STILL, STILL], Verdict(True, (0, 1))),
+        ([BEHIND, STILL, BEHIND], Verdict(True, (0, 2))),
+        ([STILL, MOVING], Verdict(False, (1,))),
+        ([MOVING, BEHIND, MOVING], Verdict(False, (0, 2))),
+        ([STILL, None, BEHIND], Verdict(True, (1,))),
+        ([MOVING, None], Verdict(True, (1,))),
+    ],
+)
+def test_who_does_not_answer_or_is_waited_for_hangs_unless_somebody_moves(
+    conditions: list[Condition | None], verdict: Verdict
+) -> None:
+    assert judge(conditions) == verdict
+
+
+class Two(SoloMeeting):
+    """The meeting of a rank whose peer never answers."""
+
+    world_size = 2
+
+
+def watching(meeting: SoloMeeting, hang_after: float | None) -> tuple[HangWatch, Pulse, list[Failure]]:
+    pulse, found = Pulse(), list[Failure]()
+    return HangWatch(meeting, "0", pulse, threading.get_ident(), hang_after, lambda: 3, found.append), pulse, found
+
+
+def look(watch: HangWatch, seconds: float, rest: Any) -> None:
+    """Look from another thread while this one rests."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.01):
+            watch.look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    rest(seconds)
+    over.set()
+    thread.join()
+
+
+def work(seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        sum(range(20))
+
+
+def test_a_thread_that_rests_hangs() -> None:
+    watch, pulse, found = watching(SoloMeeting(), 0.3)
+    look(watch, 0.5, time.sleep)
+    assert not found, "no step has ended yet"
+    pulse.end_step()
+    look(watch, 0.9, time.sleep)
+    assert found[0].rank == 0
+    assert found[0].message.startswith("rank 0 hangs in look (")
+    assert found[0].message.endswith("no step has ended for 0.3 s")
+    assert watch.found == found[0].message
+    found.clear()
+    pulse.stop()
+    look(watch, 0.5, time.sleep)
+    assert not found, "the training is over"
+
+
+def test_a_thread_that_works_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    watch, pulse, found = watching(SoloMeeting(), 0.3)
+    pulse.end_step()
+    look(watch, 1.0, work)
+    assert not found and not watch.found
+    assert "rank 0 is slow: no step has ended for 0.3 s; at work in work" in caplog.text
+
+
+def test_a_peer_that_does_not_answer_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "_ANSWER_WITHIN", 0.2)
+    watch, pulse, found = watching(Two(), 0.3)
+    pulse.end_step()
+    look(watch, 1.2, work)
+    assert found[0].rank == 1
+    assert "rank 1 hangs in a process that does not answer" in found[0].message
+
+
+def test_a_peer_that_asks_is_answered_and_one_that_has_found_a_slow_rank_is_believed() -> None:
+    meeting = SoloMeeting()
+    watch, pulse, found = watching(meeting, 1000)
+    pulse.end_step()
+    meeting.write("0/inquiry/0/asked", b"")
+    look(watch, 0.2, time.sleep)
+    assert meeting.read("0/inquiry/0/0") is not None and not found
+    last = pulse._last
+    meeting.write("0/inquiry", b"1")
+    watch._looked = 0
+    watch.look()
+    assert pulse._last != last
+
+
+def test_what_is_allowed_is_measured() -> None:
+    watch, pulse, _ = watching(SoloMeeting(), None)
+    assert watch.limit == 300
+    pulse.slowest = 60
+    assert watch.limit == 600
+    assert watch._allowed == "ten times the slowest step"
+
+
+def test_a_pulse_counts_steps_and_other_signs() -> None:
+    pulse = Pulse()
+    pulse.beat()
+    assert pulse.silence(time.monotonic()) is None
+    pulse.end_step()
+    time.sleep(0.05)
+    pulse.end_step()
+    assert pulse.steps == 2 and 0.05 <= pulse.slowest < 5
+    before = pulse._last
+    time.sleep(0.01)
+    pulse.beat()
+    assert before is not None and pulse._last is not None and pulse._last > before

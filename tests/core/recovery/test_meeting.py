@@ -1,0 +1,118 @@
+"""How ranks meet in the store of the launcher, and learn that one never comes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from resume_adapters.core.recovery.meeting import SoloMeeting, StoreMeeting
+from resume_adapters.core.recovery.options import Launch
+from resume_adapters.errors import PeerFailed
+
+from recovering import agent_store
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    with agent_store() as environment:
+        yield Launch(0, 2, True, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), "test")
+
+
+@pytest.fixture
+def rank_0(launch: Launch) -> StoreMeeting:
+    return StoreMeeting(launch, timeout=1)
+
+
+def enter_and_die(launch: Launch, topic: str | None = None) -> int:
+    """Let a process enter as rank 1, say a word, and die; return its number, which is not reaped."""
+    pid = os.fork()
+    if pid == 0:
+        meeting = StoreMeeting(dataclasses.replace(launch, rank=1), timeout=1)
+        if topic is not None:
+            meeting._set(topic, b"1")
+        os._exit(9)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+def test_of_a_process_that_died_it_is_known_that_it_says_nothing(launch: Launch, rank_0: StoreMeeting) -> None:
+    pid = enter_and_die(launch)
+    began = time.monotonic()
+    assert rank_0.reports("first", 7, int) == [7, None]
+    with pytest.raises(PeerFailed, match="the process of rank 1 has died after a failure"):
+        rank_0.exchange("second", 7, int)
+    with pytest.raises(PeerFailed, match="the process of rank 1 has died before the end of the block"):
+        rank_0.finish("0")
+    os.waitpid(pid, 0)
+    assert rank_0.reports("reaped", 7, int) == [7, None]
+    assert time.monotonic() - began < 1, "it did not wait for what never comes"
+
+
+def test_a_process_that_stands_in_for_one_that_died_does_not_hide_that(launch: Launch, rank_0: StoreMeeting) -> None:
+    """Another rank may have begun to write already; what they write, they do together with the one that stands in."""
+    os.waitpid(enter_and_die(launch), 0)
+    stands_in = StoreMeeting(dataclasses.replace(launch, rank=1), timeout=1, stands_in=True)
+    assert rank_0.reports("report", 7, int) == [7, None]
+    later = threading.Timer(0.2, lambda: stands_in.exchange("written", 8, int))
+    later.start()
+    assert rank_0.exchange("written", 7, int) == [7, 8]
+    later.join()
+
+
+def test_the_last_word_of_a_process_counts(launch: Launch, rank_0: StoreMeeting) -> None:
+    pid = enter_and_die(launch, "word")
+    assert rank_0.reports("word", 7, int) == [7, 1]
+    os.waitpid(pid, 0)
+
+
+def test_a_process_that_took_the_number_of_another_is_not_that_one(launch: Launch, rank_0: StoreMeeting) -> None:
+    rank_0._store.set("process/1", f'{{"pid":{os.getpid()},"started":1.0}}')
+    assert rank_0.reports("word", 7, int) == [7, None]
+
+
+@pytest.mark.parametrize("is_one_node", [True, False])
+def test_a_rank_that_lives_or_is_not_seen_is_waited_for(launch: Launch, is_one_node: bool) -> None:
+    """One that has not entered may still be starting; of other nodes nobody sees the processes."""
+    rank_0 = StoreMeeting(dataclasses.replace(launch, is_one_node=is_one_node), timeout=0.2)
+    with pytest.raises(PeerFailed, match=r"rank 1 did not meet the others within 0\.2 s"):
+        rank_0.reports("word", 7, int)
+
+
+def test_the_end_is_that_of_all_ranks(launch: Launch, rank_0: StoreMeeting) -> None:
+    rank_1 = StoreMeeting(dataclasses.replace(launch, rank=1), timeout=1)
+    later = threading.Timer(0.2, lambda: rank_1.finish("0"))
+    later.start()
+    assert rank_0.finish("0")
+    later.join()
+    assert rank_1.announce("1") and not rank_0.announce("1")
+    assert not rank_0.finish("1")
+
+
+def test_a_launch_has_one_token_whatever_restarts(launch: Launch, rank_0: StoreMeeting) -> None:
+    again = StoreMeeting(dataclasses.replace(launch, restart=1), timeout=1)
+    assert rank_0.token == again.token
+    rank_0.announce("0")
+    assert again.announce("0"), "each start has announcements of its own"
+
+
+def test_one_process_meets_itself() -> None:
+    meeting = SoloMeeting()
+    assert meeting.reports("word", 7, int) == meeting.exchange("word", 7, int) == [7]
+
+
+def test_where_the_launcher_is_gone_the_ranks_leave() -> None:
+    with agent_store() as environment:
+        launch = Launch(0, 2, True, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), "gone")
+        meeting = StoreMeeting(launch, timeout=30)
+        meeting.write("key", b"value")
+        assert meeting.read("key") == b"value"
+        assert meeting.read("other") is None
+        assert not meeting.is_announced("0")
+    meeting.write("key", b"another")
+    assert meeting.read("key") is None
+    assert meeting.is_announced("0")

@@ -1,0 +1,98 @@
+"""Where all ranks go on: from all that three ranks may report."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
+
+FAILURE = Failure(1, 4, "RuntimeError", "lost\nmore", "train.py:3")
+
+
+def planned(*reports: Report, restarts: int = 0, former: tuple[Failure, ...] = (), is_one_node: bool = True) -> Plan:
+    return decide(reports, restarts=restarts, max_restarts=3, former=former, is_one_node=is_one_node)
+
+
+ONE_RANK = [
+    Report("run", step, objection, failure)
+    for step in (None, 3, 4)
+    for objection in ("", "half updated")
+    for failure in (None, FAILURE, Failure(2, 4, "ValueError", "refused", "", is_final=True))
+]
+
+
+def test_memory_is_used_only_where_every_rank_holds_the_same_step_whole() -> None:
+    for reports in itertools.product(ONE_RANK, repeat=3):
+        plan = planned(*reports)
+        failures = [each.failure for each in reports if each.failure]
+        if any(each.is_final for each in failures):
+            assert plan.level is Level.GIVEN_UP and plan.failure.is_final
+            continue
+        is_whole = {(each.step, each.objection) for each in reports} in ({(3, "")}, {(4, "")})
+        assert plan.level is (Level.MEMORY if is_whole else Level.DISK)
+        assert plan.step == (reports[0].step if is_whole else None)
+        assert bool(plan.reason) is not is_whole
+        assert plan.failure == FAILURE or not failures
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "reason"),
+    [
+        ({"restarts": 2}, Level.MEMORY, ""),
+        ({"restarts": 3}, Level.GIVEN_UP, "3 times, which is the limit"),
+        ({"former": (FAILURE,)}, Level.GIVEN_UP, "the same step has failed twice in the same way"),
+        ({"former": (Failure(1, 3, "RuntimeError", "lost\nmore", "train.py:3"),)}, Level.MEMORY, ""),
+        ({"is_one_node": False}, Level.DISK, "several nodes"),
+    ],
+)
+def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
+    changed: dict[str, object], level: Level, reason: str
+) -> None:
+    plan = planned(Report("run", 4), Report("run", 4, failure=FAILURE), **changed)  # type: ignore[arg-type]
+    assert plan.level is level
+    assert reason in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("of_lost", "changed", "level", "reason"),
+    [
+        (Report("run", 4), {}, Level.PROCESS, ""),
+        (Report("run", 4), {"restarts": 3, "former": (Failure(1, 4, "ProcessDied", "", ""),)}, Level.PROCESS, ""),
+        (Report("run", 5), {}, Level.DISK, "different steps: rank 0 step 4, rank 1 step 5"),
+        (Report("run", 4, "not kept"), {}, Level.DISK, "rank 1: not kept"),
+        (Report("run", 4), {"is_one_node": False}, Level.DISK, "several nodes"),
+        (Report("run", 4), {"restarts_left": 0}, Level.GIVEN_UP, "no more (--max-restarts)"),
+    ],
+)
+def test_new_processes_go_on_with_what_those_hold_that_are_left(
+    of_lost: Report, changed: dict[str, Any], level: Level, reason: str
+) -> None:
+    given = {"restarts": 0, "max_restarts": 3, "former": (), "is_one_node": True, "restarts_left": 1, **changed}
+    plan = decide([Report("run", 4, failure=FAILURE), of_lost, Report("run", 4)], lost=[1], **given)
+    assert (plan.level, plan.failure.rank, plan.failure.kind) == (level, 1, "ProcessDied")
+    assert reason in plan.reason
+
+
+def test_a_rank_that_has_done_a_step_does_not_hold_what_another_has_resumed_from() -> None:
+    assert planned(Report("run", 4, failure=FAILURE, is_resumed=True), Report("run", 4)).level is Level.DISK
+
+
+def test_ranks_in_different_trainings_do_not_hold_one_state() -> None:
+    assert "different trainings" in planned(Report("one", 4, failure=FAILURE), Report("two", 4)).reason
+
+
+def test_ranks_at_different_places_of_one_step_do_not_hold_one_state() -> None:
+    reports = Report("run", 4, failure=FAILURE, place="before an evaluation"), Report("run", 4, place="in an epoch")
+    assert "rank 0 step 4 before an evaluation, rank 1 step 4 in an epoch" in planned(*reports).reason
+
+
+def test_a_rank_that_left_without_a_word_is_a_failure_too() -> None:
+    assert "does not say why" in planned(Report("run", 4), Report("run", 4)).failure.message
+
+
+def test_a_failure_is_named_in_one_line() -> None:
+    assert str(FAILURE) == "rank 1 failed after step 4: RuntimeError: lost"
+    assert str(Failure(0, None, "ValueError", "no", "")) == "rank 0 failed: ValueError: no"

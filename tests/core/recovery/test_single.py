@@ -1,0 +1,393 @@
+"""A block in a single process: what it goes on from, when it is given up, and its hooks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters import Memory, Remote
+from resume_adapters.core.recovery import block
+from resume_adapters.core.recovery.attempt import running_attempt
+from resume_adapters.core.recovery.memory import MemoryDirectory
+from resume_adapters.core.recovery.options import BlockOptions
+from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.state.frozen import FrozenBuffers
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.mirror import MIRROR_THREAD
+from resume_adapters.errors import PeerFailed, UnsupportedSetting
+from resume_adapters.recovery import Attempt, Level, restartable
+
+from plain_torch import Launch
+
+Fault = Callable[[Launch, Attempt], None]
+
+
+class Job:
+    """A block that trains in a directory, and fails as it is told after each batch."""
+
+    def __init__(self, directory: Path, fault: Fault = lambda launch, attempt: None, **options: Any) -> None:
+        self.directory, self.fault, self.options = directory, fault, options
+        self.attempts: list[Attempt] = []
+        self.launch: Launch | None = None
+
+    def __call__(self, **settings: Any) -> Launch:
+        @restartable(**settings)
+        def main(attempt: Attempt) -> Launch:
+            self.attempts.append(attempt)
+            self.launch = Launch(self.directory, lambda launch: self.fault(launch, attempt), **self.options)
+            return self.launch()
+
+        return main()
+
+    @property
+    def levels(self) -> list[Level | None]:
+        return [each.level for each in self.attempts]
+
+
+def journal(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / ".resume/journal.jsonl").read_text().splitlines()]
+
+
+def fail_at(step: int, times: int = 1, error: type[Exception] = RuntimeError, message: str = "lost") -> Fault:
+    def fault(launch: Launch, attempt: Attempt) -> None:
+        if launch.loop.global_step == step and attempt.number < times:
+            raise error(message if attempt.number == 0 else f"{message} again")
+
+    return fault
+
+
+def test_the_step_that_failed_is_done_again(tmp_path: Path) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run", fail_at(7, times=2))
+    assert job().end == whole.end
+    assert job.levels == [None, Level.DISK, Level.DISK]  # the step had been taken, and the body of the loop not ended
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["level"], each["step"], each["lost"], each["rank"]) for each in recoveries] == [
+        ("disk", 4, 2, 0),
+        ("disk", 4, 2, 0),
+    ]
+    assert recoveries[0]["error"] == "RuntimeError: lost"
+    assert 0 < recoveries[0]["seconds"] < 60
+
+
+def fails_in_forward(job: Job, *steps: int) -> None:
+    """Let the forward pass fail once at each of these steps."""
+    left = list(steps)
+
+    class Failing(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            step = job.launch.loop.global_step if job.launch else 0
+            if step in left:
+                left.remove(step)
+                raise ValueError(f"forward at {step}")
+            return values
+
+    native = Launch.__init__
+
+    def made(self: Launch, *arguments: Any, **options: Any) -> None:
+        native(self, *arguments, **options)
+        self.framework.model[2].register_forward_pre_hook(lambda module, given: (Failing()(given[0]),))
+
+    Launch.__init__ = made  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    monkeypatch.setattr(Launch, "__init__", Launch.__init__)
+    return fails_in_forward
+
+
+def test_no_step_is_lost_where_the_weights_are_those_of_a_steps_end(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, 3, 4, 9)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.MEMORY, Level.MEMORY]
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["level"], each["step"], each["lost"]) for each in recoveries] == [
+        ("memory", 3, 0), ("memory", 4, 0), ("memory", 9, 0),
+    ]  # fmt: skip
+    commits = [each["step"] for each in journal(tmp_path / "run") if each["event"] == "commit"]
+    assert commits == [4, 8, 12, 16, 18]
+    assert running_attempt() is None
+
+
+def test_copies_go_on_through_recoveries(tmp_path: Path, forward: Callable[..., None]) -> None:
+    """Each attempt claims the tiers, the last one completes the copies, and an empty machine resumes from them."""
+    (tmp_path / "memory").mkdir()
+    remote = Remote(f"file://{tmp_path}/bucket", timeout=timedelta(seconds=30))
+    mirror = [remote, Memory(directory=str(tmp_path / "memory"))]
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run", fail_at(10, times=3), mirror=mirror)
+    forward(job, 3, 5)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.MEMORY, Level.DISK]
+    assert len(list((tmp_path / "bucket/.resume/claims").iterdir())) == 4
+    assert list((tmp_path / "memory").glob("*/*")) == []
+    assert not [each for each in threading.enumerate() if each.name == MIRROR_THREAD]
+    shutil.rmtree(tmp_path / "run")
+    again = Launch(tmp_path / "run", mirror=mirror)()
+    assert again.run.resumed is not None
+    assert (again.run.resumed.step, again.run.generation, again.end[0]) == (18, 5, whole.end[0])
+
+
+def test_a_failure_before_the_first_step_after_a_recovery_goes_on_from_the_same_memory(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, 5, 5)
+    with pytest.raises(ValueError, match="forward at 5"):
+        job()
+    job = Job(tmp_path / "other")
+    forward(job, 5)
+    left = ["once"]
+
+    def fail(launch: Launch, attempt: Attempt) -> None:
+        if attempt.number == 1 and left:
+            left.clear()
+            raise RuntimeError("in the first step after it")
+
+    job.fault = fail
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.MEMORY]
+
+
+def test_the_same_failure_twice_is_a_bug(tmp_path: Path) -> None:
+    def fault(launch: Launch, attempt: Attempt) -> None:
+        if launch.loop.global_step == 6:
+            raise KeyError("always")
+
+    job = Job(tmp_path / "run", fault)
+    with pytest.raises(KeyError, match="always"):
+        job()
+    assert len(job.attempts) == 2
+    status = json.loads((tmp_path / "run/.resume/status.json").read_text())
+    assert status["state"] == "failed"
+    assert "rank 0 failed after step 5: KeyError: 'always'" in status["reason"]
+
+
+def test_it_is_given_up_at_the_limit(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", fail_at(6, times=9))
+    with pytest.raises(RuntimeError, match="lost again"):
+        job(max_restarts=1)
+    assert len(job.attempts) == 2
+
+
+def test_it_is_given_up_before_any_training() -> None:
+    @restartable(max_restarts=0)
+    def main(attempt: Attempt) -> None:
+        raise OSError("no such data")
+
+    with pytest.raises(OSError, match="no such data"):
+        main()
+
+
+def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", fail_at(2, times=9, error=UnsupportedSetting, message="a setting"))
+    with pytest.raises(UnsupportedSetting, match="a setting"):
+        job()
+    assert len(job.attempts) == 1
+
+
+def test_sharded_state_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    job = Job(tmp_path / "run", spread=lambda framework: {"model": {}})
+    with pytest.raises(UnsupportedSetting, match="the model is sharded over the ranks"):
+        job()
+    assert len(job.attempts) == 1
+
+
+def test_a_run_that_was_never_opened_is_left_as_it_was(tmp_path: Path) -> None:
+    @restartable()
+    def main(attempt: Attempt) -> None:
+        Launch(tmp_path / "run")
+        raise UnsupportedSetting("something else")
+
+    with pytest.raises(UnsupportedSetting, match="something else"):
+        main()
+    assert not (tmp_path / "run/.resume/status.json").exists()
+
+
+def test_a_failure_before_any_training_is_tried_again() -> None:
+    numbers: list[int] = []
+
+    @restartable()
+    def main(attempt: Attempt, word: str) -> str:
+        numbers.append(attempt.number)
+        drawn = torch.rand(1).item()
+        if attempt.number == 0:
+            raise OSError(str(drawn))
+        assert attempt.failure is not None and attempt.failure.message == str(drawn), "it began in the same state"
+        return word
+
+    assert main("done") == "done"
+    assert numbers == [0, 1]
+
+
+def test_a_block_within_a_block_is_refused() -> None:
+    @restartable()
+    def inner(attempt: Attempt) -> None: ...
+
+    @restartable()
+    def outer(attempt: Attempt) -> None:
+        inner()
+
+    with pytest.raises(UnsupportedSetting, match="within another one"):
+        outer()
+
+
+def test_hooks_are_called_with_the_attempt() -> None:
+    seen: list[tuple[str, int]] = []
+    hooks = {
+        name: lambda attempt, name=name: seen.append((name, attempt.number))
+        for name in ("initialize", "abort", "finalize", "health_check")
+    }
+
+    @restartable(**hooks)  # type: ignore[arg-type]
+    def main(attempt: Attempt) -> None:
+        if attempt.number == 0:
+            raise OSError
+
+    main()
+    assert seen == [("initialize", 0), ("abort", 0), ("finalize", 0), ("health_check", 1), ("initialize", 1)]
+
+
+def test_a_process_that_is_not_well_does_not_go_on() -> None:
+    def sick(attempt: Attempt) -> None:
+        raise RuntimeError("no memory")
+
+    @restartable(health_check=sick)
+    def main(attempt: Attempt) -> None:
+        raise OSError
+
+    with pytest.raises(PeerFailed, match="rank 0 cannot go on in its process: RuntimeError: no memory"):
+        main()
+
+
+def test_where_memory_is_full_the_disk_is_used(
+    tmp_path: Path, forward: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    whole = Job(tmp_path / "whole")()
+    monkeypatch.setattr(MemoryDirectory, "of_attempt", lambda self, number: tmp_path / "file" / str(number))
+    job = Job(tmp_path / "run")
+    forward(job, 7)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.DISK]
+
+
+def test_memory_is_not_used_once_another_start_owns_the_run_directory(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, 7)
+
+    def take_over(attempt: Attempt) -> None:
+        Fencing(LocalStorage(), tmp_path / "run/.resume", time.time).take_over()
+
+    assert job(finalize=take_over).end == whole.end
+    assert job.levels == [None, Level.MEMORY]
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["step"], each["lost"]) for each in recoveries] == [(4, 3)]
+
+
+def test_memory_that_is_damaged_is_not_used(
+    tmp_path: Path, forward: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(MemoryDirectory, "of_attempt", lambda self, number: memory / str(number))
+    job = Job(tmp_path / "run")
+    forward(job, 7)
+
+    def damage(attempt: Attempt) -> None:
+        (memory / "1/checkpoint-7/weights.pt").write_bytes(b"x")
+
+    assert job(finalize=damage).end == whole.end
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["step"], each["lost"]) for each in recoveries] == [(4, 3)]
+
+
+def test_who_fails_while_it_holds_a_step_holds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Job(tmp_path / "whole")()
+    take, taken = FrozenBuffers.take, []
+
+    def fail_once(self: FrozenBuffers) -> None:
+        taken.append(1)
+        if len(taken) == 7:
+            raise RuntimeError("while it holds")
+        take(self)
+
+    monkeypatch.setattr(FrozenBuffers, "take", fail_once)
+    job = Job(tmp_path / "run")
+    assert job().end == whole.end
+    assert job.levels == [None, Level.DISK]
+
+
+def test_a_large_part_that_changes_within_a_step_is_not_used(tmp_path: Path, forward: Callable[..., None]) -> None:
+    class Part:
+        def __init__(self) -> None:
+            self.values = torch.zeros(1 << 17)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"values": self.values}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.values = state["values"]
+
+    def job(name: str) -> tuple[Job, list[Part]]:
+        parts: list[Part] = []
+
+        @restartable()
+        def main(attempt: Attempt) -> Any:
+            parts.append(Part())
+            launch = made.launch = Launch(tmp_path / name, parts={"large": parts[-1]})
+            train = launch.framework.train
+
+            def counted(batch: torch.Tensor) -> torch.Tensor:
+                parts[-1].values += 1
+                return train(batch)
+
+            launch.framework.train = counted  # type: ignore[method-assign]
+            made.attempts.append(attempt)
+            return launch()
+
+        made = Job(tmp_path / name)
+        made.main = main  # type: ignore[attr-defined]
+        return made, parts
+
+    whole, of_whole = job("whole")
+    end = whole.main().end  # type: ignore[attr-defined]
+    other, of_other = job("run")
+    forward(other, 7)
+    assert other.main().end == end  # type: ignore[attr-defined]
+    assert torch.equal(of_whole[-1].values, of_other[-1].values)
+    assert other.levels == [None, Level.DISK]
+
+
+def test_blocks_of_one_process_do_not_share_memory() -> None:
+    assert next(block._numbers) < next(block._numbers)
+
+
+def test_a_process_whose_main_thread_cannot_be_led_out_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(block.os, "_exit", ended.append)
+    block.Block(BlockOptions())._abandon("leave its step")
+    assert ended == [1]
+    assert "rank 0 did not leave its step within 60 s after a failure. Its process ends" in caplog.text
+    assert "thread MainThread:" in caplog.text

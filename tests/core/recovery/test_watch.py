@@ -1,0 +1,167 @@
+"""A thread that waits is led out when a peer fails, whatever it waits for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.stacks import describe_threads
+from resume_adapters.core.recovery.watch import THREAD_NAME, PeerWatch
+
+
+class Peer:
+    """A peer that fails when it is told to, and what a watch does then."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+        self.calls: list[str] = []
+        self.watch = PeerWatch(
+            lambda: self.has_failed,
+            lambda: self.calls.append("leave"),
+            lambda: self.calls.append("cut"),
+            self.calls.append,
+        )
+
+    def fail(self, seconds: float = 0.05) -> None:
+        def fail() -> None:
+            self.has_failed = True
+
+        threading.Timer(seconds, fail).start()
+
+    def wait(self, wait: Callable[[], object], grace: float = 0.05) -> float:
+        """Fail while somebody waits; return how long it waits."""
+        self.watch.start()
+        self.fail()
+        began = time.monotonic()
+        with pytest.raises(LeftByPeer), self.watch.leading_out(grace, 30):
+            wait()
+        seconds = time.monotonic() - began
+        self.watch.close()
+        return seconds
+
+
+def loop() -> None:
+    for _ in range(2000):
+        time.sleep(0.01)
+
+
+WAITS: list[Callable[[], object]] = [
+    lambda: time.sleep(20),
+    lambda: threading.Event().wait(20),
+    lambda: threading.Thread(target=time.sleep, args=(20,), daemon=True).run(),
+    loop,
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_the_main_thread_is_interrupted_in_what_it_waits_for(wait: Callable[[], object]) -> None:
+    before, peer = signal.getsignal(signal.SIGURG), Peer()
+    assert peer.wait(wait) < 10
+    assert peer.calls[0] == "leave" and set(peer.calls[1:]) == {"cut"}
+    assert signal.getsignal(signal.SIGURG) == before
+    assert not [each for each in threading.enumerate() if each.name == THREAD_NAME]
+    signal.raise_signal(signal.SIGURG)  # one that comes late changes nothing
+
+
+def test_another_thread_is_interrupted_when_its_wait_ends() -> None:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(Peer().wait(loop)))
+    thread.start()
+    thread.join()
+    assert found[0] < 10
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_hook_that_fails_does_not_end_the_watch() -> None:
+    peer = Peer()
+
+    def leave() -> None:
+        raise ValueError("a hook of the user")
+
+    peer.watch = PeerWatch(lambda: peer.has_failed, leave, lambda: peer.calls.append("cut"), peer.calls.append)
+    assert peer.wait(lambda: time.sleep(20)) < 10
+    assert set(peer.calls) == {"cut"}
+
+
+def test_who_leaves_by_itself_is_not_interrupted() -> None:
+    peer = Peer()
+    peer.watch.start()
+    peer.fail(0)
+    with peer.watch.leading_out(30, 30):
+        time.sleep(0.2)
+    peer.watch.close()
+    assert peer.calls[0] == "leave"
+    assert len(peer.calls) > 2, "what it waits for is cut again and again"
+
+
+def test_a_handler_of_the_signal_that_has_come_late_does_not_raise() -> None:
+    peer = Peer()
+    with peer.watch.leading_out(30, 30):
+        handler = signal.getsignal(signal.SIGURG)
+    assert callable(handler)
+    handler(signal.SIGURG, None)
+    peer.watch._interruption.interrupt()
+
+
+def test_a_process_that_is_traced_goes_on_behind_what_could_be_interrupted() -> None:
+    """In the main thread and in another."""
+    program = """
+import sys, threading
+from resume_adapters.core.recovery.interruption import Interruption
+
+def tracer(*given): return tracer
+
+def allow():
+    sys.settrace(tracer)
+    with Interruption().allowed():
+        pass
+    for each in range(3):
+        pass
+
+allow()
+thread = threading.Thread(target=allow)
+thread.start()
+thread.join()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
+    peer = Peer()
+    peer.watch.start()
+    with peer.watch.limited("do one thing", 0.01):
+        peer.fail(0)
+        time.sleep(0.2)
+    with peer.watch.limited("do another thing", 30):
+        time.sleep(0.1)
+    time.sleep(0.1)
+    peer.watch.close()
+    assert set(peer.calls) == {"leave", "cut", "do one thing"}
+
+
+def test_a_watch_that_is_not_needed_ends() -> None:
+    peer = Peer()
+    peer.watch.close()
+    peer = Peer()
+    peer.watch.start()
+    peer.watch.close()
+    peer.watch.close()
+    assert peer.calls == []
+
+
+def test_the_stacks_of_all_threads_are_text() -> None:
+    event = threading.Event()
+    thread = threading.Thread(target=event.wait, name="that waits")
+    thread.start()
+    text = describe_threads()
+    event.set()
+    thread.join()
+    assert text.startswith("thread MainThread:\n")
+    assert "thread that waits:" in text and "in wait" in text and __file__ in text

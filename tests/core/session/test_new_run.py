@@ -1,0 +1,36 @@
+"""What a run is made of: the options, and what the framework determines."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from resume_adapters.core.checkpoint.retention import KeepLast
+from resume_adapters.core.session.new_run import new_run
+from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.stop.policy import StopOn
+
+from miniature import GivenContent
+from plain_torch import PlainTorch
+
+
+def test_a_run_has_the_options_and_what_the_framework_determines(tmp_path: Path) -> None:
+    stop, framework = StopOn(exit_code=7), PlainTorch(1, 1)
+    options = ResumeOptions("scratch", stop=stop, save_every=3)
+    run = new_run(tmp_path, framework, options, latest="file")
+    assert (run.framework, run.foreign, run.resume) == (framework.label, framework.foreign, "scratch")
+    assert (run.flag.on, run.latest) == (stop, "file")
+    assert new_run(tmp_path, framework, options, resume=tmp_path / "step-4").resume == tmp_path / "step-4"
+
+
+def test_a_policy_comes_before_that_of_the_adapter(tmp_path: Path) -> None:
+    framework, kept = PlainTorch(1, 1), {}
+    for name, chosen in (("of_adapter", None), ("of_user", KeepLast(2))):
+        run = new_run(tmp_path / name, framework, ResumeOptions(keep=chosen), keep=KeepLast(1))
+        with contextlib.closing(run):
+            run.open()
+            for step in (1, 2, 3):
+                run.save(f"step-{step}", step, GivenContent(lambda path: None))
+            run.flush()
+            kept[name] = len(run.prune().keep)
+    assert kept == {"of_adapter": 1, "of_user": 2}

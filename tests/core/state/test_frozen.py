@@ -1,0 +1,104 @@
+"""A state that stays what it is while the training goes on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+
+from resume_adapters.core.state.captured import Captured
+from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
+from resume_adapters.core.state.records import FRESH, Deferred, Record
+
+LARGE = 1 << 17
+
+
+class Pair(NamedTuple):
+    left: list[int]
+    right: int
+
+
+def test_what_is_small_is_copied() -> None:
+    tensor, array, nested = torch.zeros(3), np.zeros(2), {"a": [1, (Pair([1], 2), {3})], "b": None, "c": True}
+    live = {"tensor": tensor, "array": array, "nested": nested, "words": random.getstate()[1]}
+    frozen = FrozenState(live)
+    tensor.add_(1)
+    array += 1
+    nested["a"].append(2)  # type: ignore[union-attr]
+    nested["a"][1][0].left.append(5)  # type: ignore[index]
+    tree = frozen.tree
+    assert tree["tensor"].tolist() == [0, 0, 0]
+    assert tree["array"].tolist() == [0, 0]
+    assert tree["nested"] == {"a": [1, (Pair([1], 2), {3})], "b": None, "c": True}
+    assert isinstance(tree["nested"]["a"][1][0], Pair)
+    assert tree["words"] == live["words"]
+    assert frozen.is_intact
+
+
+class Later(Deferred):
+    def to_tree(self) -> int:
+        return 3
+
+
+@dataclass
+class Place(Record):
+    loss: torch.Tensor
+    words: Captured
+    index: Annotated[Later, FRESH]
+
+
+def test_records_are_copied_and_become_trees_when_they_are_asked_for() -> None:
+    place = Place(torch.zeros(2), Captured(words=1), Later())
+    frozen = FrozenState([place])
+    place.loss += 1
+    (tree,), (copied,) = frozen.tree, frozen.copy
+    assert tree["loss"].tolist() == [0, 0] and tree["words"] is place.words and tree["index"] == 3
+    assert isinstance(copied, Place) and copied.loss.tolist() == [0, 0] and copied.index is place.index
+
+
+def test_what_is_large_is_kept_as_it_is_and_watched() -> None:
+    large = torch.zeros(LARGE)
+    frozen = FrozenState([large])
+    assert frozen.tree[0] is large
+    assert frozen.is_intact
+    large.add_(1)
+    assert not frozen.is_intact
+
+
+def test_buffers_are_restored_whatever_changed_them() -> None:
+    norm = torch.nn.BatchNorm1d(2)
+    norm.register_buffer("replaced", torch.zeros(1))
+    norm.register_buffer("large", torch.zeros(LARGE))
+    norm.register_buffer("absent", None)
+    held = FrozenBuffers([norm, torch.nn.Sequential(norm)])
+    held.take()
+    held.take()
+    for _ in range(2):
+        norm(torch.randn(4, 2))
+        norm.replaced = norm.replaced + 1
+        norm.large += 1
+        held.restore()
+        assert norm.running_mean.tolist() == [0, 0]
+        assert norm.running_var.tolist() == [1, 1]
+        assert norm.num_batches_tracked == 0
+        assert norm.replaced.item() == 0
+        assert norm.large.sum() == 0
+    norm(torch.randn(4, 2))
+    held.take()
+    mean = norm.running_mean.clone()
+    norm(torch.randn(4, 2))
+    held.restore()
+    assert torch.equal(norm.running_mean, mean)
+
+
+def test_buffers_are_loaded_into_other_modules_of_the_same_kind() -> None:
+    one, two = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
+    one(torch.randn(4, 2))
+    held = FrozenBuffers([one])
+    held.take()
+    FrozenBuffers([two]).load(held.taken())
+    assert torch.equal(one.running_mean, two.running_mean)
+    assert two.num_batches_tracked == 1

@@ -1,0 +1,36 @@
+"""The local disk: what is written piece by piece does not wait in the system's cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from resume_adapters.core.storage import local
+from resume_adapters.core.storage.base import Entry, remove_tree
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.pieces import write_pieces
+
+
+def test_the_disk_begins_with_each_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[tuple[int, int]] = []
+    native = local.let_disk_begin
+    monkeypatch.setattr(local, "let_disk_begin", lambda *part: (begun.append(part[1:]), native(*part)))
+    found = write_pieces(LocalStorage(), tmp_path / "file", [b"abc", b"de"])
+    assert begun == [(0, 3), (3, 2)]
+    assert (tmp_path / "file").read_bytes() == b"abcde" and found == LocalStorage().digest(tmp_path / "file")
+
+
+class Raced(LocalStorage):
+    """Another start removes each directory just before it is listed."""
+
+    def entries(self, path: Path) -> list[Entry]:
+        os.rmdir(path)
+        return super().entries(path)
+
+
+def test_a_directory_that_another_start_removes_meanwhile_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "leftover").mkdir()
+    assert remove_tree(Raced(), tmp_path / "leftover") is None
+    assert os.listdir(tmp_path) == []

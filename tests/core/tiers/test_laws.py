@@ -1,0 +1,509 @@
+"""The laws of a tier: killed anywhere, the newest manifest resumes exactly; two jobs: one is fenced off; and so on."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters import KeepBest, KeepLast, Remote
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.errors import (
+    CheckpointsExist,
+    FencedOff,
+    NoValidCheckpoint,
+    TierUnavailable,
+    UnsupportedSetting,
+)
+from waiting import until, until_ended
+
+import miniature
+from miniature import Miniature, committed, leftovers, set_aside
+from object_stores import FaultyStore
+
+Mirror = Callable[..., list[Remote]]
+
+
+class Died(BaseException):
+    """Stands for SIGKILL in the thread that copies: nothing after it happens."""
+
+
+def train(directory: Path, mirror: list[Remote], *steps: int, **options: Any) -> Miniature:
+    """Start a run and commit steps, each with its copy; the run stays open."""
+    job = begin(directory, mirror, **options)
+    for step in steps:
+        job.commit(step)
+        wait(job)
+    return job
+
+
+def begin(directory: Path, mirror: list[Remote], **options: Any) -> Miniature:
+    job = Miniature(directory, mirror=mirror, **options)
+    job.run.begin(job.step, 0.0)
+    return job
+
+
+def wait(job: Miniature) -> None:
+    """Wait until nothing is due on any tier."""
+    until(lambda: not any(state.behind for state in job.run._mirrors.states), lambda: job.run._mirrors.states)
+
+
+def finish(job: Miniature, step: int) -> None:
+    job.run.set_state(RunState.FINISHED, step=step, epoch=1.0)
+    job.run.finish_copies()
+    job.run.close()
+
+
+def lose(directory: Path) -> None:
+    """Lose the machine: its disk is gone."""
+    shutil.rmtree(directory)
+
+
+def test_an_empty_machine_resumes_from_the_newest_copy(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1, 2, 3), 3)
+    lose(tmp_path / "a")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (3, "state at 3")
+    assert committed(tmp_path / "b") == {miniature.name(3): 3}
+    assert job.run.generation == 2
+    assert leftovers(tmp_path / "b") == []
+    job.run.close()
+
+
+def test_a_newer_local_checkpoint_is_taken_and_copied(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    job = train(tmp_path, remote(), 1)
+    store.down = True
+    job.commit(2)
+    job.run.close()
+    store.down = False
+    job = begin(tmp_path, remote())
+    assert job.step == 2
+    wait(job)
+    job.run.close()
+    assert manifests(store) == [1, 2]
+
+
+def manifests(store: FaultyStore) -> list[int]:
+    """Return the steps of the checkpoints in a store."""
+    keys = [key for key in store._store.list() if key.endswith("/resume/manifest.json")]
+    return sorted(int(key.split("/")[0].removeprefix("checkpoint-").removesuffix(".ckpt")) for key in keys)
+
+
+def test_what_is_there_already_is_not_copied_again(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    train(tmp_path, remote(), 1).run.close()
+    before = store._store.list()
+    job = begin(tmp_path, remote())
+    wait(job)
+    job.run.close()
+    added = store._store.list().keys() - before.keys()
+    assert added == {".resume/claims/00000002"}
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_killed_before_any_request_of_a_copy_the_newest_manifest_resumes(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy puts four files, its manifest and ``latest``; then retention removes the manifest and files before it."""
+    job = train(tmp_path / "a", remote(keep=KeepLast(1)), 1)
+    mirror, base = job.run._mirrors._mirrors[0], store.requests
+    monkeypatch.setattr(threading, "excepthook", lambda found: None)
+
+    def die(count: int, key: str) -> None:
+        if count >= base + number:
+            raise Died
+
+    store.before = die
+    job.commit(2)
+    until(lambda: not mirror._thread.is_alive() or not mirror.behind)
+    store.before = lambda count, key: None
+    found = manifests(store)
+    assert found == ([1] if number <= 4 else [1, 2] if number <= 6 else [2])
+    job.run.close()
+    lose(tmp_path / "a")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (found[-1], f"state at {found[-1]}")
+    job.run.close()
+
+
+def test_a_damaged_copy_is_found_and_the_one_before_taken(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    key = next(key for key in store._store.list() if f"{miniature.name(2)}/" in key and key.endswith("ema.safetensors"))
+    content = bytearray(store._store.get(key))
+    content[-1] ^= 1
+    store._store.put(key, bytes(content))
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (1, "state at 1")
+    assert "ema.safetensors has the digest" in caplog.text
+    job.run.close()
+
+
+@pytest.mark.parametrize("fault", ["flipped", "missing", "short", "manifest"])
+def test_where_every_copy_is_damaged_the_run_does_not_begin_from_zero(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, fault: str
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1), 1)
+    lose(tmp_path / "a")
+    end = "manifest.json" if fault == "manifest" else "model.bin"
+    key = next(key for key in store._store.list() if key.endswith(end))
+    if fault == "missing":
+        store._store.discard([key])
+    else:
+        content = store._store.get(key)
+        store._store.put(key, content[:-1] if fault == "short" else b"\0" + content[1:])
+    expected = TierUnavailable if fault == "manifest" else NoValidCheckpoint
+    with pytest.raises(expected, match=r"manifest|model\.bin"):
+        Miniature(tmp_path / "b", mirror=remote())
+
+
+def test_a_damaged_local_checkpoint_is_replaced_by_its_copy(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    finish(train(tmp_path, remote(), 1), 1)
+    file = tmp_path / "checkpoint-1" / "model.bin"
+    file.write_bytes(b"\0" + file.read_bytes()[1:])
+    job = Miniature(tmp_path, mirror=remote())
+    assert (job.step, job.text) == (1, "state at 1")
+    assert set_aside(tmp_path) == ["checkpoint-1.superseded.1"]
+    job.run.close()
+
+
+def test_an_answer_that_is_cut_off_is_asked_for_again_and_then_refused(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1), 1)
+    lose(tmp_path / "a")
+    store.cuts = 1
+    with pytest.raises(NoValidCheckpoint, match="its manifest says"):
+        Miniature(tmp_path / "b", mirror=remote())
+    store.cuts = 0
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert job.step == 1
+    job.run.close()
+
+
+def test_a_listing_that_lags_behind_does_not_hide_the_newest(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    job = train(tmp_path / "a", remote(), 1)
+    store.hides = lambda key: key.startswith("checkpoint-2/")
+    job.commit(2)
+    wait(job)
+    finish(job, 2)
+    lose(tmp_path / "a")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert job.step == 2
+    job.run.close()
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, lies: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.lies = lies
+    first = train(tmp_path / "a", remote(), 1)
+    assert ("overwrites what exists" in caplog.text) == lies
+    assert bool(first.run._mirrors.states[0].note) == lies
+    (tmp_path / "a").rename(tmp_path / "elsewhere")  # another machine does not see it
+    second = begin(tmp_path / "b", remote())
+    (tmp_path / "elsewhere").rename(tmp_path / "a")
+    assert second.step == 1
+    with pytest.raises(FencedOff, match="Two jobs were started with one mirror"):
+        first.commit(2)
+        until_ended(first.run._mirrors._mirrors[0]._thread)
+        assert "owns now" in (first.run.flag.reason or "")
+        first.commit(3)
+    with pytest.raises(FencedOff):
+        first.run.finish_copies()
+    first.run.close()
+    second.commit(4)
+    wait(second)
+    assert manifests(store) == [1, 4]
+    second.run.close()
+
+
+def test_of_two_claims_of_one_number_in_a_lying_store_one_wins(store: FaultyStore) -> None:
+    from resume_adapters.core.tiers.claims import Claims
+
+    store.lies = True
+    one, two = Claims(store, "aa", "one"), Claims(store, "bb", "two")
+    one.take(0)
+    mine = one._mine
+    store.hides = lambda key: key.endswith("-aa")
+    two.take(0)
+    store.hides = lambda key: False
+    assert mine is not None and two._mine is not None and mine.generation == two._mine.generation == 1
+    two.require_owned()
+    with pytest.raises(FencedOff, match="two"):
+        one.require_owned()
+
+
+def test_a_store_that_is_down_never_stops_a_training(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = train(tmp_path, remote(), 1)
+    store.down = True
+    for step in (2, 3):
+        job.commit(step)
+    mirror = job.run._mirrors._mirrors[0]
+    until(lambda: mirror._problem)
+    assert mirror.behind == 2 and "it is down" in mirror._problem
+    assert "mirror behind" in caplog.text and "Training goes on" in caplog.text
+    assert any(entry["event"] == "mirror-behind" for entry in job.run.control.journal.history())
+    store.down = False
+    finish(job, 3)
+    assert manifests(store) == [1, 3], "older ones that are due are left out"
+    assert "no longer behind" in caplog.text
+    status = job.run.control.status.read()
+    assert status is not None and status.mirrors[0].step == 3 and status.mirrors[0].behind == 0
+
+
+def test_a_mirror_that_stays_behind_stops_the_run_where_that_is_asked_for(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    job = train(tmp_path, remote(on_behind="stop", timeout=timedelta(milliseconds=1)), 1)
+    store.down = True
+    job.commit(2)
+    job.run._mirrors._mirrors[0]._failing_since = 0.0
+    until(lambda: job.run.flag.reason)
+    assert "is behind for" in (job.run.flag.reason or "")
+    job.run.close()
+
+
+def test_an_empty_machine_does_not_begin_from_zero_where_the_store_is_down(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    finish(train(tmp_path, remote(), 1), 1)
+    store.down = True
+    job = Miniature(tmp_path, mirror=remote())
+    assert job.step == 1 and "The run resumes from the checkpoints in" in caplog.text
+    job.run.close()
+    lose(tmp_path)
+    with pytest.raises(TierUnavailable, match="does not begin from zero in its place"):
+        Miniature(tmp_path, mirror=remote())
+
+
+def test_a_start_that_could_not_claim_does_so_before_its_first_copy(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    finish(train(tmp_path, remote(), 1), 1)
+    store.down = True
+    job = begin(tmp_path, remote())
+    store.down = False
+    job.commit(2)
+    wait(job)
+    job.run.close()
+    assert manifests(store) == [1, 2] and ".resume/claims/00000002" in store._store.list()
+
+
+def test_a_start_that_could_not_claim_is_fenced_off_by_one_that_has(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1), 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy", symlinks=True)
+    store.down = True
+    cut_off = begin(tmp_path / "a", remote())
+    store.down = False
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    begin(tmp_path / "copy", remote()).run.close()
+    (tmp_path / "elsewhere").rename(tmp_path / "a")
+    with pytest.raises(FencedOff):
+        cut_off.commit(2)
+        until_ended(cut_off.run._mirrors._mirrors[0]._thread)
+        cut_off.commit(3)
+    cut_off.run.close()
+
+
+def test_a_start_that_could_not_claim_copies_what_the_start_before_it_has_saved(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    """The checkpoint is of an earlier generation than the claim, which is no reason to be locked out."""
+    job = train(tmp_path, remote(), 1)
+    store.down = True
+    job.commit(2)
+    job.run.close()
+    job = begin(tmp_path, remote())
+    store.down = False
+    wait(job)
+    job.commit(3)
+    wait(job)
+    job.run.close()
+    assert manifests(store) == [1, 2, 3] and job.run.flag.reason is None
+
+
+def test_a_store_that_has_what_is_due_has_no_problem_any_more(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    """Else a failure hours later would count as late since then, and stop the run where that is asked for."""
+    finish(train(tmp_path, remote(), 1), 1)
+    store.down = True
+    job = begin(tmp_path, remote())
+    until(lambda: job.run._mirrors.states[0].problem)
+    store.down = False
+    wait(job)
+    until(lambda: not job.run._mirrors.states[0].problem)
+    assert job.run._mirrors._mirrors[0]._failing_since is None
+    job.run.close()
+
+
+def test_scratch_asks_the_mirror_too(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    finish(train(tmp_path, remote(), 1, 2), 2)
+    lose(tmp_path)
+    with pytest.raises(CheckpointsExist, match="the mirror holds 2 committed checkpoints, checkpoint-2"):
+        Miniature(tmp_path, mirror=remote(), resume="scratch")
+    lose(tmp_path)
+    job = begin(tmp_path, remote(), resume="scratch!")
+    assert job.step == 0
+    job.commit(1, "another run")
+    wait(job)
+    job.run.close()
+    lose(tmp_path)
+    job = Miniature(tmp_path, mirror=remote())
+    assert (job.step, job.text) == (1, "another run"), "what was set aside stays so"
+    job.run.close()
+
+
+def test_scratch_begins_where_the_mirror_is_empty(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    job = Miniature(tmp_path, mirror=remote(), resume="scratch")
+    assert job.step == 0
+    job.run.close()
+
+
+def test_what_a_rewind_sets_aside_is_not_fetched_back(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    finish(train(tmp_path, remote(), 1, 2), 2)
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    journal = Miniature(tmp_path).run.control.journal
+    journal.append("rewind", step=1, set_aside=["checkpoint-2.1"])
+    job = Miniature(tmp_path, mirror=remote())
+    assert job.step == 1
+    job.run.close()
+    lose(tmp_path)
+    job = Miniature(tmp_path, mirror=remote())
+    assert job.step == 1
+    job.run.close()
+
+
+def test_setting_aside_needs_a_store_that_answers(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    store.down = True
+    with pytest.raises(TierUnavailable, match="did not answer when this start began"):
+        Miniature(tmp_path, mirror=remote(), resume="scratch!")
+
+
+def test_a_policy_holds_for_the_mirror_alone(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    keep = KeepLast(1) | KeepBest(1, "loss")
+    job = begin(tmp_path, remote(keep=keep), keep=KeepLast(1))
+    for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 4.0)):
+        job.save(step, describe=lambda loss=loss: {"epoch": 0.0, "reason": "scheduled", "metrics": {"loss": loss}})
+        job.run.flush()
+        wait(job)
+    job.run.close()
+    assert manifests(store) == [2, 4]
+    assert not [key for key in store._store.list() if key.startswith(("checkpoint-1/", "checkpoint-3/"))]
+    assert committed(tmp_path).keys() == {"checkpoint-4"}
+
+
+def test_every_second_save_is_copied_and_the_last_one(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    job = train(tmp_path, remote(every=2), 1, 2, 3, 4)
+    job.save(5, describe=lambda: {"epoch": 1.0, "reason": "finished"})
+    finish(job, 5)
+    assert manifests(store) == [1, 3, 5]
+
+
+def test_retention_leaves_what_is_being_copied(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    job = train(tmp_path, remote(), 1, keep=KeepLast(1))
+    store.down = True
+    for step in (2, 3, 4):
+        job.commit(step)
+    assert committed(tmp_path).keys() == {"checkpoint-2", "checkpoint-4"}
+    store.down = False
+    finish(job, 4)
+    assert max(manifests(store)) == 4
+
+
+def test_a_checkpoint_that_has_changed_is_not_copied(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = train(tmp_path, remote(), 1)
+    store.down = True
+    job.commit(2)
+    (tmp_path / "checkpoint-2" / "model.bin").write_bytes(b"\0" * 200)
+    store.down = False
+    finish(job, 2)
+    assert manifests(store) == [1] and "no longer what its manifest says" in caplog.text
+    job = begin(tmp_path / "b", [])
+    job.run.close()
+
+
+def test_a_checkpoint_whose_file_is_gone_is_not_copied(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = train(tmp_path, remote(), 1)
+    store.down = True
+    job.commit(2)
+    (tmp_path / "checkpoint-2" / "model.bin").unlink()
+    store.down = False
+    finish(job, 2)
+    assert manifests(store) == [1] and "cannot be read" in caplog.text
+
+
+def test_the_last_copy_is_begun_only_if_it_fits(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = train(tmp_path, remote(every=100), 1)
+    mirror = job.run._mirrors._mirrors[0]
+    mirror._rate = 1.0  # a byte a second
+    job.save(2, describe=lambda: {"epoch": 1.0, "reason": "finished"})
+    job.run.flush()
+    mirror.finish(seconds_left=5.0)
+    job.run.close()
+    assert manifests(store) in ([1], [1, 2])
+    if manifests(store) == [1]:
+        assert "would not have been copied in the time left" in caplog.text
+
+
+def test_a_fetched_checkpoint_replaces_an_older_one_of_its_name(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    train(tmp_path / "a", remote(), 1).run.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "old", symlinks=True)
+    job = begin(tmp_path / "a", remote())
+    job.commit(1, "again")
+    wait(job)
+    job.run.close()
+    lose(tmp_path / "a")
+    job = Miniature(tmp_path / "old", mirror=remote())
+    assert (job.step, job.text) == (1, "again")
+    assert len(set_aside(tmp_path / "old")) == 1
+    job.run.close()
+
+
+def test_two_trainings_of_a_process_need_two_urls(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    train(tmp_path / "a", remote(), 1).run.close()
+    with pytest.raises(UnsupportedSetting, match="expected a URL for each run"):
+        Miniature(tmp_path / "b", mirror=remote())
+
+
+def test_the_url_may_have_the_name_of_the_run_directory(tmp_path: Path, url: str) -> None:
+    for name in "ab":
+        train(tmp_path / name, [Remote(f"{url}/{{run}}")], 1).run.close()
+
+
+def test_of_two_mirrors_the_second_serves_where_the_first_is_damaged(tmp_path: Path, url: str) -> None:
+    from resume_adapters.core.tiers.object_store import ObjectStore
+
+    mirror = [Remote(f"{url}/one"), Remote(f"{url}/two")]
+    train(tmp_path, mirror, 1).run.close()
+    lose(tmp_path)
+    one = ObjectStore(f"{url}/one", timedelta(seconds=1))
+    key = next(key for key in one.list() if key.endswith("model.bin"))
+    one.put(key, b"\0" * 200)
+    job = Miniature(tmp_path, mirror=mirror)
+    assert job.step == 1
+    job.run.close()

@@ -1,0 +1,233 @@
+"""The threads that copy, on two ranks: they agree what to copy, and fail and end together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resume_adapters import Remote
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.ranks import SINGLE_PROCESS
+from resume_adapters.core.tiers.mirror import Job, TierMirror
+from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.errors import CheckpointDamaged, FencedOff, TierUnavailable
+from waiting import LIMIT, until, until_ended
+
+
+class Meeting:
+    """Two ranks in one process."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.values: list[Any] = [None, None]
+
+
+class ThreadRanks:
+    """One of two ranks, each on its own thread."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank = rank
+        self._meeting = meeting
+        self.is_closed = False
+
+    def gather(self, value: Any) -> list[Any]:
+        self._meeting.values[self.rank] = value
+        self._meeting.barrier.wait(LIMIT)
+        found = list(self._meeting.values)
+        self._meeting.barrier.wait(LIMIT)
+        return found
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class ListTier:
+    """A tier that is a list; ``problem`` is raised by a copy of rank one."""
+
+    label, note, unreadable = "list://", "", ()
+
+    def __init__(self, rank: int, there: list[TierCheckpoint]) -> None:
+        self.rank = rank
+        self.there = there
+        self.problem: Exception | None = None
+
+    def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+        if self.problem is not None:
+            raise self.problem
+
+    def commit(self, found: TierCheckpoint, generation: int) -> None:
+        self.there.append(found)
+
+    def checkpoints(self) -> list[TierCheckpoint]:
+        return self.there[::-1]
+
+
+def job(step: int, *, may_be_there: bool = False) -> Job:
+    entry = FileEntry("a", 1, "")
+    manifest = Manifest(step=step, epoch=0.0, world_size=2, generation=1, written=0.0, reason="", files=(entry,))
+    found = TierCheckpoint(f"place-{step}", f"checkpoint-{step}", manifest)
+    return Job(found, (LocalFile(Path("a"), entry),), may_be_there)
+
+
+Pair = tuple[TierMirror, TierMirror]
+
+
+@pytest.fixture
+def there() -> list[TierCheckpoint]:
+    return []
+
+
+@pytest.fixture
+def asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def pair(there: list[TierCheckpoint], asked: list[str]) -> Iterator[Pair]:
+    meeting = Meeting()
+    settings = Remote("memory://pair")
+
+    def made(rank: int) -> TierMirror:
+        tier: Any = ListTier(rank, there)
+        ranks: Any = ThreadRanks(rank, meeting)
+        return TierMirror(tier, settings, LIMIT, ranks, lambda event, **facts: None, asked.append, time.time)
+
+    found = made(0), made(1)
+    for mirror in found:
+        mirror.start(1)
+    yield found
+    meeting.barrier.abort()
+    for mirror in found:
+        mirror.close()
+
+
+def together(pair: Pair, work: Callable[[TierMirror], object]) -> None:
+    threads = [threading.Thread(target=work, args=(mirror,)) for mirror in pair]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        until_ended(thread)
+
+
+def steps(there: list[TierCheckpoint]) -> list[int]:
+    return [each.manifest.step for each in there]
+
+
+def test_a_rank_that_has_committed_less_is_waited_for(pair: Pair, there: list[TierCheckpoint]) -> None:
+    """Rank zero has step two already; then they copy the newest that both have."""
+    pair[0].submit(job(1))
+    pair[0].submit(job(2))
+    time.sleep(0.05)
+    pair[1].submit(job(1))
+    pair[1].submit(job(2))
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there)[-1] == 2 and pair[0].behind == pair[1].behind == 0
+    together(pair, lambda mirror: mirror.close())
+
+
+def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierCheckpoint]) -> None:
+    pair[0].submit(job(1))
+    pair[1].submit(job(2))
+    time.sleep(0.15)
+    pair[0].submit(job(2))
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there) == [2]
+
+
+def test_where_one_rank_fails_both_try_again(
+    pair: Pair, there: list[TierCheckpoint], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("rank one cannot reach it")
+    for mirror in pair:
+        mirror.submit(job(1))
+    until(lambda: pair[0]._problem)
+    assert there == [] and "rank one cannot reach it" in caplog.text
+    tier.problem = None
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there) == [1]
+
+
+def test_where_the_file_of_one_rank_is_gone_both_leave_the_checkpoint_out(
+    pair: Pair, there: list[TierCheckpoint]
+) -> None:
+    tier: Any = pair[1].tier
+    tier.problem = CheckpointDamaged("it is gone")
+    for mirror in pair:
+        mirror.submit(job(1))
+    together(pair, lambda mirror: mirror.finish())
+    assert there == [] and pair[0].behind == pair[1].behind == 0
+
+
+def test_both_learn_that_a_later_start_owns_the_tier(pair: Pair, asked: list[str]) -> None:
+    tier: Any = pair[0].tier
+    tier.problem = FencedOff("another start owns it")
+    for mirror in pair:
+        mirror.submit(job(1))
+    for mirror in pair:
+        until_ended(mirror._thread)
+    assert asked == ["another start owns it"] * 2
+    for mirror in pair:
+        with pytest.raises(FencedOff):
+            mirror.require_owned()
+
+
+def test_what_an_earlier_start_has_copied_is_not_copied_again(pair: Pair, there: list[TierCheckpoint]) -> None:
+    there.append(job(1).checkpoint)
+    for mirror in pair:
+        mirror.submit(job(1, may_be_there=True))
+        mirror.submit(job(3))
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there) == [1, 3]
+
+
+def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
+    """The other one may train on, or wait for the first in a collective of the training."""
+    pair[0].submit(job(1))
+    time.sleep(0.05)
+    began = time.monotonic()
+    pair[0].close()
+    assert time.monotonic() - began < LIMIT / 2
+    ranks: Any = pair[0]._ranks
+    assert not ranks.is_closed, "its thread is in a collective"
+
+
+def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:
+    tier: Any = ListTier(0, there)
+    ranks: Any = ThreadRanks(0, Meeting())
+    mirror = TierMirror(tier, Remote("memory://x"), 5.0, ranks, print, print, time.time)
+    mirror.close()
+    assert ranks.is_closed
+
+
+def test_a_store_that_hangs_keeps_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The process is ended from outside three seconds later, and needs two of them to leave."""
+    released = threading.Event()
+
+    class Hanging(ListTier):
+        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+            released.wait(LIMIT)
+
+    tier: Any = Hanging(0, [])
+    mirror = TierMirror(tier, Remote("memory://x"), 60.0, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+    mirror.start(1)
+    mirror.submit(job(1))
+    waited: list[float] = []
+    join = mirror._thread.join
+
+    def timed_join(seconds: float) -> None:
+        waited.append(seconds)
+        join(seconds)
+
+    mirror._thread.join = timed_join  # type: ignore[assignment, method-assign]
+    mirror.finish(seconds_left=3.0)
+    assert waited[0] <= 1.0 and "mirror behind" in caplog.text
+    released.set()
+    mirror.close()

@@ -1,0 +1,118 @@
+"""The store by obstore: what it refuses, and what its messages hide."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from resume_adapters import KeepLast, Remote
+from resume_adapters.core.tiers import claims
+from resume_adapters.core.tiers.keys import Claim, aside_in, claim_in, name_in, place_of
+from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.core.tiers.options import require_mirrors
+from resume_adapters.errors import MissingFramework, TierUnavailable, UnsupportedSetting
+
+from object_stores import FaultyStore
+
+SHORT = timedelta(seconds=1)
+
+
+def test_a_directory_is_a_store(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}/a b", SHORT)
+    store.create("x/one", b"1")
+    with pytest.raises(FileExistsError):
+        store.create("x/one", b"2")
+    store.put("x/a=b c%.bin", b"22")
+    assert store.list("x/") == {"x/one": 1, "x/a=b c%.bin": 2} and store.list("y/") == {}
+    assert (store.size("x/one"), store.size("x/two")) == (1, None)
+    store.discard(["x/gone", "x/one", "x/a=b c%.bin"])
+    assert store.list() == {}
+    with pytest.raises(FileNotFoundError):
+        store.get("x/one")
+
+
+def test_what_the_client_says_is_repeated_without_credentials(tmp_path: Path) -> None:
+    environment = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "127.0.0.1",  # so that the message has it
+        "AWS_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        store = ObjectStore("s3://bucket/run", timedelta(milliseconds=1))
+        with pytest.raises(TierUnavailable, match=r"could not read s3://bucket/run/a") as raised:
+            store.get("a")
+    assert "127.0.0.1" not in str(raised.value) and "***" in str(raised.value)
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_a_missing_client_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(MissingFramework, match=r"pip install 'resume-adapters\[remote\]'"):
+        ObjectStore("memory://x", SHORT)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": "runs/a"}, "is not a URL"),
+        ({"url": "s3://key:secret@bucket/a"}, "has credentials or a query"),
+        ({"url": "s3://bucket/a?versionId=1"}, "has credentials or a query"),
+        ({"url": "s3:///a"}, "names no bucket"),
+        ({"every": 0}, "positive number of saves"),
+        ({"keep": 3}, "keep must be a Policy"),
+        ({"on_behind": "ignore"}, '"warn" or "stop"'),
+        ({"timeout": 3}, "positive timedelta"),
+    ],
+)
+def test_an_invalid_option_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(UnsupportedSetting, match=said) as raised:
+        Remote(**{"url": "memory://a", **options})  # type: ignore[arg-type]
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given", ["s3://bucket/a", Remote("memory://a"), ["s3://bucket/a"], [Remote("memory://a")] * 2]
+)
+def test_what_is_no_list_of_tiers_is_refused(given: object) -> None:
+
+    with pytest.raises(UnsupportedSetting, match="mirror="):
+        require_mirrors(given)
+    require_mirrors([Remote("memory://a", keep=KeepLast(1)), Remote("memory://b")])
+
+
+def test_keys_say_what_they_are() -> None:
+    place = place_of("checkpoint-5", 3, "abc", 1.5)
+    assert place == "checkpoint-5/@00000003-abc-5dc"
+    assert name_in(place) == "checkpoint-5" and name_in("checkpoint-5") is None
+    assert name_in(place.replace("checkpoint-5", "..")) is None, "it leads out of the run directory"
+    assert claim_in(".resume/claims/00000007-ab") == Claim(7, "ab")
+    assert claim_in("latest") is None and claim_in(".resume/claims/x") is None
+    assert aside_in(".resume/aside/00000003--1") == (3, -1) and aside_in("latest") is None
+
+
+def test_a_request_that_meets_its_own_first_attempt_has_succeeded(store: FaultyStore) -> None:
+    mine = claims.Claims(store, "aa", "me")
+    mine.take(0)
+    store.hides = lambda key: key.endswith(("2", "3"))
+    store.put(".resume/claims/00000002", b"me")
+    assert mine.take(1) == 2
+    store.put(".resume/claims/00000003", b"somebody")
+    assert mine.take(2) == 4, "another start has the third, though no listing shows it"
+
+
+def test_a_probe_that_cannot_be_removed_and_a_claim_that_is_gone_do_no_harm(store: FaultyStore) -> None:
+    def refuse(number: int, key: str) -> None:
+        if number == 2:
+            raise TierUnavailable("no right to delete")
+
+    store.before = refuse
+    mine = claims.Claims(store, "aa", "me")
+    assert mine.owner() == (0, "")
+    assert mine.take(0) == 1 and mine.owner() == (1, "me") and mine.is_honest
+    assert mine._description(Claim(9)) == "unknown"

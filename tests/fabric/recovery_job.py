@@ -1,0 +1,46 @@
+"""A hand-written Fabric loop in a restartable block. Started by ``recovering.results``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+
+import staged
+from resume_adapters.fabric import register_for_resume
+
+from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
+
+
+def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
+    strategy = DDPStrategy(process_group_backend="gloo")
+    fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy=strategy)
+    fabric.launch()
+    torch.manual_seed(3 + RANK)
+    model = Net()
+    made = Optimizer(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 3, 0.5)
+    net, optimizer = fabric.setup(model, made)
+    loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True))
+    saved = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    run = register_for_resume(fabric, directory, save_every=5, **staged.OPTIONS, **saved)
+    FAULTS.step = lambda: run.global_step
+    for _ in run.epochs(2):
+        for x, y in run.batches(loader):
+            loss = torch.nn.functional.cross_entropy(net(x), y)
+            fabric.backward(loss)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            run.step(loss=loss)
+            steps[str(run.global_step)] = [loss.item(), x.sum().item(), schedule.get_last_lr()[0], run.mean_loss]
+    return ending(model, made)
+
+
+run_cases(train, json.loads(sys.argv[1]))

@@ -1,0 +1,22 @@
+"""A loop in a restartable block goes on where a rank failed or died, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import contract
+from recovering import deaths_change_nothing
+
+JOB = Path(__file__).parent / "recovery_job.py"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_rank_that_dies_loses_no_step(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
+    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "within a step")
+
+
+@pytest.mark.thorough
+def test_a_rank_that_dies_while_weights_change_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    deaths_change_nothing(bench.server, JOB, tmp_path, 3, "while weights change")

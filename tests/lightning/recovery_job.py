@@ -1,0 +1,83 @@
+"""A Lightning trainer in a restartable block. Started by ``recovering.results``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import staged
+from resume_adapters.lightning import ResumeCallback
+from resume_adapters.lightning.compat import pl
+
+from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
+from training import lightning_deepspeed_on_cpu
+
+
+class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
+    def __init__(self, steps: dict[str, Any]) -> None:
+        super().__init__()
+        self.net, self.steps = Net(), steps
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.steps[str(self.trainer.global_step)] = [loss.item(), x.sum().item()]
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        x, y = batch
+        self.log("validation", torch.nn.functional.cross_entropy(self.net(x), y), sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        self.steps[f"epoch {self.current_epoch}"] = logged
+
+    def on_save_checkpoint(self, checkpoint: Any) -> None:
+        FAULTS.at("save")
+
+    def configure_optimizers(self) -> Any:
+        self.made = Optimizer(self.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(self.made, 3, 0.5)
+        return [self.made], [{"scheduler": schedule, "interval": "step"}]
+
+
+def strategy(ranks: int) -> Any:
+    """Return how it trains; by a DeepSpeed engine, where the environment has a stage."""
+    if "ZERO" in os.environ:
+        return lightning_deepspeed_on_cpu(stage=int(os.environ["ZERO"]), logging_batch_size_per_gpu=4)
+    return "ddp" if ranks > 1 else "auto"
+
+
+def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
+    pl.seed_everything(3 + RANK)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategy(ranks),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        val_check_interval=4,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        callbacks=[
+            pl.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=5, save_top_k=-1),
+            ResumeCallback(**staged.OPTIONS),
+        ],
+    )
+    FAULTS.step = lambda: trainer.global_step
+    module = Module(steps)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True)
+    trainer.fit(module, loader, torch.utils.data.DataLoader(Data(16, "evaluation"), batch_size=4))
+    return ending(module, module.made)
+
+
+run_cases(train, json.loads(sys.argv[1]))

@@ -1,0 +1,53 @@
+"""A Lightning trainer in a restartable block goes on in its processes where a rank failed, bit for bit."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import contract
+import recovering
+
+JOB = Path(__file__).parent / "recovery_job.py"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
+    recovering.failures_change_nothing(bench.server, JOB, tmp_path, ranks)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
+@pytest.mark.parametrize("stage", ["0", "2"])
+def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_path: Path, stage: str) -> None:
+    """DeepSpeed's own tests have the rest."""
+    settings = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}
+    cases = {name: recovering.CASES[name] for name in ("whole", "in turn", "updating")}
+    for found in recovering.results(bench.server, JOB, tmp_path, 2, cases, settings=settings):
+        levels = recovering.require_undisturbed(found)
+        assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
+        assert levels["updating"] == [None, "disk", "disk"]
+    allowed = {"process" if stage == "0" else "disk"}
+    recovering.deaths_change_nothing(
+        bench.server, JOB, tmp_path / "deaths", 2, "at whole steps", settings=settings, levels=allowed
+    )
+
+
+@pytest.mark.thorough
+def test_a_failure_in_a_save_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    recovering.a_failure_in_a_save_changes_nothing(bench.server, JOB, tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+def test_a_rank_that_dies_loses_no_step(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
+    recovering.deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "at whole steps")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_dies_while_weights_change_changes_nothing(
+    bench: contract.Bench, tmp_path: Path, ranks: int
+) -> None:
+    recovering.deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "while weights change")

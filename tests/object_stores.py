@@ -1,0 +1,78 @@
+"""Object stores with faults, for the tests of tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.errors import TierUnavailable
+
+
+class FaultyStore:
+    """A store with faults, each of which a test sets.
+
+    Attributes:
+        before: is called before each request that changes something, with its number from 0 and the key.
+        down: every request fails.
+        lies: it overwrites what it is asked to create only.
+        hides: what returns whether a listing leaves a key out.
+        cuts: how many bytes of the framework's files are missing at the end, where they are read.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._store = ObjectStore(url, timedelta(seconds=5))
+        self.before: Callable[[int, str], object] = lambda number, key: None
+        self.down = self.lies = False
+        self.hides: Callable[[str], bool] = lambda key: False
+        self.cuts = 0
+        self.requests = 0
+
+    @property
+    def label(self) -> str:
+        return self._store.label
+
+    def _change(self, key: str) -> None:
+        self._ask()
+        number, self.requests = self.requests, self.requests + 1
+        self.before(number, key)
+
+    def _ask(self) -> None:
+        if self.down:
+            raise TierUnavailable(f"could not reach {self.label}: it is down")
+
+    def put(self, key: str, content: bytes) -> None:
+        self._change(key)
+        self._store.put(key, content)
+
+    def create(self, key: str, content: bytes) -> None:
+        self._change(key)
+        (self._store.put if self.lies else self._store.create)(key, content)
+
+    def put_parts(self, key: str, parts: Iterator[bytes], size: int) -> None:
+        self._change(key)
+        self._store.put_parts(key, parts, size)
+
+    def get(self, key: str) -> bytes:
+        self._ask()
+        found = self._store.get(key)
+        return found[: len(found) - self.cuts] if key.endswith("model.bin") else found
+
+    def get_range(self, key: str, begin: int, end: int) -> bytes:
+        self._ask()
+        found = self._store.get_range(key, begin, end)
+        return found[: len(found) - self.cuts]
+
+    def list(self, prefix: str = "") -> dict[str, int]:
+        self._ask()
+        return {key: size for key, size in self._store.list(prefix).items() if not self.hides(key)}
+
+    def size(self, key: str) -> int | None:
+        self._ask()
+        return self._store.size(key)
+
+    def discard(self, keys: Any) -> None:
+        for key in keys:
+            self._change(key)
+            self._store.discard([key])

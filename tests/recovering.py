@@ -1,0 +1,360 @@
+"""Blocks that fail at given places: what the jobs of the recovery tests share, and how a test starts and judges them.
+
+A job runs its cases one after the other in the same processes; the first has no fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+import staged
+
+from launch import Server
+
+CASES = {
+    "whole": [],
+    "in turn": [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 9], ["evaluation", 0, 8]],
+    "updating": [["before", 1, 6], ["optimizer", 0, 11]],
+    "at once": [["forward", 0, 7], ["backward", 1, 7]],
+}
+"""Faults by the name of a case: the place, the rank, and the optimizer steps done."""
+
+
+# ---- In a test
+
+
+@contextlib.contextmanager
+def agent_store() -> Iterator[dict[str, str]]:
+    """Give the environment of ranks that torchrun has started, with the store that it keeps."""
+    from torch._C._distributed_c10d import TCPStore
+
+    kept = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "test",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(kept.port),
+    }
+
+
+def results(
+    server: Server,
+    job: Path,
+    directory: Path,
+    ranks: int,
+    cases: Mapping[str, Any],
+    timeout: float = 150,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Run the cases on some ranks, and return what each rank found. A job reads its settings in its environment."""
+    with agent_store() as environment:
+        env = {**environment, **settings, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        server.start(job, [json.dumps(cases)], directory, ranks, env).wait(timeout).require_success()
+    return [json.loads((directory / f"result.{rank}").read_text()) for rank in range(ranks)]
+
+
+def require_undisturbed(found: dict[str, Any]) -> dict[str, list[str | None]]:
+    """Assert that each case ended as the first one; return how its attempts went on."""
+    whole = found["whole"]
+    for name, other in found.items():
+        assert "error" not in other, (name, other)
+        differing = [key for key in whole["end"] if whole["end"][key] != other["end"].get(key)]
+        assert not differing, (name, differing, other["end"])
+        for key in whole["steps"].keys() | other["steps"].keys():
+            assert other["steps"].get(key) == whole["steps"].get(key), (name, key, other["levels"])
+    return {name: each["levels"] for name, each in found.items()}
+
+
+def failures_change_nothing(server: Server, job: Path, directory: Path, ranks: int) -> None:
+    """Run all cases of a trainer that evaluates, and assert that each ended as if nothing had failed."""
+    for found in results(server, job, directory, ranks, CASES):
+        levels = require_undisturbed(found)
+        assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
+        assert levels["updating"] == [None, "disk", "disk"]
+        assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
+
+
+def a_failure_in_a_save_changes_nothing(server: Server, job: Path, directory: Path) -> None:
+    """Fail within the framework's own save on one of two ranks, and assert that the run ended as if it had not."""
+    for found in results(server, job, directory, 2, {"whole": [], "saving": [["save", 0, 5]]}):
+        assert require_undisturbed(found)["saving"] == [None, "memory"]
+
+
+# ---- Where processes die
+
+
+class Agent:
+    """Starts ranks as torchrun does: where one dies, it ends the others and starts all again.
+
+    Args:
+        server: forks the ranks.
+        job: their script.
+        arguments: what the script is given.
+        directory: where they run.
+        ranks: how many.
+        restarts: how often it starts them again.
+        settings: what else is in their environment.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        job: Path,
+        arguments: list[str],
+        directory: Path,
+        ranks: int,
+        restarts: int = 4,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.outputs: list[str] = []
+        with agent_store() as environment:
+            env = {**environment, **settings, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+            for restart in range(restarts + 1):
+                of_start = {"TORCHELASTIC_RESTART_COUNT": str(restart), "TORCHELASTIC_MAX_RESTARTS": str(restarts)}
+                outcome = server.start(job, arguments, directory, ranks, env | of_start).wait_as_agent()
+                self.outputs.append(outcome.output)
+                self.statuses = outcome.statuses
+                if set(outcome.statuses) == {0}:
+                    break
+            self.left_in_memory = list(_in_memory(environment))
+
+
+def _in_memory(environment: dict[str, str]) -> Iterator[Path]:
+    """Yield what the first block of a launch has left in memory."""
+    from torch._C._distributed_c10d import TCPStore
+
+    from resume_adapters.core.recovery.memory import MemoryDirectory
+    from resume_adapters.core.recovery.options import Launch
+    from resume_adapters.core.storage.local import LocalStorage
+
+    store = TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), None, False)
+    launch = Launch(name=f"{environment['TORCHELASTIC_RUN_ID']}/0")
+    yield from MemoryDirectory(LocalStorage(), launch, store.get("resume_adapters/launch").decode()).path.rglob("*")
+
+
+def after_kills(
+    server: Server,
+    job: Path,
+    directory: Path,
+    ranks: int,
+    faults: Any,
+    restarts: int = 6,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
+    """Run one case whose faults kill the process, and return what each rank found, with the levels of all starts."""
+    agent = Agent(server, job, [json.dumps({"killed": faults})], directory, ranks, restarts, settings)
+    assert set(agent.statuses) == {0}, "\n".join(agent.outputs)[-9000:]
+    assert not agent.left_in_memory
+    found = [json.loads((directory / f"result.{rank}").read_text())["killed"] for rank in range(ranks)]
+    starts = [[json.loads(line) for line in (directory / f"starts.{rank}").open()] for rank in range(ranks)]
+    return [{**each, "levels": levels} for each, levels in zip(found, starts, strict=True)]
+
+
+KILLS = {
+    "at whole steps": [["forward", 1, 3], ["data", 0, 7], ["evaluation", 1, 8], ["save", 0, 10], ["backward", 1, 13]],
+    "within a step": [["forward", 1, 3], ["data", 0, 7], ["backward", 1, 13]],
+    "while weights change": [["before", 1, 6], ["optimizer", 0, 11]],
+    "between steps": [["evaluation", 1, 8]],
+}
+"""Where processes die, by the name of a case."""
+
+NO_STEP_IS_LOST = ("at whole steps", "within a step")
+"""The cases in which all ranks hold the same step when one dies."""
+
+
+def deaths_change_nothing(
+    server: Server,
+    job: Path,
+    directory: Path,
+    ranks: int,
+    case: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    levels: Collection[str] = (),
+) -> None:
+    """Kill ranks at several places, each in a start of its own, and assert that the run ended as if nobody had died.
+
+    Args:
+        server: forks the ranks.
+        job: their script.
+        directory: where they run.
+        ranks: how many.
+        case: of :data:`KILLS`.
+        settings: what else is in their environment.
+        levels: how they may go on, where the case does not say.
+    """
+    (directory / "whole").mkdir(parents=True)
+    faults = [[*each, "kill"] for each in KILLS[case]]
+    allowed = {*levels} or ({"process"} if case in NO_STEP_IS_LOST else {"process", "disk"})
+    whole = results(server, job, directory / "whole", ranks, {"whole": []}, settings=settings)
+    after = after_kills(server, job, directory, ranks, faults, settings=settings)
+    for before, found in zip(whole, after, strict=True):
+        taken = require_undisturbed({"whole": before["whole"], "killed": found})["killed"]
+        assert len(taken) == 1 + len(list(directory.glob("killed.*"))) and taken[0] is None
+        assert {each for each in taken[1:] if each} <= allowed and None not in taken[1:], taken
+
+
+# ---- In a job
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Faults:
+    """Faults that are raised once each; ``step`` is the number of optimizer steps done.
+
+    One that kills the process has ``"kill"`` as a fourth entry, and has died once where another process finds its mark.
+    One with ``"hang"`` waits for ever. One with ``"once"``, for workers of loaders, is raised where there is no mark.
+    """
+
+    def __init__(self) -> None:
+        self.left: list[tuple[Any, ...]] = []
+        self.step: Callable[[], int] = lambda: 0
+
+    def at(self, place: str) -> None:
+        fault = (place, RANK, self.step())
+        if (*fault, "kill") in self.left and _is_first(f"killed.{place}.{RANK}.{fault[2]}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (*fault, "once") in self.left and _is_first(f"raised.{place}.{RANK}.{fault[2]}"):
+            raise RuntimeError(f"{place} at {fault[2]}")
+        if (*fault, "hang") in self.left:
+            self.left.remove((*fault, "hang"))
+            time.sleep(600)
+        if fault in self.left:
+            self.left.remove(fault)
+            raise RuntimeError(f"{place} at {fault[2]}")
+
+
+def _is_first(mark: str) -> bool:
+    """Return whether no process before this one has left a mark."""
+    with contextlib.suppress(FileExistsError):
+        Path(mark).touch(exist_ok=False)
+        return True
+    return False
+
+
+FAULTS = Faults()
+
+
+class Data(torch.utils.data.Dataset[Any]):
+    """Samples that draw random numbers."""
+
+    def __init__(self, size: int = 64, place: str = "data") -> None:
+        self.size, self.place = size, place
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        FAULTS.at(self.place)
+        generator = torch.Generator().manual_seed(index)
+        noise = 0.1 * torch.randn(16) if self.place == "data" else 0
+        return torch.randn(16, generator=generator) + noise, torch.randint(0, 4, (), generator=generator)
+
+
+class Net(nn.Module):
+    """A model with buffers of its own and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.2, self.training)
+        if x.requires_grad:
+            FAULTS.at("forward")
+            x.register_hook(lambda grad: FAULTS.at("backward"))
+        return self.last(x)
+
+
+class Optimizer(torch.optim.AdamW):
+    """Fails before and after it has changed the weights."""
+
+    def step(self, closure: Any = None) -> Any:
+        def run() -> Any:
+            found = None if closure is None else closure()
+            FAULTS.at("before")
+            return found
+
+        if closure is None:
+            run()
+        found = super().step(None if closure is None else run)
+        FAULTS.at("optimizer")
+        return found
+
+
+class Steps(dict[str, Any]):
+    """What each step did, also in the processes before this one."""
+
+    def __init__(self, file: Path) -> None:
+        file.touch()
+        super().__init__(json.loads(line) for line in file.open())
+        self.file = file
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        with self.file.open("a") as file:
+            file.write(json.dumps([name, value]) + "\n")
+
+
+def ending(model: nn.Module, optimizer: Any) -> dict[str, str]:
+    """Return digests of all that a training leaves behind."""
+    tensors = dict(model.state_dict())
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors["random"] = torch.get_rng_state()
+    read = {name: each.detach().cpu().contiguous().flatten().view(torch.uint8) for name, each in tensors.items()}
+    return {name: hashlib.sha256(each.numpy().tobytes()).hexdigest()[:12] for name, each in read.items()}
+
+
+def run_cases(
+    train: Callable[[Any, Path, dict[str, Any]], dict[str, str]], cases: dict[str, Any], **options: Any
+) -> None:
+    """Run each case as a block in its own directory, and write what this rank found.
+
+    Args:
+        train: the body of the block: trains in a directory, adds to a dict what each step did, and returns its end.
+        cases: the faults of each.
+        options: of the block.
+    """
+    import torch.distributed as dist
+
+    from resume_adapters.core.recovery.attempt import reset_process
+    from resume_adapters.recovery import Attempt, restartable
+
+    if staged.OPTIONS:
+        staged.let_small_tensors_wait(RANK)
+    gc.unfreeze()  # a launch has hidden nothing from the collector; the server that forked this process has
+    found: dict[str, Any] = {}
+    for name, faults in cases.items():
+        FAULTS.left = [tuple(each) for each in faults]
+        levels: list[str | None] = []
+        steps = Steps(Path(f"steps.{RANK}.{name.replace(' ', '-')}"))
+
+        @restartable(**options)
+        def main(attempt: Attempt, name: str, levels: list[str | None], steps: dict[str, Any]) -> dict[str, str]:
+            levels.append(attempt.level and attempt.level.value)
+            with Path(f"starts.{RANK}").open("a") as file:
+                file.write(json.dumps(levels[-1]) + "\n")
+            return train(attempt, Path(name.replace(" ", "-")), steps)
+
+        try:
+            found[name] = {"end": main(name, levels, steps)}
+        except Exception as error:  # of any kind: the test looks at it
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+        found[name] |= {"levels": levels, "steps": steps}
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        reset_process()
+    Path(f"result.{RANK}").write_text(json.dumps(found))
