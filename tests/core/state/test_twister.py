@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
-from resume_adapters.core.state.twister import NumpyTwister, PythonTwister
+from resume_adapters.core.state.twister import NumpyTwister, PythonTwister, TorchTwister
+
+_OTHER_STATE = torch.Generator().manual_seed(7).get_state()
 
 DRAWS: dict[str, Callable[[], object]] = {
     "nothing": lambda: None,
@@ -22,15 +25,23 @@ DRAWS: dict[str, Callable[[], object]] = {
     "numpy many": lambda: np.random.rand(2000),
     "as many as leave the position": lambda: [random.random() for _ in range(312)],
     "numpy, as many as leave the position": lambda: np.random.rand(312),
+    "torch.rand": lambda: torch.rand(1),
+    "torch.randn": lambda: torch.randn(1),
+    "torch.randn in double precision": lambda: torch.randn(1, dtype=torch.float64),
+    "torch.manual_seed": lambda: torch.manual_seed(3),
+    "torch many": lambda: torch.rand(2000),
+    "torch, as many as leave the position": lambda: torch.rand(624),
+    "torch.set_rng_state": lambda: torch.set_rng_state(_OTHER_STATE),
 }
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_the_state_is_the_generators_state(draw: str) -> None:
     """Each draw is done twice: the second normal deviate comes from the first draw, and changes no word."""
-    python, numpy = PythonTwister(), NumpyTwister()
+    python, numpy, of_torch = PythonTwister(), NumpyTwister(), TorchTwister()
     for _ in range(3):
         assert python.state() == random.getstate()
+        assert torch.equal(of_torch.state(), torch.get_rng_state())
         np.testing.assert_equal(numpy.state(), np.random.get_state(legacy=False))
         DRAWS[draw]()
 
@@ -38,13 +49,19 @@ def test_the_state_is_the_generators_state(draw: str) -> None:
 def test_the_layout_is_the_expected_one() -> None:
     """Fails where an interpreter has a different layout; the package then works, slower."""
     assert PythonTwister().fast
+    of_torch = TorchTwister()
+    of_torch.state()
+    assert of_torch.watched
 
 
 def test_a_different_layout_falls_back() -> None:
-    python = PythonTwister()
-    python.fast = False
-    random.random()
-    assert python.state() == random.getstate()
+    python, of_torch = PythonTwister(), TorchTwister()
+    python.fast, of_torch.watched = False, ()
+    for _ in range(2):
+        random.random()
+        torch.rand(1)
+        assert python.state() == random.getstate()
+        assert torch.equal(of_torch.state(), torch.get_rng_state())
 
 
 def test_a_global_generator_of_another_kind_is_asked_each_time() -> None:
@@ -73,7 +90,8 @@ def test_numpys_generator_is_replaced() -> None:
 
 
 def test_an_unchanged_generator_is_not_asked_again() -> None:
-    python, numpy = PythonTwister(), NumpyTwister()
+    python, numpy, of_torch = PythonTwister(), NumpyTwister(), TorchTwister()
     np.random.seed(1)
     assert python.state() is python.state()
     assert numpy.state() is numpy.state()
+    assert of_torch.state() is of_torch.state()

@@ -1,21 +1,23 @@
-"""The state of the global Mersenne Twisters of python and numpy, read without asking them each time.
+"""The state of the global Mersenne Twisters of python, numpy and torch, read without asking them each time.
 
-``random.getstate()`` takes 10 us and ``numpy.random.get_state()`` 45 us, since both build hundreds of objects; a loader
-without workers needs both at every batch that it fetches. Most processes do not draw from these generators between two
+``random.getstate()`` takes 10 us and ``numpy.random.get_state()`` 45 us, since both build hundreds of objects;
+``torch.get_rng_state()`` takes 2 us, but 10 us between two steps, whose data have emptied the caches. A loader without
+workers needs them all at every batch that it fetches. Most processes do not draw from these generators between two
 batches. A draw moves the position among the words of the generator or, where they are used up, makes all of them
 again. So the position and a few of the words are compared with what they were at the last call, and the generator is
 asked only if it has drawn since: 0.5 us for each. All of its 2.5 kB would have to come from memory at each step.
 
 Over 5,000 batches of four integers, tracking a loader added 7 us per fetched batch. It added 19 to 24 us with
 ``random.getstate()``, and 69 to 81 us with both calls (CPython 3.11, numpy 2.4; see ``benchmarks/positions.py``).
-Neither has a cheaper public call. Numpy documents the address of its state. Python does not, so the layout of its
-generator is verified at import, and a python whose layout differs is asked at each call.
+Neither has a cheaper public call. Numpy documents the address of its state. Python and torch do not, so the layouts of
+their generators are verified, and one whose layout differs is asked at each call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import random
 from array import array
 from collections.abc import Callable
@@ -27,8 +29,23 @@ _WORDS = 624
 _SIZE = 4 * _WORDS + 4
 """Bytes of a Mersenne Twister: its words, and its position among them."""
 
+_WORD_CODE = "I"
+"""Array code of a word (unsigned 32 bit)."""
+
 _WATCHED = 64
 """Bytes of words that are compared: those of two rounds, or of two seeds, are never all alike."""
+
+_TORCH_WORDS = 24
+"""Where the words begin in the state that torch returns, which has 64 bits for each."""
+
+_HEADER = 256
+"""Bytes of torch's generator, of 2.6 kB, in which its words begin."""
+
+_COUNTS = 20
+"""Bytes before the words: the seed, how many words are left, and how many are used."""
+
+_NORMALS = 24
+"""Bytes behind the words: a normal deviate of each precision that is kept for the next draw, if there is one."""
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -51,7 +68,7 @@ class PythonTwister:
         self._memory: bytes | None = None
         self._state: Any = None
         words = random.getstate()[1]
-        expected = array("I", [words[-1], *words[:-1]]).tobytes()
+        expected = array(_WORD_CODE, [words[-1], *words[:-1]]).tobytes()
         self.fast = ctypes.string_at(self._address, _SIZE) == expected
 
     def state(self) -> Any:
@@ -118,17 +135,62 @@ def _torch_function() -> Callable[[], Any]:
 
 
 class TorchTwister:
-    """Reads torch's CPU generator: its state is the same object as long as it has not drawn."""
+    """Reads torch's CPU generator: its state is the same object as long as it has not drawn.
+
+    Attributes:
+        watched: the memory that a draw changes; empty where the layout is not the expected one, and ``None`` before the
+            first look.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[bytes, Any] = b"", None
+        self.watched: tuple[memoryview, ...] | None = None
+        self._memory: list[bytes] | None = None
+        self._state: Any = None
 
     def state(self) -> Any:
         """Return what ``torch.get_rng_state()`` returns."""
-        now = _torch_function()()
-        content = now.numpy().tobytes()
-        last, state = self._last
-        if content == last:
-            return state
-        self._last = content, now
-        return now
+        if self.watched is None:
+            self.watched = _torch_memory() if _is_torch_as_expected() else ()
+        if not self.watched:
+            return _torch_function()()
+        memory = [each.tobytes() for each in self.watched]
+        if memory != self._memory:
+            self._memory, self._state = memory, _torch_function()()
+        return self._state
+
+
+def _torch_memory(generator: Any = None) -> tuple[memoryview, ...]:
+    """Return where a draw shows in the memory of torch's generator: its position, some words, and normal deviates.
+
+    Returns:
+        Nothing, if the words are not where they are expected.
+    """
+    import torch
+
+    generator = torch.default_generator if generator is None else generator
+    state = generator.get_state().numpy().tobytes()
+    words = array(_WORD_CODE, memoryview(state)[_TORCH_WORDS : _TORCH_WORDS + 8 * _WORDS].cast("Q").tolist()).tobytes()
+    # seam: torch 2.13, CPUGeneratorImpl: words left and used, the words, the next normal deviates. Verified below.
+    address = generator._cdata
+    place = ctypes.string_at(address, _HEADER).find(words[:_WATCHED])
+    if place < 0:
+        return ()
+    engine = _view(address + place - _COUNTS, _COUNTS + _WATCHED)
+    behind = place + 4 * _WORDS
+    return engine, _view(address + behind + -behind % 8, _NORMALS)
+
+
+@functools.cache
+def _is_torch_as_expected() -> bool:
+    """Return whether each draw of a generator shows in its memory, also one that only uses up a normal deviate."""
+    import torch
+
+    generator = torch.Generator()
+    generator.manual_seed(1)
+    watched = _torch_memory(generator)
+    seen = [[each.tobytes() for each in watched]]
+    for dtype in (torch.float64, torch.float32):
+        for draw in (torch.rand, torch.randn, torch.randn):
+            draw(1, generator=generator, dtype=dtype)
+            seen.append([each.tobytes() for each in watched])
+    return bool(watched) and all(before != after for before, after in itertools.pairwise(seen))
