@@ -22,7 +22,7 @@ from benchmarks import figure
 from benchmarks.figure import Figure
 from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.steps import GOAL_MICROSECONDS
-from benchmarks.turns import serve, taking_turns
+from benchmarks.turns import ROUND, serve, taking_turns
 
 _WIDTH, _LAYERS = 1024, 30
 """Of the model that is saved: 31 million parameters, 16 bytes each with ZeRO 1: 500 MB."""
@@ -45,7 +45,7 @@ def measure(repeats: int) -> list[Figure]:
             [(more - less) * 1e6 for less, more in zip(bare, hooked, strict=True)],
             "us",
             GOAL_MICROSECONDS,
-            detail=f"{len(bare)} pairs of steps; a bare one takes {figure.median(bare) * 1e6:.0f} us",
+            detail=f"{len(bare)} pairs of {ROUND} steps; a bare one takes {figure.median(bare) * 1e6:.0f} us",
         ),
         figure.of(
             "DeepSpeed, 500 MB save: training blocked, against a bare save",

@@ -26,8 +26,8 @@ from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.stack import Rows, Stack
 from benchmarks.steps import GOAL_MICROSECONDS, Turns
 from benchmarks.training import NEVER, sync_tree
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns
 
-_WARM_UP = 50
 _BARE, _ASYNC, _PACKAGE = "bare", "async", "package"
 
 
@@ -72,7 +72,7 @@ def _fit(directory: Path, kind: str, *, width: int, layers: int, steps: int, sav
 
 
 class _StepClock(pl.Callback):
-    """Times each step on this thread's processor, and passes the turn on."""
+    """Times each step on this thread's processor, and passes the turn on after some."""
 
     def __init__(self, turns: Turns, which: int) -> None:
         self.times: list[float] = []
@@ -80,13 +80,14 @@ class _StepClock(pl.Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.times.append(time.thread_time() - self._begun)
-        self._turns.pass_on(self._which)
-        self._turns.wait(self._which)
+        if len(self.times) % ROUND == 0:
+            self._turns.pass_on(self._which)
+            self._turns.wait(self._which)
         self._begun = time.thread_time()
 
 
 def measure_steps(steps: int) -> list[Figure]:
-    """Return the processor time added per step: two fits in two threads take turns, a step each."""
+    """Return the processor time added per step: two fits in two threads take turns."""
     turns = Turns(2)
     clocks = [_StepClock(turns, which) for which in range(2)]
 
@@ -96,7 +97,7 @@ def measure_steps(steps: int) -> list[Figure]:
             with tempfile.TemporaryDirectory() as directory:
                 kind = (_BARE, _PACKAGE)[which]
                 size = {"width": 16, "layers": 1, "save_every": NEVER}
-                _fit(Path(directory), kind, steps=_WARM_UP + steps, clock=clocks[which], **size)
+                _fit(Path(directory), kind, steps=WARM_UP + steps, clock=clocks[which], **size)
         finally:
             turns.pass_on(which)
 
@@ -105,14 +106,14 @@ def measure_steps(steps: int) -> list[Figure]:
         thread.start()
     for thread in threads:
         thread.join()
-    bare, package = ([each * 1e6 for each in clock.times[_WARM_UP:-1]] for clock in clocks)
+    bare, package = (means_of_turns([each * 1e6 for each in clock.times[WARM_UP:]]) for clock in clocks)
     return [
         figure.of(
             "Lightning: processor time added per step",
             [more - less for less, more in zip(bare, package, strict=True)],
             "us",
             GOAL_MICROSECONDS,
-            detail=f"{len(bare)} pairs of steps; a bare one takes {figure.median(bare):.0f} us",
+            detail=f"{len(bare)} pairs of {ROUND} steps; a bare one takes {figure.median(bare):.0f} us",
         )
     ]
 

@@ -24,7 +24,7 @@ from benchmarks.figure import Figure
 from benchmarks.job import SAVES, WIDTH
 from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.steps import GOAL_MICROSECONDS
-from benchmarks.turns import serve, taking_turns
+from benchmarks.turns import ROUND, serve, taking_turns
 
 GOAL_TRACE = 5
 _ROUND = 20
@@ -33,7 +33,7 @@ _TEN_MILLISECONDS = {"width": 512, "layers": 4, "batch": 56}
 
 
 def measure_steps(steps: int) -> list[Figure]:
-    """Return the processor time added per step: two loops take turns, a step each."""
+    """Return the processor time added per step: two loops take turns."""
     with tempfile.TemporaryDirectory() as directory:
         job = ["-m", "benchmarks.loops", directory, "--steps"]
         bare, package = ([each * 1e6 for each in of] for of in taking_turns([job, [*job, "--with-package"]], steps))
@@ -43,7 +43,7 @@ def measure_steps(steps: int) -> list[Figure]:
             [more - less for less, more in zip(bare, package, strict=True)],
             "us",
             GOAL_MICROSECONDS,
-            detail=f"{steps} pairs of steps; a bare one takes {figure.median(bare):.0f} us",
+            detail=f"{len(bare)} pairs of {ROUND} steps; a bare one takes {figure.median(bare):.0f} us",
         )
     ]
 

@@ -1,7 +1,7 @@
 """Time that the callback adds to an optimizer step.
 
-Two trainings, one bare and one with the callback, take turns: one step each, in two threads of one process, one of
-which always waits. So both see the same noise, and each pair of neighbouring steps gives one difference. The main
+Two trainings, one bare and one with the callback, take turns of some steps, in two threads of one process, one of
+which always waits. So both see the same noise, and each pair of neighbouring turns gives one difference. The main
 figure is the processor time of the training thread, because the callback never waits there; wall time also includes
 other programs and loader workers.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks import figure, training
 from benchmarks.figure import Figure
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns
 
 GOAL_MICROSECONDS = 20
-_WARM_UP = 50
 
 
 class Turns:
@@ -41,7 +41,7 @@ class Turns:
 
 
 class StepClock(training.Clock):
-    """Times each step, and passes the turn on."""
+    """Times each step, and passes the turn on after some."""
 
     def __init__(self, turns: Turns, which: int) -> None:
         super().__init__()
@@ -54,8 +54,9 @@ class StepClock(training.Clock):
         processor, wall = _now()
         self.times.append((processor - self._begun[0], wall - self._begun[1]))
         super().on_step_end(args, state, control, **kwargs)
-        self._turns.pass_on(self._which)
-        self._turns.wait(self._which)
+        if len(self.times) % ROUND == 0:
+            self._turns.pass_on(self._which)
+            self._turns.wait(self._which)
         self._begun = _now()
 
 
@@ -72,14 +73,14 @@ def measure(steps: int) -> list[Figure]:
             (0, "processor time", GOAL_MICROSECONDS),
             (1, "wall time", None),
         ):
-            less, more = ([step[clock] * 1e6 for step in steps_of] for steps_of in (bare, with_callback))
+            less, more = (means_of_turns([step[clock] * 1e6 for step in each]) for each in (bare, with_callback))
             found.append(
                 figure.of(
                     f"{what} added per step, {workers} loader workers",
                     [one - other for one, other in zip(more, less, strict=True)],
                     "us",
                     goal,
-                    detail=f"{len(bare)} pairs of steps; a bare one takes {figure.median(less):.0f} us",
+                    detail=f"{len(less)} pairs of {ROUND} steps; a bare one takes {figure.median(less):.0f} us",
                 )
             )
     return found
@@ -95,7 +96,7 @@ def _take_turns(steps: int, workers: int) -> tuple[list[tuple[float, float]], li
         thread.start()
     for thread in threads:
         thread.join()
-    bare, with_callback = ([*clock.times[_WARM_UP:-1]] for clock in clocks)
+    bare, with_callback = ([*clock.times[WARM_UP:]] for clock in clocks)
     return bare, with_callback
 
 

@@ -1,19 +1,29 @@
-"""Trainings in processes of their own that take turns: a step each, so that neighbours see the same noise."""
+"""Trainings in processes of their own that take turns: some steps each, so that neighbours see the same noise."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-WARM_UP = 50
+ROUND = 20
+"""Steps in a turn. The caches are then as warm as in a training that has the processor to itself."""
+
+WARM_UP = 60
 """Steps of each that do not count."""
 
 
+def means_of_turns(seconds: Sequence[float]) -> list[float]:
+    """Return how long a step takes in each turn of a training, from how long each step takes."""
+    return [statistics.mean(turn) for turn in zip(*[iter(seconds)] * ROUND, strict=False)]
+
+
 def taking_turns(jobs: Sequence[Sequence[str]], steps: int) -> list[list[float]]:
-    """Return how long each step of each job takes, in seconds.
+    """Return how long a step takes in each turn of each job, in seconds.
 
     Args:
         jobs: of each, the arguments for Python; it calls :func:`serve`.
@@ -29,13 +39,13 @@ def taking_turns(jobs: Sequence[Sequence[str]], steps: int) -> list[list[float]]
             )
             for job in jobs
         ]
-        rounds = [[_step(each) for each in started] for _ in range(WARM_UP + steps)]
+        turns = [[_turn(each) for each in started] for _ in range((WARM_UP + steps) // ROUND)]
         for each in started:
             each.kill()  # in the middle of an epoch: there is nothing to finish
-    return [list(of_job) for of_job in zip(*rounds[WARM_UP:], strict=True)]
+    return [list(of_job) for of_job in zip(*turns[WARM_UP // ROUND :], strict=True)]
 
 
-def _step(job: subprocess.Popen[str]) -> float:
+def _turn(job: subprocess.Popen[str]) -> float:
     assert job.stdin is not None and job.stdout is not None
     print(file=job.stdin, flush=True)
     for line in job.stdout:
@@ -48,6 +58,6 @@ _MARK = "step took "
 
 
 def serve(steps: Iterator[float]) -> None:
-    """Do a step for each line of the standard input, and print how long it took."""
+    """Do the steps of a turn for each line of the standard input, and print how long one took."""
     for _ in sys.stdin:
-        print(f"{_MARK}{next(steps)}", flush=True)
+        print(f"{_MARK}{statistics.mean(itertools.islice(steps, ROUND))}", flush=True)
