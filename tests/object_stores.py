@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.errors import TierUnavailable
+
+
+def forget_settings(patch: pytest.MonkeyPatch) -> None:
+    """Remove what the environment of the tests says of stores, and of proxies on the way to them."""
+    for name in [*os.environ]:
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            patch.delenv(name)
 
 
 class FaultyStore:

@@ -21,6 +21,8 @@ from typing import Any
 
 from waiting import until
 
+from launch import free_port
+
 KEY, SECRET = "testaccesskey", "testsecretsecret"
 
 Fault = Callable[[int, str, str], str | None]
@@ -35,13 +37,6 @@ def environment(port: int) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
     }
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def find(program: str) -> str | None:

@@ -12,7 +12,7 @@ from resume_adapters import Remote
 from resume_adapters.core.tiers import claims, mirror, mirrors, wire
 from waiting import LIMIT
 
-from object_stores import FaultyStore
+from object_stores import FaultyStore, forget_settings
 
 _NUMBER = itertools.count()
 
@@ -22,6 +22,12 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that have failed are soon tried again, and a slow machine is no peer that does not answer."""
     monkeypatch.setattr(mirror, "_LONGEST_PAUSE", 0.05)
     monkeypatch.setattr(wire, "PATIENCE", LIMIT)
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stores of a test are those that it names itself."""
+    forget_settings(monkeypatch)
 
 
 @pytest.fixture

@@ -166,7 +166,9 @@ def test_what_is_no_server_of_this_run_is_refused() -> None:
 
 def test_a_client_tries_all_addresses_of_a_node(server: Server) -> None:
     other = Server(TOKEN, 7, find)
-    client = Client(TOKEN, {3: Address(("no such host.", "127.0.0.1"), server.port), 4: Address(("::1",), other.port)})
+    client = Client(
+        TOKEN, {3: Address(("no such host.", "127.0.0.1"), server.port), 4: Address(("127.0.0.1",), other.port)}
+    )
     assert [b"".join(client.read(REQUEST)) for _ in range(2)] == [FILE, FILE]
     with pytest.raises(TierUnavailable, match=r"the node of rank 4 does not answer .*the node of rank 7"):
         b"".join(client.read(Request(4, "", "checkpoint-1", "model.bin")))
@@ -204,6 +206,19 @@ def test_addresses_are_those_that_the_user_has_chosen_first(monkeypatch: pytest.
     found = serving.own_addresses({"GLOO_SOCKET_IFNAME": "ib0", "MASTER_ADDR": "127.0.0.1"})
     assert found == ("10.9.0.1", "127.0.0.1", "172.17.0.1", "::1")
     assert serving.own_addresses({"MASTER_ADDR": "no such host."}) == ("172.17.0.1", "10.9.0.1", "127.0.0.1", "::1")
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return socket.has_dualstack_ipv6()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_machine_with_ipv6_is_reached_by_it(server: Server) -> None:
+    assert b"".join(ask(("::1", server.port), TOKEN, REQUEST)) == FILE
 
 
 def test_a_machine_without_ipv6_has_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
