@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from staged import let_small_tensors_wait, signal_writer
+from waiting import until
 
 from launch import free_port
 
@@ -100,13 +101,18 @@ def draws() -> list[float]:
 
 
 def settle() -> None:
-    """Wait for the commits and prunes that are in flight, so that what a kill leaves does not depend on the load."""
+    """Wait for the commits, prunes and copies in flight, so that what a kill leaves does not depend on the load."""
     from resume_adapters.core.saving.background import ThreadSaveEngine
+    from resume_adapters.core.tiers.mirror import TierMirror
 
-    engines = [each for each in gc.get_objects() if issubclass(type(each), ThreadSaveEngine)]
+    found = gc.get_objects()
+    engines = [each for each in found if issubclass(type(each), ThreadSaveEngine)]
     assert engines or not has_running_run(), "this process leads a run, and no engine that commits is found in it"
     for engine in engines:
         wait(engine.in_flight)
+    mirrors = [each for each in found if issubclass(type(each), TierMirror)]
+    # A thread ends by itself where another rank has died.
+    until(lambda: not any(each.behind and each._thread.is_alive() for each in mirrors), lambda: mirrors[0].state)
 
 
 def has_running_run() -> bool:

@@ -1,18 +1,23 @@
-"""Before a job is killed it waits for its commits, so that what a kill leaves does not depend on the load."""
+"""Before a job is killed it waits for commits and copies, so that what a kill leaves does not depend on the load."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from resume_adapters import Remote
 from resume_adapters.core.saving import background
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers import claims, mirrors
+from waiting import LIMIT
 
 import training
 from miniature import Miniature
+from object_stores import FaultyStore
 
 
 class SlowStorage(LocalStorage):
@@ -50,6 +55,23 @@ def test_it_waits_for_the_commit(job: Miniature) -> None:
     threading.Timer(0.3, job.run.storage.go_on.set).start()
     training.settle()
     assert job.committed() == {"checkpoint-2": 2}
+
+
+def test_it_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(training.CONFIG, "run_directory", str(tmp_path))
+    url, go_on = f"memory://{tmp_path.name}", threading.Event()
+    store = FaultyStore(url)
+    monkeypatch.setattr(mirrors, "ObjectStore", lambda *arguments: store)
+    monkeypatch.setattr(claims, "_SETTLE", 0.0)
+    job = Miniature(tmp_path, mirror=[Remote(url, timeout=timedelta(seconds=LIMIT))])
+    job.run.begin(0, 0.0)
+    store.before = lambda number, key: go_on.wait(LIMIT)
+    job.commit(2)
+    assert job.run._mirrors.states[0].behind == 1
+    threading.Timer(0.3, go_on.set).start()
+    training.settle()
+    assert job.run._mirrors.states[0].step == 2
+    job.run.close()
 
 
 def test_it_fails_where_it_does_not_find_who_commits(job: Miniature, monkeypatch: pytest.MonkeyPatch) -> None:
