@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from resume_adapters import StopOn
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
+from waiting import until
 
 from miniature import Miniature
 
@@ -29,7 +29,7 @@ def advance(text: str, step: int) -> str:
     return hashlib.sha256(f"{text} {step}".encode()).hexdigest()
 
 
-def interrupt(step: int) -> None:
+def interrupt(job: Miniature, step: int) -> None:
     wanted = Path(f"at-{step}")
     if not wanted.exists():
         return
@@ -37,9 +37,7 @@ def interrupt(step: int) -> None:
     wanted.unlink()
     if what == "reclaimed":
         Path(what).touch()
-        while not (RUN / ".resume" / "stop").exists():
-            time.sleep(0.05)
-        time.sleep(1.1)  # the flag file is looked at each second
+        until(lambda: job.run.flag.reason)  # it looks for the stop file each second
     else:
         os.kill(os.getpid(), getattr(signal, what))
 
@@ -52,7 +50,7 @@ def main() -> None:
     job.run.begin(job.step, 0.0)
     for step in range(job.step + 1, STEPS + 1):
         text = advance(text, step)
-        interrupt(step)
+        interrupt(job, step)
         decision = job.run.end_step(step, step / STEPS)
         if decision.save or decision.stop:
             job.commit(step, text)

@@ -32,6 +32,7 @@ from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import serving, wire
 from resume_adapters.errors import ResumeError, SaveFailed, Stopped
+from waiting import until
 
 import faults
 from miniature import Miniature, MiniatureContent, effects, left_behind
@@ -136,7 +137,8 @@ def run_short(rank: int, directory: str, own: str) -> dict[str, Any]:
     )
     monitor._PERIOD = 0.1
     job.run.begin(job.step, 0.0)
-    time.sleep(0.4)
+    if rank == 0:
+        until(lambda: job.run.flag.reason)
     try:
         job.run.end_skipping()
     except Stopped as left:

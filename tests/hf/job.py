@@ -31,6 +31,7 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 import cycles
+from waiting import until
 
 from training import CONFIG, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
 
@@ -288,15 +289,21 @@ class Striking(TrainerCallback):
 
 
 class Starting(TrainerCallback):
-    """Takes some time between the start of the run and its first batch, as compiling does, in which it looks often."""
+    """Takes some time between the start of the run and its first batch, as compiling does, in which it looks often.
 
-    def __init__(self) -> None:
+    With ``until_asked`` it takes until the run is asked to stop.
+    """
+
+    def __init__(self, resume: Any) -> None:
         from resume_adapters.core.run import monitor
 
         monitor._PERIOD = CONFIG["startup"] / 8
+        self.resume = resume
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         time.sleep(CONFIG["startup"])
+        if CONFIG["until_asked"]:
+            until(lambda: self.resume.active_run.flag.reason)
 
 
 class Averaging(TrainerCallback):
@@ -371,6 +378,7 @@ DEFAULTS: dict[str, Any] = {
     "patience": None,
     "halt": None,
     "startup": 0.0,
+    "until_asked": False,
     "scores": None,
     "late": False,
     "resume_from": None,
@@ -558,7 +566,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     if CONFIG["startup"]:
-        found.append(Starting())
+        found.append(Starting(found[-1]))
     if CONFIG["halt"]:
         found.append(Halting())
         found[-1].resume = found[-2]

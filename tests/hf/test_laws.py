@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.hf.files import ForeignCheckpoints
 from resume_adapters.hf.framework import TrainerFramework
 from selection import often
+from waiting import until
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -491,7 +493,7 @@ def test_a_time_limit_below_the_reserve_still_keeps_a_step(
     bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
     config = {**PLAIN, "startup": 0.6, "slow": 0.1}
-    outcome = bench.run(tmp_path, config, env={VARIABLE: "30"}).require_success()
+    outcome = bench.run(tmp_path, config, env={VARIABLE: "55"}).require_success()
     assert "Walltime ends at" in outcome.output
     status = json.loads((tmp_path / "out" / ".resume" / "status.json").read_bytes())
     assert (status["state"], status["reason"]) == ("stopped", "the walltime is nearly over")
@@ -499,7 +501,7 @@ def test_a_time_limit_below_the_reserve_still_keeps_a_step(
 
 
 def test_a_time_limit_without_room_for_a_step_halts_at_the_second_launch(bench: contract.Bench, tmp_path: Path) -> None:
-    config = {**PLAIN, "startup": 0.6}
+    config = {**PLAIN, "startup": 0.1, "until_asked": True}
     first, second, third = (bench.run(tmp_path, config, env={VARIABLE: "0.1"}) for _ in range(3))
     assert [each.statuses for each in (first, second, third)] == [(0,), (3,), (1,)]
     assert "The last launch committed no step: start 1 stopped at step 0 (the walltime is nearly over)" in second.output
@@ -660,11 +662,12 @@ def test_a_run_trains_on_after_a_save_that_failed(
 
 def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Path) -> None:
     """The later start goes on; the earlier one can commit nothing more, and says whose directory it is."""
-    slow = {"slow": 0.15}
-    earlier = bench.start(tmp_path, slow)
-    while not contract.committed(tmp_path / "out"):
-        assert earlier.alive()
+    earlier = bench.start(tmp_path, {"send": {"event": "on_step_end", "step": 7, "send": "SIGSTOP"}})
+    earlier.wait_until_stopped()
+    assert contract.committed(tmp_path / "out")
     later = bench.start(tmp_path, {})
+    until(lambda: any(tmp_path.glob("trace.*")) or not later.alive(), lambda: "the later one does not train")
+    earlier.signal(signal.SIGCONT)
     assert later.wait().require_success()
     outcome = earlier.wait()
     assert outcome.statuses == (1,) and "FencedOff" in outcome.output

@@ -24,6 +24,7 @@ from resume_adapters.core.stop.processes import start_time
 from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
+from waiting import until
 
 from launch import Server
 from miniature import Miniature
@@ -59,13 +60,6 @@ def until_asked(job: Miniature, step: int = 1, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
     while not job.run.end_step(step, 0.1).stop:
         assert time.monotonic() < deadline, "nothing asked the run to stop"
-        time.sleep(0.01)
-
-
-def until(condition: Callable[[], bool], timeout: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.01)
 
 
@@ -148,7 +142,7 @@ def test_a_launch_that_has_no_time_for_the_slowest_save_leaves_before_its_first_
     (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + "\n")
     now = time.time()
     job = make(stop=StopOn(walltime=now - (start_time(os.getpid()) or now) + 50), clock=lambda: now)
-    time.sleep(3 * SECOND)
+    until(lambda: job.run.flag.reason)
     with pytest.raises(Stopped):
         job.run.end_skipping()
 
@@ -259,8 +253,8 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     period = 0.25
     monkeypatch.setattr(monitor, "_PERIOD", period)
-    job = make(cadence=Cadence(50))
     began = time.time()
+    job = make(cadence=Cadence(50))
     seen, step = {status(tmp_path)["updated"]}, 0
     while len(seen) < 3:
         step += 1
@@ -284,11 +278,25 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     assert (found["state"], found["result"]) == ("finished", {"loss": 0.5}), "the monitor does not write over it"
 
 
-def test_a_disk_that_fails_does_not_end_the_monitor(make: Callable[..., Miniature], tmp_path: Path) -> None:
-    job = make()
-    (tmp_path / ".resume" / ".status.json.live").mkdir()
-    time.sleep(4 * SECOND)
-    os.rmdir(tmp_path / ".resume" / ".status.json.live")
+class Full(LocalStorage):
+    """A disk without room for a live status."""
+
+    is_full = False
+
+    def write(self, path: Path, content: bytes) -> None:
+        if self.is_full and "status.json" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        super().write(path, content)
+
+
+def test_a_disk_that_fails_does_not_end_the_monitor(
+    make: Callable[..., Miniature], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Full()
+    job = make(storage=storage)
+    storage.is_full = True
+    until(lambda: "could not refresh the status" in caplog.text)
+    storage.is_full = False
     job.run.end_step(7, 0.7)
     until(lambda: status(tmp_path).get("step") == 7)
 
