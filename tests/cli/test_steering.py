@@ -38,7 +38,7 @@ def status(run_dir):
     return json.loads((run_dir / ".resume" / "status.json").read_bytes())
 
 
-def until(condition, timeout=60.0):
+def until(condition, timeout=240.0):
     """Wait until a condition holds, and return what it found."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
@@ -83,14 +83,14 @@ def test_stop_by_force_asks_at_a_terminal(run_dir, training, answer):
     words = [sys.executable, "-m", "resume_adapters.cli", "stop", run_dir, "--force"]
     stopping = subprocess.Popen(words, stdin=terminal, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.write(master, f"{answer}\n".encode())
-    assert stopping.wait(120) == (0 if answer == "y" else 1)
+    assert stopping.wait(240) == (0 if answer == "y" else 1)
     assert training.alive() == (answer == "n")
     os.close(master)
     os.close(terminal)
 
 
 def test_stop_by_force_kills_no_process_that_a_forged_status_names(command, run_dir):
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     forged = {"state": "running", "host": socket.gethostname(), "pid": bystander.pid, "updated": time.time()}
     (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(status(run_dir) | forged))
     done = command("stop", run_dir, "--force", "--yes")
