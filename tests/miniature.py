@@ -218,6 +218,16 @@ def effects() -> dict[str, Any]:
     return {**_effects(), "system_threads": threads, "descriptors": descriptors}
 
 
+def open_files() -> dict[str, int]:
+    """Return how many file descriptors are open on what; other threads may open some for a moment."""
+    return _fewest(seconds=0.01)[1]
+
+
+def left_open(before: dict[str, int]) -> dict[str, int]:
+    """Return which file descriptors are open now and were not before."""
+    return dict(Counter(_descriptors()) - Counter(before))
+
+
 def left_behind(before: dict[str, Any], seconds: float = 60.0) -> dict[str, Any]:
     """Return what there is now and was not before, once it has had time to go: empty where nothing was left behind."""
     gc.collect()
@@ -247,8 +257,8 @@ def _effects() -> dict[str, Any]:
     }
 
 
-def _fewest() -> tuple[int, dict[str, int]]:
-    """Return how few threads of the system and file descriptors there were in a quarter of a second.
+def _fewest(seconds: float = 0.05) -> tuple[int, dict[str, int]]:
+    """Return how few threads of the system and file descriptors there were in five looks, some seconds apart.
 
     A thread that was joined is still there for a moment, and so are sockets that a thread of gloo closes.
     """
@@ -256,7 +266,7 @@ def _fewest() -> tuple[int, dict[str, int]]:
     for _ in range(5):
         threads.append(len(os.listdir("/proc/self/task")))
         descriptors.append(_descriptors())
-        time.sleep(0.05)
+        time.sleep(seconds)
     return min(threads), min(descriptors, key=lambda kinds: sum(kinds.values()))
 
 

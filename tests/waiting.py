@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 LIMIT = 120.0
 """Seconds."""
@@ -16,6 +17,14 @@ def until(condition: Callable[[], object], what: Callable[[], object] = str) -> 
     while not condition():
         assert time.monotonic() < end, what()
         time.sleep(0.002)
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended, be it reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def until_ended(thread: threading.Thread) -> None:

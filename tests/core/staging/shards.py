@@ -28,6 +28,7 @@ from resume_adapters.core.session.shards import ShardDigests
 from resume_adapters.core.staging import staging
 from resume_adapters.core.staging.staging import StagedSave, StagingOptions
 from resume_adapters.core.state import encoding
+from waiting import LIMIT
 
 from miniature import GivenContent
 
@@ -84,7 +85,7 @@ class Training:
         native = StagedSave.copy
 
         def copy(staged: StagedSave) -> Any:
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(LIMIT)
             capture = staged._capture
             self.waiting.append(len(capture.later) + sum(len(each.straight) for each in capture.files))
             return native(staged)
@@ -95,8 +96,13 @@ class Training:
         """Train for a step; what was saved is copied when the optimizer waits for it, or a little before."""
         self.optimizer.zero_grad()
         self.model(torch.randn(8, WIDTH)).square().mean().backward()
-        threading.Timer(0.05, self.go_on.set).start()
+        timer = threading.Timer(0.05, self.go_on.set)
+        timer.start()
         self.optimizer.step()
+        # One that came later would let the next save be copied at once.
+        timer.cancel()
+        timer.join()
+        self.go_on.set()
         self.number += 1
 
     def state(self) -> dict[str, Any]:

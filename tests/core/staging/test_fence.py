@@ -11,6 +11,19 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from resume_adapters.core.staging.fence import Fence
+from waiting import LIMIT, until_ended
+
+
+class Copied(threading.Event):
+    """Knows whether somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_awaited.set()
+        return super().wait(timeout)
 
 
 class Ledger:
@@ -19,10 +32,10 @@ class Ledger:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.fence = Fence(lambda seconds: self.said.append("waited"))
-        self.copied = threading.Event()
+        self.copied = Copied()
 
     def arm(self) -> None:
-        self.copied.clear()
+        self.copied = Copied()
         self.fence.arm(self.copied, lambda: self.said.append("passed"))
 
 
@@ -33,6 +46,19 @@ def ledger() -> Iterator[Ledger]:
     yield made
     made.fence.disarm()
     assert native == (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+
+
+def once_awaited(copied: Copied, copy: Callable[[], object]) -> threading.Thread:
+    """Copy on another thread when somebody waits for it."""
+
+    def run() -> None:
+        assert copied.is_awaited.wait(LIMIT), "nobody waited"
+        copy()
+        copied.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
 
 
 def model_with(kind: Callable[[Any], torch.optim.Optimizer]) -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
@@ -84,17 +110,15 @@ def test_a_step_waits_before_it_changes_anything(ledger: Ledger, kind: str, give
     def copy() -> None:
         found.append(torch.equal(model.weight, before))
         ledger.said.append("copied")
-        ledger.copied.set()
 
-    timer = threading.Timer(0.2, copy)
-    timer.start()
+    thread = once_awaited(ledger.copied, copy)
     if given == "nothing":
         optimizer.step()
     elif given == "a closure":
         optimizer.step(closure)
     else:
         optimizer.step(closure=closure)
-    timer.join()
+    until_ended(thread)
     overlaps = given != "nothing" and kind != "another's"
     assert found == [True] and not torch.equal(model.weight, before)
     until = ledger.said.index("passed") + 1
@@ -118,9 +142,10 @@ def test_loading_waits(ledger: Ledger) -> None:
     model, optimizer = model_with(KINDS["SGD"])
     for owner in (model, optimizer):
         ledger.arm()
-        threading.Timer(0.1, ledger.copied.set).start()
+        thread = once_awaited(ledger.copied, bool)
         owner.load_state_dict(owner.state_dict())
         assert ledger.copied.is_set()
+        until_ended(thread)
     assert ledger.said == ["waited", "passed"] * 2
 
 

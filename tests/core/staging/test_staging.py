@@ -10,14 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import safetensors.torch
 import torch
@@ -33,8 +31,9 @@ from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.storage import fill
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
+from waiting import LIMIT, is_gone, until
 
-from miniature import GivenContent, committed, effects, left_behind
+from miniature import GivenContent, committed, effects, left_behind, left_open, open_files
 
 SIZE = 160
 """Width of a layer: its weight is large enough to be copied later."""
@@ -47,7 +46,7 @@ class Held(Arena):
 
     def copy(self, offset: int, address: int, size: int) -> None:
         if threading.current_thread() is not threading.main_thread() and size > 1 << 16:
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(LIMIT)
         super().copy(offset, address, size)
 
 
@@ -58,7 +57,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> None:
     native = fill.fill_holes
 
     def fill_holes(*arguments: Any) -> None:
-        assert Held.go_on.wait(20)
+        assert Held.go_on.wait(LIMIT)
         native(*arguments)
 
     monkeypatch.setattr(fill, "fill_holes", fill_holes)
@@ -243,11 +242,13 @@ def test_what_changes_between_save_and_commit_in_each_step_never_reaches_the_fil
     for _ in range(6):
         training.step()
         path = training.save()
-        threading.Timer(0.02, Held.go_on.set).start()
+        timer = threading.Timer(0.02, Held.go_on.set)
+        timer.start()
         training.step()
         training.run.flush()
         if path.exists():
             training.require_exact(path)
+        timer.join()  # a save in its time would be copied at once
         Held.go_on.clear()
     is_dropped_once = stage == "disk" and change not in ("a buffer", "the average")
     assert len(training.committed) == 6 - is_dropped_once
@@ -289,7 +290,7 @@ def test_a_storage_that_is_gone_is_not_read(training: Training, monkeypatch: pyt
     settle(training)
     copied = threading.Event()
     native = staging.StagedSave.copy
-    monkeypatch.setattr(staging.StagedSave, "copy", lambda staged: (copied.wait(20), native(staged))[1])
+    monkeypatch.setattr(staging.StagedSave, "copy", lambda staged: (copied.wait(LIMIT), native(staged))[1])
     path = training.save()
     training.model[0].weight.untyped_storage().resize_(0)
     copied.set()
@@ -384,7 +385,7 @@ def test_a_full_disk_is_found_before_the_next_step(training: Training, monkeypat
 
 def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> None:
     settle(training)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
 
     def write(directory: Path) -> None:
         torch.save(training.optimizer.state_dict(), directory / "state.pt")
@@ -392,7 +393,7 @@ def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> N
 
     with pytest.raises(SaveFailed, match="broken"):
         training.run.save("checkpoint-4", 4, GivenContent(write))
-    assert len(os.listdir("/proc/self/fd")) == before
+    until(lambda: not left_open(before), lambda: left_open(before))
     training.commit()
 
 
@@ -551,7 +552,7 @@ print(pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     with open(tmp_path / "out", "w") as out:
-        done = subprocess.run([sys.executable, "-c", program], stdout=out, timeout=120, check=False)
+        done = subprocess.run([sys.executable, "-c", program], stdout=out, timeout=2 * LIMIT, check=False)
     assert done.returncode == -signal.SIGKILL
     pid = int((tmp_path / "out").read_text())
     assert (tmp_path / "run" / "checkpoint-4").exists()
@@ -561,9 +562,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     training.step()
     path = training.commit()
     os.kill(pid, signal.SIGCONT)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: is_gone(pid))
     training.require_exact(path)
     training.run.close()
 
