@@ -43,6 +43,9 @@ _PR_SET_PDEATHSIG = 1
 TIMEOUT = 240.0
 """Seconds after which a job counts as hanging."""
 
+LONG = 540.0
+"""The same, for a job of many cases; the limit of a test is a little later."""
+
 SURVIVORS = 1.0
 """Seconds that the other ranks have to end by themselves when one has failed; a launcher ends them then."""
 
@@ -239,14 +242,14 @@ class Running:
     def _statuses(self) -> list[int | None]:
         return [self._poll(pid) for pid in self.pids]
 
-    def wait(self, timeout: float = TIMEOUT) -> Outcome:
-        """Wait for every rank. Where one was killed, the others are killed as a launcher would."""
+    def wait(self, timeout: float = TIMEOUT, survivors: float = SURVIVORS) -> Outcome:
+        """Wait for every rank. Where one was killed, the others are killed as a launcher would, some seconds later."""
         deadline = time.monotonic() + timeout
         statuses: list[int | None] = [None] * len(self.pids)
         while None in statuses:
             statuses = self._statuses()
             if any(status is not None and status != 0 for status in statuses) and None in statuses:
-                statuses = self._wait_for_survivors()
+                statuses = self._wait_for_survivors(survivors)
                 for pid, status in zip(self.pids, statuses, strict=True):
                     if status is None:
                         os.kill(pid, signal.SIGTERM if time.monotonic() < deadline - timeout + 30 else signal.SIGKILL)
@@ -260,7 +263,10 @@ class Running:
         return Outcome(tuple(status for status in statuses if status is not None), self._text())
 
     def wait_as_agent(self, timeout: float = TIMEOUT) -> Outcome:
-        """Wait for every rank as torchrun does: where one ends with an error, the others get SIGTERM, and 30 s."""
+        """Wait for every rank as torchrun does: where one ends with an error, the others get SIGTERM, and some time.
+
+        Torchrun gives them 30 s, in which a loaded machine may not be done.
+        """
         deadline = time.monotonic() + timeout
         while None in (statuses := self._statuses()) and not any(statuses):
             assert time.monotonic() < deadline, f"the job hangs: {statuses}\n{self._text()[-9000:]}"
@@ -269,7 +275,7 @@ class Running:
             for pid, status in zip(self.pids, statuses, strict=True):
                 if status is None:
                     os.killpg(pid, signal.SIGTERM)
-            until = time.monotonic() + 30
+            until = time.monotonic() + TIMEOUT / 2
             while None in (statuses := self._statuses()) and time.monotonic() < until:
                 self._wait_for_an_end(statuses, 0.5)
             if None in statuses:
@@ -283,9 +289,9 @@ class Running:
             time.sleep(0.01)
         return [status for status in statuses if status is not None]
 
-    def _wait_for_survivors(self) -> list[int | None]:
+    def _wait_for_survivors(self, seconds: float) -> list[int | None]:
         """Return the statuses when all ranks have ended, or when the time is up that the survivors have."""
-        until = time.monotonic() + SURVIVORS
+        until = time.monotonic() + seconds
         while None in (statuses := self._statuses()) and time.monotonic() < until:
             self._wait_for_an_end(statuses, until - time.monotonic())
         return statuses

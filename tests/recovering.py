@@ -22,7 +22,7 @@ from torch import nn
 
 import staged
 
-from launch import Server
+from launch import LONG, Server
 
 CASES = {
     "whole": [],
@@ -56,7 +56,7 @@ def results(
     directory: Path,
     ranks: int,
     cases: Mapping[str, Any],
-    timeout: float = 150,
+    timeout: float = LONG,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
     """Run the cases on some ranks, and return what each rank found. A job reads its settings in its environment."""

@@ -11,6 +11,7 @@ import pytest
 
 from resume_adapters.accelerate.files import ForeignCheckpoints
 from selection import often
+from waiting import LIMIT
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -381,7 +382,7 @@ def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, ki
 
 
 def test_uneven_ranks_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {"loader": {"even_batches": False}}, ranks=2)
+    outcome = bench.start(tmp_path, {"loader": {"even_batches": False}}, ranks=2).wait(survivors=LIMIT)
     assert set(outcome.statuses) == {1} and "even_batches=False" in outcome.output
 
 

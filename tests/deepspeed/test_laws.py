@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from resume_adapters.integrations.deepspeed_engine.files import ForeignCheckpoints
 from selection import often
+from waiting import LIMIT
 
 import contract
 from faults import DAMAGES
@@ -282,7 +283,8 @@ def test_what_could_not_be_loaded_is_refused_at_the_first_save(bench: contract.B
 
 
 def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {**TWO, "width": 64, "file_limit": 20_000, "on_rank": 1}, ranks=2)
+    config = {**TWO, "width": 64, "file_limit": 20_000, "on_rank": 1}
+    outcome = bench.start(tmp_path, config, ranks=2).wait(survivors=LIMIT)
     assert outcome.statuses == (1, 1)
     assert "rank 1 could not write global_step5" in outcome.output and "It is not committed" in outcome.output
     assert contract.committed(tmp_path / "out") == {}

@@ -18,6 +18,7 @@ import torch
 
 from resume_adapters.lightning.files import ForeignCheckpoints
 from selection import often
+from waiting import LIMIT
 
 import contract
 from faults import DAMAGES, cut, flip
@@ -450,7 +451,7 @@ def test_a_run_trains_on_after_a_save_that_failed(
 
 def test_a_full_disk_on_one_of_two_ranks_leaves_nobody_waiting(bench: contract.Bench, tmp_path: Path) -> None:
     running = bench.start(tmp_path, {"file_limit": 15_000}, ranks=2)
-    outcome = running.wait(60)
+    outcome = running.wait(survivors=LIMIT)
     assert outcome.statuses[0] == 1 and -signal.SIGKILL not in outcome.statuses
 
 

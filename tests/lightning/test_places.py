@@ -17,6 +17,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
+from waiting import LIMIT
 
 import contract
 
@@ -106,7 +107,7 @@ needs_own_disks = pytest.mark.skipif(not own_disks(), reason="mount namespaces n
 @needs_own_disks
 def test_ranks_that_share_no_directory_all_fail_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
     """Bare Lightning trains on, and hangs at the next launch."""
-    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(60)
+    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(survivors=LIMIT)
     assert outcome.statuses == (1, 1), outcome.output[-6000:]
     assert "rank 1 does not see epoch=0-step=5.ckpt" in outcome.output
     assert contract.committed(tmp_path / "disk.0") == contract.committed(tmp_path / "disk.1") == {}
@@ -123,7 +124,7 @@ def test_ranks_that_see_different_checkpoints_agree_on_one(
     newest = tmp_path / "disk.1" / "epoch=1-step=10.ckpt"
     newest.unlink()
     shutil.rmtree(f"{newest}.resume")
-    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait(60)
+    outcome = bench.start(tmp_path, {"own_disk": True}, ranks=2).wait()
     assert "rank 1: is not there" in outcome.output
     trace = contract.read_trace(tmp_path, 2)
     assert trace.first_step == 5

@@ -17,12 +17,13 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.recovery.groups import BlockGroups
+from waiting import LIMIT
 
 RANK = int(os.environ["RANK"])
 
 
 def store(name: str) -> Any:
-    timeout = datetime.timedelta(seconds=60)
+    timeout = datetime.timedelta(seconds=LIMIT)
     return PrefixStore(name, TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, False, timeout))
 
 
@@ -52,7 +53,7 @@ def seconds_to_leave(groups: BlockGroups, work: Any) -> float:
     thread.start()
     time.sleep(0.02)
     began = time.monotonic()
-    while thread.is_alive() and time.monotonic() < began + 20:
+    while thread.is_alive() and time.monotonic() < began + LIMIT:
         groups.cut()
         thread.join(0.02)
     return time.monotonic() - began
@@ -65,7 +66,7 @@ def rounds(groups: BlockGroups, name: str, work: Any, count: int) -> list[float]
         dist.init_process_group("gloo")
         gather()
         found.append(seconds_to_leave(groups, work))
-        if found[-1] > 10:
+        if found[-1] > LIMIT:
             break  # a group in which a thread is lost cannot be destroyed
         MEETING.add(f"{name}/{number}", 1)
         while MEETING.add(f"{name}/{number}", 0) < dist.get_world_size():

@@ -20,8 +20,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.recovery.groups import REST_THREAD
 from resume_adapters.recovery import Attempt, restartable
+from waiting import LIMIT
 
 from plain_torch import Launch
 
@@ -43,7 +45,7 @@ class Faults:
         if (place, RANK, step) in self._left:
             self._left.remove((place, RANK, step))
             if place == "slow":
-                work(2.5)
+                work()
                 return
             if place == "hang":
                 time.sleep(600)
@@ -59,9 +61,13 @@ class Faults:
         return False
 
 
-def work(seconds: float) -> None:
-    ends, found = time.monotonic() + seconds, 0
-    while time.monotonic() < ends:
+def work() -> None:
+    """Compute until the ranks have found that this one is slow, and wait for it again."""
+    running = running_attempt()
+    assert running is not None
+    pulse, ends, found = running.pulse, time.monotonic() + LIMIT, 0
+    waited_since = pulse._last
+    while pulse._last == waited_since and time.monotonic() < ends:
         found += sum(range(found % 100))
 
 
@@ -120,7 +126,7 @@ def train(
 
 def effects() -> dict[str, int]:
     """Return what the block has left in this process, once the groups of its attempts have had their rest."""
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + LIMIT
     while time.monotonic() < ends and any(each.name == REST_THREAD for each in threading.enumerate()):
         time.sleep(0.1)
     gc.collect()
@@ -131,10 +137,15 @@ def effects() -> dict[str, int]:
         "children": len(process.children()),
         "hidden objects": gc.get_freeze_count(),
         "modules": sum(isinstance(each, torch.nn.Linear) for each in gc.get_objects()),
-        "threads of gloo": sum(
-            "gloo" in Path(f"/proc/self/task/{each.id}/comm").read_text() for each in process.threads()
-        ),
+        "threads of gloo": sum("gloo" in name_of(each.id) for each in process.threads()),
     }
+
+
+def name_of(thread: int) -> str:
+    """Return the name of a thread; empty where it has ended meanwhile."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/self/task/{thread}/comm").read_text()
+    return ""
 
 
 def run(

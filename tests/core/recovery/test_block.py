@@ -32,8 +32,8 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         "updating": ([["before", 1, 7], ["after", 0, 8]], {"measured": True}),
         "at once": ([["forward", 0, 8], ["forward", 1, 8]], {}),
         "left behind": ([["forward", 0, 8], ["hang", 1, 8]], {"grace": 0.2}),
-        "hung": ([["hang", 1, 8]], {"grace": 0.2, "hang_after": 1.0}),
-        "slow": ([["slow", 0, 8]], {"grace": 0.2, "hang_after": 1.0}),
+        "hung": ([["hang", 1, 8]], {"grace": 0.2, "hang_after": 3.0}),
+        "slow": ([["slow", 0, 8]], {"grace": 0.2, "hang_after": 3.0}),
         "at the end": ([["at the end", 1, 18]], {}),
     }
     printed = []
@@ -52,13 +52,13 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         assert f"The threads of rank {rank} are at" in printed[rank]
     both = "".join(printed)
     assert "rank 1 failed after step 8: Hung: rank 1 hangs in raise_at" in both
-    assert "rank 0 is slow: no step has ended for 1 s; at work in work" in both
+    assert "rank 0 is slow: no step has ended for 3 s; at work in work" in both
 
 
 @pytest.mark.thorough
 def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> None:
     """It cannot be led out: the others end, for the launcher to start all again."""
-    cases = {"stopped": ([["stop", 1, 8]], {"grace": 0.2, "hang_after": 1.0, "meeting_timeout": 3.0})}
+    cases = {"stopped": ([["stop", 1, 8]], {"grace": 0.2, "hang_after": 3.0, "meeting_timeout": 8.0})}
     with agent_store() as environment:
         env = {**environment, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         running = server.start(JOB, [json.dumps(cases)], tmp_path, 2, env)
@@ -67,11 +67,12 @@ def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> N
         running.signal(signal.SIGKILL, 1)
         running.wait()
     found = json.loads((tmp_path / "result.0").read_text())["stopped"]
-    assert found["error"] == "PeerFailed" and "rank 1 did not meet the others within 3 s" in found["message"]
+    assert found["error"] == "PeerFailed" and "rank 1 did not meet the others within 8 s" in found["message"]
     assert "Rank 1 hangs in a process that does not answer" in (tmp_path / "output.0").read_text()
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1200)
 def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -> None:
     """After the first few, which make what a process makes once."""
     options = {"epochs": 17, "max_restarts": 60, "measured": True}
@@ -80,7 +81,7 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
         return [["forward", number % 2, 2 * number + 1] for number in range(count)]
 
     cases = {"few": (faults(4), options), "many": (faults(50), options)}
-    for found in results(server, JOB, tmp_path, 2, cases, timeout=400):
+    for found in results(server, JOB, tmp_path, 2, cases, timeout=1100):
         assert [level for _, level in found["many"]["attempts"]] == [None] + ["memory"] * 50
         assert found["many"]["end"] == found["few"]["end"]
         assert all(found["many"]["hidden"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch import Outcome, Server
+from launch import LONG, Outcome, Server
 
 JOB = Path(__file__).parent / "shards.py"
 
@@ -17,7 +17,7 @@ JOB = Path(__file__).parent / "shards.py"
 def launch(server: Server, directory: Path, *asked: str) -> tuple[Outcome, list[dict[str, Any]]]:
     work = directory / asked[0]
     work.mkdir()
-    outcome = server.start(JOB, [asked[0], str(directory), *asked[1:]], work, 2, {}).wait(90)
+    outcome = server.start(JOB, [asked[0], str(directory), *asked[1:]], work, 2, {}).wait(LONG)
     return outcome, [json.loads(each.read_text()) for each in sorted(work.glob("result.*"))]
 
 
