@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import free_port
+from launch import TIMEOUT, free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "accelerate_train.py"
@@ -27,28 +27,28 @@ def test_the_diff_to_a_bare_loop_is_at_most_six_lines() -> None:
     assert added == numbered and 0 < len(added) <= 6
 
 
-def launched(directory: Path, name: str) -> subprocess.Popen[bytes]:
+def launched(directory: Path, name: str, **settings: str) -> subprocess.Popen[bytes]:
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     launcher += ["--main_process_port", str(free_port())]
     script = [str(EXAMPLE), "--cpu", "--steps", "16", "--save-steps", "5", "--eval-steps", "8"]
     command = [*launcher, *script, "--output-dir", name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESUME_ADAPTERS_TRACE": f"{name}.trace"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESUME_ADAPTERS_TRACE": f"{name}.trace", **settings}
     with (directory / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
 
 
 @pytest.mark.thorough
 def test_on_two_processes_of_accelerate_launch(tmp_path: Path) -> None:
-    assert launched(tmp_path, "reference").wait(200) == 0
-    running = launched(tmp_path, "killed")
+    assert launched(tmp_path, "reference").wait(TIMEOUT) == 0
+    running = launched(tmp_path, "killed", RESUME_ADAPTERS_PAUSE="step:12")
     trace = tmp_path / "killed.trace"
-    while not trace.exists() or '"step":12,' not in trace.read_text():
+    while not trace.exists() or '"paused"' not in trace.read_text():
         assert running.poll() is None, (tmp_path / "killed.log").read_text()
         time.sleep(0.02)
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
-    assert launched(tmp_path, "killed").wait(200) == 0
+    assert launched(tmp_path, "killed").wait(TIMEOUT) == 0
     logs = [(tmp_path / f"{name}.log").read_text() for name in ("reference", "killed")]
     assert "Resuming from checkpoint_1" in logs[1] or "Resuming from checkpoint_5" in logs[1]
     digests = [re.findall(r"weights sha256 (\w+)", log) for log in logs]

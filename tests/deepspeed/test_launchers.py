@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import contract
-from launch import free_port
+from launch import TIMEOUT, free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed_train.py"
 CONFIG = {"stage": 3, "rank_seeds": True, "augment": True}
@@ -52,22 +52,22 @@ def test_the_example_is_killed_and_started_again(bench: contract.Bench, tmp_path
     """As a user has it, on one process; the run that it is compared with is forked."""
     arguments = [*OPTIONS, "--output-dir", "reference"]
     reference = bench.server.start(EXAMPLE, arguments, tmp_path, 1, {}).wait().require_success()
-    running = example(tmp_path)
+    running = example(tmp_path, RESUME_ADAPTERS_PAUSE="step:8")
     trace = tmp_path / "killed.trace"
-    while not trace.exists() or '"step":8,' not in trace.read_text():
+    while not trace.exists() or '"paused"' not in trace.read_text():
         assert running.poll() is None, (tmp_path / "killed.log").read_text()
         time.sleep(0.02)
     running.kill()
     running.wait()
-    assert example(tmp_path).wait(200) == 0
+    assert example(tmp_path).wait(TIMEOUT) == 0
     log = (tmp_path / "killed.log").read_text()
     assert "Resuming from global_step" in log
     digests = [re.findall(r"weights sha256 (\w+)", text) for text in (reference.output, log)]
     assert digests[0] == digests[1] and len(digests[0]) == 1
 
 
-def example(directory: Path) -> subprocess.Popen[bytes]:
+def example(directory: Path, **settings: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(EXAMPLE), *OPTIONS, "--output-dir", "killed"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESUME_ADAPTERS_TRACE": "killed.trace"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RESUME_ADAPTERS_TRACE": "killed.trace", **settings}
     with (directory / "killed.log").open("ab") as log:
         return subprocess.Popen(command, cwd=directory, env=environment, stdout=log, stderr=log)
