@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
+from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.files import ForeignCheckpoints
+from resume_adapters.lightning.framework import LightningFramework
 from selection import often
 from waiting import LIMIT
 
@@ -529,3 +532,43 @@ def test_a_kill_loses_no_step_that_memory_has(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:
     contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, {}, reference({}), KILL)
+
+
+class Uploading(pl.callbacks.ModelCheckpoint):
+    """It reads each file that it has saved."""
+
+    def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+        super()._save_checkpoint(trainer, filepath)
+
+
+class LeftBehind(pl.callbacks.ModelCheckpoint):
+    """It may read what it has saved at the end of a batch."""
+
+    def on_train_batch_end(self, *arguments: Any, **keywords: Any) -> None:
+        super().on_train_batch_end(*arguments, **keywords)
+
+
+class UploadingIO(pl.plugins.TorchCheckpointIO):
+    """It reads each file that it has written."""
+
+    def save_checkpoint(self, *arguments: Any, **keywords: Any) -> None:
+        super().save_checkpoint(*arguments, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plugins", "reader"),
+    [
+        (pl.callbacks.ModelCheckpoint, [], ""),
+        (pl.callbacks.ModelCheckpoint, [ResumeCheckpointIO], ""),
+        (Uploading, [], "Uploading._save_checkpoint() may read each checkpoint"),
+        (LeftBehind, [], "LeftBehind.on_train_batch_end() may read each checkpoint"),
+        (pl.callbacks.ModelCheckpoint, [UploadingIO], "UploadingIO.save_checkpoint() may read each checkpoint"),
+    ],
+)
+def test_nothing_is_copied_by_itself_where_somebody_may_read_it(
+    kind: type[Any], plugins: list[Any], reader: str, tmp_path: Path
+) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, callbacks=[kind(tmp_path)], plugins=[each() for each in plugins]
+    )
+    assert LightningFramework(trainer, tmp_path).staging("auto").objection == reader

@@ -17,6 +17,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.readers import own_methods
 from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
@@ -28,6 +29,9 @@ from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, io, pl
+
+_DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
+"""Packages whose methods do not read again what they save."""
 
 
 class LightningFramework:
@@ -149,12 +153,10 @@ class LightningFramework:
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        trainer = self._trainer
-        native = pl.loggers.Logger.after_save_checkpoint
-        readers = [type(each).__name__ for each in trainer.loggers if type(each).after_save_checkpoint is not native]
+        trainer, readers = self._trainer, _readers(self._trainer)
         return StagingOptions(
             stage,
-            objection=f"{readers[0]}.after_save_checkpoint() may read each checkpoint" if readers else "",
+            objection=f"{readers[0]}() may read each checkpoint" if readers else "",
             optimizers=lambda: trainer.optimizers if self.engine is None else self.engine.optimizers(),
             followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.lightning_module.state_dict(),
@@ -297,6 +299,17 @@ class LightningFramework:
         """Undo what was wrapped in DeepSpeed's engine; ``patch`` undoes what is wrapped in the trainer."""
         if self.engine is not None:
             self.engine.close()
+
+
+def _readers(trainer: Any) -> list[str]:
+    """Return what may read a file before its commit: loggers, and the script's own methods around Lightning's save."""
+    native = pl.loggers.Logger.after_save_checkpoint
+    told = [type(each).__name__ for each in trainer.loggers if type(each).after_save_checkpoint is not native]
+    of_callback = [name for name in dir(pl.callbacks.ModelCheckpoint) if not name.startswith("__")]
+    saves = [(each, ["save_checkpoint"]) for each in (trainer, trainer.strategy, trainer.strategy.checkpoint_io)]
+    saves += [(each, of_callback) for each in model_checkpoints.saving(trainer)]
+    own = [own_methods(each, names, _DO_NOT_READ) for each, names in saves]
+    return [*(f"{name}.after_save_checkpoint" for name in told), *(name for names in own for name in names)]
 
 
 def _world_size() -> int:
