@@ -246,6 +246,24 @@ def test_within_a_block_an_attempt_that_is_left_neither_saves_nor_stops(tmp_path
     assert found == [False, Decision(save=False, stop=False), False]
 
 
+def test_within_a_block_a_state_that_no_save_could_write_exactly_is_not_used(tmp_path: Path) -> None:
+    found: list[tuple[int | None, str]] = []
+
+    @restartable(max_restarts=0)
+    def main(attempt: Attempt) -> None:
+        still, own = Still(), {"callbacks": [{"count": 1}]}
+        session = still.session(ResumableRun(tmp_path))
+        session.begin_observing()
+        for step, objection in ((1, ""), (2, "a callback adds what it holds")):
+            session.keep(step, still, SaveForm(f"checkpoint-{step}", own=own, objection=objection))
+            assert session.held is not None
+            found.append(session.held.held(is_updating=False))
+        session.close()
+
+    main()
+    assert found == [(1, ""), (2, "a callback adds what it holds")]
+
+
 class Unwritable(Still):
     """Its framework refuses to save, for a reason that is not the disk's."""
 

@@ -66,7 +66,8 @@ class SaveForm:
         is_file: it would be a file, not a directory.
         place: where in the training it would be, of several places within one step.
         saving: returns the context in which the framework saves, with what changes within a step as it was.
-        own: what of that belongs to this rank alone, by name; ``saving`` is given it.
+        own: what of that belongs to this rank alone, by name, as it is now; ``saving`` is given a copy of it.
+        objection: why a save outside of the loop would not be exact; empty where it is.
     """
 
     name: str
@@ -74,6 +75,7 @@ class SaveForm:
     place: str = ""
     saving: Callable[[Mapping[str, Any]], AbstractContextManager[object]] = contextlib.nullcontext
     own: Mapping[str, Any] = field(default_factory=dict)
+    objection: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,11 @@ class _Moment:
     state: FrozenState
     observed: FrozenState
     parts: FrozenState
+    own: FrozenState
 
     @property
     def is_intact(self) -> bool:
-        return all(each.is_intact for each in (self.state, self.observed, self.parts))
+        return all(each.is_intact for each in (self.state, self.observed, self.parts, self.own))
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ class HeldCall:
             FrozenState(state),
             observed,
             FrozenState({name: part.state_dict() for name, part in parts.items()}),
+            FrozenState(form.own),
         )
         if self._buffers is None:
             self._buffers = FrozenBuffers(self._framework.models())
@@ -210,7 +214,7 @@ class HeldCall:
         """Return what a rank may have that no other has."""
         trackers = self._framework.trackers.capture(flush=False)
         return [
-            *(moment.state.copy, moment.observed.copy, moment.parts.copy, moment.form.own),
+            *(moment.state.copy, moment.observed.copy, moment.parts.copy, moment.own.copy),
             *(buffers.taken(), trackers),
         ]
 
@@ -270,6 +274,8 @@ class HeldCall:
             return (self.progress if self.is_resumed else None), ""
         if is_updating:
             return self._moment.step, "it had begun to update the weights, and had not done all that follows an update"
+        if self._moment.form.objection:
+            return self._moment.step, self._moment.form.objection
         if not self._moment.is_intact:
             return self._moment.step, "a part of the state that is too large to copy at each step has changed since"
         return self._moment.step, ""
@@ -285,7 +291,7 @@ class HeldCall:
         path = memory / moment.form.name
         content = self._content(moment.loop, moment.form.name)
         held = _HeldContent(moment, content, path, self._buffers.taken(), self._stands_in)
-        with moment.form.saving(moment.form.own):
+        with moment.form.saving(moment.own.tree):
             self._run.write_elsewhere(path, moment.step, held, ranks, is_file=moment.form.is_file)
         return path
 
@@ -296,10 +302,10 @@ class HeldCall:
         (state, observed, parts, of_form, taken, trackers), launch = own
         self._moment = replace(
             moment,
-            form=replace(moment.form, own=of_form),
             state=FrozenState(state),
             observed=FrozenState(observed),
             parts=FrozenState(parts),
+            own=FrozenState(of_form),
         )
         buffers.replace(taken)
         self._stands_in = _OtherRank(launch, trackers)
