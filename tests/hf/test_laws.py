@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -742,6 +744,29 @@ class Reader(Trainer):
         super()._save_checkpoint(*arguments, **keywords)
 
 
+class Partial(Trainer):
+    """Its own way to save has a default that the Trainer's has not."""
+
+    def _saving(self, *arguments: Any, kind: str, **keywords: Any) -> None:
+        super().save_model(*arguments, **keywords)
+
+    save_model = functools.partialmethod(_saving, kind="any")  # type: ignore[assignment]
+
+
+class Patched(Trainer):
+    """A script has replaced a method of the object, under the Trainer's name."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        native = self.save_model
+
+        @functools.wraps(native)
+        def save_model(trainer: Any, *arguments: Any, **keywords: Any) -> None:
+            native(*arguments, **keywords)
+
+        self.save_model = MethodType(save_model, self)  # type: ignore[method-assign]
+
+
 class Listener(TrainerCallback):
     """It is called when a checkpoint has its name, and may read it."""
 
@@ -754,6 +779,8 @@ class Listener(TrainerCallback):
     [
         (Trainer, [], ""),
         (Reader, [], "Reader._save_checkpoint() may read each checkpoint"),
+        (Partial, [], "Partial.save_model() may read each checkpoint"),
+        (Patched, [], "Patched.save_model() may read each checkpoint"),
         (Trainer, [Listener], "Listener.on_save() may read each checkpoint"),
     ],
 )

@@ -21,6 +21,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
+from resume_adapters.core.staging.readers import own_methods
 from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import Subjects
@@ -194,7 +195,8 @@ class TrainerFramework:
         trainer, native = self.trainer, transformers.TrainerCallback.on_save
         others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
         readers = [f"{type(each).__name__}.on_save" for each in others if type(each).on_save is not native]
-        readers += _own_saves(type(trainer))
+        saves = ("_save_checkpoint", "_save", "save_model")  # seam: transformers 4.57 to 5.23
+        readers += own_methods(trainer, saves, _DO_NOT_READ)
         peft = sys.modules.get("peft.peft_model")
         return StagingOptions(
             "off" if trainer.args.push_to_hub else stage,
@@ -343,10 +345,3 @@ class TrainerFramework:
         self._observed.close()
         if self.engine is not None:
             self.engine.close()
-
-
-def _own_saves(trainer: type[Any]) -> list[str]:
-    """Return the methods of a trainer's class that save, and that are neither the Trainer's nor those of a library."""
-    names = ("_save_checkpoint", "_save", "save_model")  # seam: transformers 4.57 to 5.23
-    methods = [getattr(trainer, name) for name in names]
-    return [each.__qualname__ for each in methods if each.__module__.partition(".")[0] not in _DO_NOT_READ]

@@ -17,7 +17,7 @@ def own_methods(owner: Any, names: Iterable[str], packages: Iterable[str]) -> li
         packages: whose methods are not returned.
     """
     known = {*packages, _OURS}
-    candidates = {name: (getattr(type(owner), name, None), vars(owner).get(name)) for name in names}
+    candidates = {name: (getattr(type(owner), name, None), getattr(owner, "__dict__", {}).get(name)) for name in names}
     return [
         f"{type(owner).__name__}.{name}"
         for name, methods in candidates.items()
