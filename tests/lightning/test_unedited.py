@@ -91,6 +91,16 @@ def test_options_that_do_not_apply_are_named(
     assert caplog.text.count("has a ResumeCallback of its own") == 1
 
 
+@pytest.mark.parametrize("first", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_package_that_was_imported_first_is_taken(first: str) -> None:
+    """A library may import the other one later."""
+    pytest.importorskip(first)
+    both = [first, *({"lightning.pytorch", "pytorch_lightning"} - {first})]
+    script = f"import {', '.join(both)}\nfrom resume_adapters.lightning.compat import pl\nprint(pl.__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == first
+
+
 def test_a_trainer_of_the_other_package_is_refused_with_the_remedy(tmp_path: Path) -> None:
     other = pytest.importorskip("pytorch_lightning")
     trainer = other.Trainer(default_root_dir=tmp_path, accelerator="cpu", logger=False, callbacks=[ResumeCallback()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
-from resume_adapters.fabric.objects import VERSION, FabricObjects, TorchCheckpointIO
+from resume_adapters.fabric.objects import FabricObjects, name_of, version
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -45,12 +46,12 @@ class FabricFramework(LoopFramework):
         objects: the models, optimizers and schedules of the training.
     """
 
-    channel = "lightning.fabric"
     registers = "register_for_resume"
     directory_option = "register_for_resume(fabric, run_dir, ...)"
 
     def __init__(self, fabric: Any, objects: FabricObjects) -> None:
-        self.label = f"fabric {VERSION}"
+        self.channel = name_of(fabric)
+        self.label = f"fabric {version(self.channel)}"
         self.trackers = Trackers(self._writers)
         self.foreign = NoForeign()
         self.invariants = {
@@ -122,7 +123,8 @@ class FabricFramework(LoopFramework):
 
     def save(self, directory: Path) -> None:
         """Let ``fabric.save`` write."""
-        with writing_directly(TorchCheckpointIO):
+        plugins = importlib.import_module(f"{self.channel}.plugins.io")
+        with writing_directly(plugins.TorchCheckpointIO):
             self._fabric.save(directory / FILE, self._objects.by_name())
 
     def staging(self, stage: Stage) -> StagingOptions:

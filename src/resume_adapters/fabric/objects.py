@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.requirements import require_version
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
+from resume_adapters.integrations.lightning_files import imported_or_installed
+
+NAMES = ("lightning.fabric", "lightning_fabric")
 
 
-def _name() -> str:
-    for name in ("lightning.fabric", "lightning_fabric"):
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            return name
-    raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'lightning>=2.4,<3'")
+def version(name: str) -> str:
+    """Return the version of the package that has Fabric under a name."""
+    return str(importlib.import_module(name.partition(".")[0]).__version__)
 
 
-VERSION = str(importlib.import_module(_name().partition(".")[0]).__version__)
-TorchCheckpointIO: Any = importlib.import_module(f"{_name()}.plugins.io").TorchCheckpointIO
-"""What writes the file of ``fabric.save``."""
-require_version("lightning", VERSION, "2.4", extra="lightning")
+def _require_installed() -> None:
+    name = imported_or_installed(NAMES)
+    if name is None:
+        raise MissingFramework("resume_adapters.fabric needs lightning: pip install 'lightning>=2.4,<3'")
+    require_version("lightning", version(name), "2.4", extra="lightning")
+
+
+_require_installed()
 
 _FOLLOWED = ("SingleDeviceStrategy", "DDPStrategy")
 
@@ -89,6 +93,12 @@ class FabricObjects:
 def _is_set_up(each: Any) -> bool:
     """Return whether an object is an optimizer that Fabric has wrapped."""
     return hasattr(each, "param_groups") and hasattr(each, "_callbacks")
+
+
+def name_of(fabric: Any) -> str:
+    """Return the name, of :data:`NAMES`, under which the script uses Fabric: both may be imported."""
+    kinds = type(fabric).__mro__
+    return next(name for kind in kinds for name in NAMES if kind.__module__.startswith(f"{name}."))
 
 
 def require_supported(fabric: Any) -> None:

@@ -1,15 +1,28 @@
-"""How Lightning's own plugin writes a file, for Lightning and for Fabric, which share it."""
+"""Under which of its names Lightning is used, and how its own plugin writes a file: for Lightning and for Fabric."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.storage.local import LocalStorage
+
+
+def imported_or_installed(names: Collection[str]) -> str | None:
+    """Return the name under which the script, or a library of it, has imported a package first, else one installed.
+
+    Args:
+        names: the names of one package, of which several may be installed, that to take if none is imported first.
+    """
+    imported = [name for name, module in sys.modules.items() if name in names and module is not None]
+    installed = [name for name in names if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    return next(iter([*imported, *installed]), None)
 
 
 def writing_directly(plugin: type) -> contextlib.AbstractContextManager[None]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from typing import Any
 
 from resume_adapters.core.requirements import require_version
 from resume_adapters.errors import MissingFramework
+from resume_adapters.integrations.lightning_files import imported_or_installed
 
 NAMES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -18,11 +17,10 @@ OLDEST = "2.4"
 
 def _import() -> Any:
     """Return the one that the script has imported, or a library of it: both are installed with ``lightning``."""
-    imported = [name for name in NAMES if sys.modules.get(name) is not None]
-    installed = [name for name in NAMES if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    for name in [*imported, *installed]:
-        return importlib.import_module(name)
-    raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'lightning>=2.4,<3'")
+    name = imported_or_installed(NAMES)
+    if name is None:
+        raise MissingFramework("resume_adapters.lightning needs lightning: pip install 'lightning>=2.4,<3'")
+    return importlib.import_module(name)
 
 
 pl: Any = _import()
