@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.commands.pull import pull
 from resume_adapters.cli.commands.push import push
+from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.errors import UnsupportedSetting
 
 
 @pytest.fixture
@@ -35,6 +41,24 @@ def test_a_copy_is_pulled_and_valid(command, url, tmp_path):
     verified = command("verify", tmp_path / "new", "--json")
     assert [row["verdict"] for row in verified.json["checkpoints"]] == ["valid", "valid"]
     assert command("verify", url).code == 0
+
+
+def test_what_a_lost_machine_has_left_running_is_pulled_by_force(run_dir, url):
+    """Its status cannot be checked from here, and only the user knows that it is gone."""
+    file = run_dir / ".resume" / "status.json"
+    left = msgspec.json.decode(file.read_bytes(), type=RunStatus)
+    file.write_bytes(msgspec.json.encode(replace(left, state=RunState.RUNNING, host="lost.example")))
+    with pytest.raises(UnsupportedSetting, match=r"on lost\.example.* --force"):
+        pull(url, run_dir)
+    pull(url, run_dir, force=True)
+
+
+def test_a_project_directory_gets_it_where_the_other_commands_look(url, tmp_path):
+    project = tmp_path / "project"
+    for name in ("10", "30"):
+        pull(url, project / "checkpoints" if name == "10" else project, name)
+    assert [row.path.name for row in run_directory.read(project).rows] == ["checkpoint-10", "checkpoint-30"]
+    assert not (project / ".resume").exists()
 
 
 def test_what_is_damaged_is_named(command, url, tmp_path):

@@ -14,7 +14,7 @@ from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.remote import Place
 from resume_adapters.cli.run_directory import RunDirectory
-from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
+from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 EXIT_CODES = (
@@ -108,10 +108,24 @@ def require_not_running(run: RunDirectory, force: bool) -> None:
         UnsupportedSetting: the run is running, or may be.
     """
     status, _ = run.status()
+    refuse_running(status, run.path, force)
+
+
+def refuse_running(status: RunStatus | None, path: Path, force: bool) -> None:
+    """Refuse to change a run directory whose status says that its job is running.
+
+    Args:
+        status: its status.
+        path: the run directory.
+        force: do not check.
+
+    Raises:
+        UnsupportedSetting: the run is running, or may be.
+    """
     if status is None or force or observed_state(status) is not RunState.RUNNING:
         return
     found = "is running" if is_alive(status) else "has the status running, which cannot be checked from here"
     raise UnsupportedSetting(
-        f"the run in {run.path} {found} (process {status.pid} on {status.host}): stop it first with "
-        f"`resume-adapters stop --wait {run.path}`, or pass --force if it is gone"
+        f"the run in {path} {found} (process {status.pid} on {status.host}): stop it first with "
+        f"`resume-adapters stop --wait {path}`, or pass --force if it is gone"
     )

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-import os
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from resume_adapters.cli import documents, remote, render
-from resume_adapters.cli.app import EXIT_CODES, Json, app, console
+from resume_adapters.cli import documents, remote, render, run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, app, console, refuse_running
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.ranks import SINGLE_PROCESS
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunState, observed_state
 from resume_adapters.core.run_directory.upkeep import prepare
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.fetch import Fetch
-from resume_adapters.errors import UnsupportedSetting
 
 
 @app.command(epilog=EXIT_CODES)
@@ -29,6 +26,7 @@ def pull(
     checkpoint: Annotated[
         str | None, typer.Argument(metavar="[CHECKPOINT]", help="A name or a step; by default the newest.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Pull even if the run seems to be running.")] = False,
     json: Json = False,
 ) -> None:
     """Fetch a checkpoint from an object store, verify it, and commit it in a run directory.
@@ -37,11 +35,9 @@ def pull(
     """
     tier = remote.open_url(url)
     found = remote.chosen(tier, [checkpoint] if checkpoint else [])[-1]
-    directory = Path(os.path.abspath(run_dir))
+    directory = run_directory.resolved(run_dir)
     control = ControlDirectory(STORAGE, directory, time.time)
-    status = control.status.read()
-    if status is not None and observed_state(status) is RunState.RUNNING:
-        raise UnsupportedSetting(f"the run in {directory} is running: stop it first")
+    refuse_running(control.status.read(), directory, force)
     prepare(STORAGE, directory)
     fence = functools.partial(control.fencing.require_owned, control.fencing.take_over())
     group = shared_by_all(SINGLE_PROCESS)
