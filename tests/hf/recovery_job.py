@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 import staged
 from resume_adapters.hf import ResumeCallback
@@ -39,6 +40,25 @@ class Steps(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         FAULTS.at("save")
+
+
+class Counting(TrainerCallback, ExportableState):
+    """Counts within steps and within evaluations, and lets the trainer save its count."""
+
+    def __init__(self, steps: dict[str, Any]) -> None:
+        self.steps, self.count = steps, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"count": self.count}}
+
+    def on_step_begin(self, *given: Any, **named: Any) -> None:
+        self.count += 1
+
+    def on_prediction_step(self, *given: Any, **named: Any) -> None:
+        self.count += 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self.steps[f"count at {state.global_step}"] = self.count
 
 
 class Own(Trainer):
@@ -90,7 +110,7 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
         arguments,
         train_dataset=Named(),
         eval_dataset=Named(16, "evaluation"),
-        callbacks=[ResumeCallback(**staged.OPTIONS), Steps(steps)],
+        callbacks=[ResumeCallback(**staged.OPTIONS), Steps(steps), Counting(steps)],
         optimizers=(optimizer, schedule) if is_given else (None, None),
     )
     FAULTS.step = lambda: trainer.state.global_step

@@ -47,6 +47,53 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
         return [self.made], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Counting(pl.Callback):  # type: ignore[misc]  # known at run time
+    """Counts within steps and within validations, and lets Lightning save its count."""
+
+    def __init__(self, steps: dict[str, Any]) -> None:
+        self.steps, self.count = steps, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+    def on_train_batch_start(self, *given: Any) -> None:
+        self.count += 1
+
+    def on_validation_batch_start(self, *given: Any) -> None:
+        self.count += 1
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        self.steps[f"count at {trainer.global_step}"] = self.count
+
+
+class CountedData(pl.LightningDataModule):  # type: ignore[misc]  # known at run time
+    """Counts the batches that it has moved, and lets Lightning save its count."""
+
+    def __init__(self, steps: dict[str, Any]) -> None:
+        super().__init__()
+        self.steps, self.count = steps, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(Data(16, "evaluation"), batch_size=4)
+
+    def on_after_batch_transfer(self, batch: Any, index: int) -> Any:
+        self.count += 1
+        self.steps[f"moved at {self.trainer.global_step}"] = self.count
+        return batch
+
+
 def strategy(ranks: int) -> Any:
     """Return how it trains; by a DeepSpeed engine, where the environment has a stage."""
     if "ZERO" in os.environ:
@@ -71,12 +118,12 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
         callbacks=[
             pl.callbacks.ModelCheckpoint(dirpath=directory, every_n_train_steps=5, save_top_k=-1),
             ResumeCallback(**staged.OPTIONS),
+            Counting(steps),
         ],
     )
     FAULTS.step = lambda: trainer.global_step
     module = Module(steps)
-    loader = torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True)
-    trainer.fit(module, loader, torch.utils.data.DataLoader(Data(16, "evaluation"), batch_size=4))
+    trainer.fit(module, datamodule=CountedData(steps))
     return ending(module, module.made)
 
 

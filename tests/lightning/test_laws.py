@@ -555,6 +555,28 @@ class UploadingIO(pl.plugins.TorchCheckpointIO):
         super().save_checkpoint(*arguments, **keywords)
 
 
+class Adding(pl.Callback):
+    """It adds to the file what it holds when that is written."""
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["adding"] = self.__dict__
+
+
+@pytest.mark.parametrize(
+    ("callback", "objection"),
+    [
+        (pl.callbacks.EarlyStopping("loss"), ""),
+        (Adding(), "Adding.on_save_checkpoint() may save what has changed since the end of the step"),
+    ],
+)
+def test_a_callback_that_adds_to_the_file_is_not_saved_after_a_failure(
+    callback: Any, objection: str, tmp_path: Path
+) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, callbacks=[callback, pl.callbacks.ModelCheckpoint(tmp_path)])
+    found = LightningFramework(trainer, tmp_path).objection_to_saving_later
+    assert found.partition(";")[0] == objection
+
+
 @pytest.mark.parametrize(
     ("kind", "plugins", "reader"),
     [

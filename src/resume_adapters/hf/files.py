@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,17 @@ def require_loadable(files: CheckpointFiles) -> None:
             read_native(file)
 
 
+def exported_callbacks(trainer: Any) -> list[Any]:
+    """Return the callbacks whose state the trainer saves in ``trainer_state.json``."""
+    return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+def restore_attributes(callback: Any, attributes: Mapping[str, Any]) -> None:
+    """Set the attributes that a callback's ``state()`` had."""
+    for name, value in attributes.items():
+        setattr(callback, name, value)
+
+
 def restore_callbacks(trainer: Any) -> None:
     """Put ``ExportableState`` callbacks back as they were saved, in place, and make unknown ones known.
 
@@ -192,15 +204,14 @@ def restore_callbacks(trainer: Any) -> None:
     checkpoint does not know.
     """
     known = trainer.state.stateful_callbacks
-    exported = [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+    exported = exported_callbacks(trainer)
     for name in sorted({type(each).__name__ for each in exported}):
         same = [each for each in exported if type(each).__name__ == name]
         saved = known.get(name)
         # The trainer appends to a list at each save: the newest states are the last.
         states = (saved if isinstance(saved, list) else [saved])[-len(same) :] if saved is not None else []
         for callback, kept in zip(same, states, strict=False):
-            for attribute, value in kept.get("attributes", {}).items():
-                setattr(callback, attribute, value)
+            restore_attributes(callback, kept.get("attributes", {}))
         known[name] = [each.state() for each in same] if len(same) > 1 else same[0].state()
 
 

@@ -125,8 +125,9 @@ class TrainerFramework:
             self.trainer._push_from_checkpoint(self._under_its_name(each))  # seam: transformers 4.57 to 5.23
 
     def own_values(self) -> dict[str, Any]:
-        """Return what a save adds together of all ranks, and changes within a step."""
-        return {"flops": float(self.trainer.current_flos)}  # an integer where it was just saved
+        """Return what changes within a step and is saved: what a save sums over the ranks, and states of callbacks."""
+        exported = [each.state().get("attributes", {}) for each in files.exported_callbacks(self.trainer)]
+        return {"flops": float(self.trainer.current_flos), "callbacks": exported}  # an integer where it was just saved
 
     def saving_later(self) -> Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]:
         """Return what returns the context in which the trainer saves what it is now, once its loop has been left.
@@ -141,6 +142,8 @@ class TrainerFramework:
         def saving(own: Mapping[str, Any]) -> Iterator[None]:
             trainer.current_flos = own["flops"]
             vars(state).update(of_state)
+            for callback, attributes in zip(files.exported_callbacks(trainer), own["callbacks"], strict=True):
+                files.restore_attributes(callback, attributes)
             del state.log_history[logs:]
             with contextlib.ExitStack() as stack:
                 # It is in memory, and nobody else's.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
+from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
@@ -170,9 +172,30 @@ class LightningFramework:
         """Return the module."""
         return [self._trainer.lightning_module]
 
-    def saving_later(self, path: Path) -> Callable[[Mapping[str, Any]], contextlib.AbstractContextManager[None]]:
-        """Return what returns the context in which Lightning saves, once its loops have been left."""
-        return lambda own: self.saving(path, lambda place: self._trainer.save_checkpoint(str(place)))
+    def own_values(self) -> dict[str, Any]:
+        """Return what changes within a step and is in Lightning's file: states of callbacks and of the datamodule."""
+        return {name: each.state_dict() for name, each in observed.saved(self._trainer).items()}
+
+    @functools.cached_property
+    def objection_to_saving_later(self) -> str:
+        """Which callback adds to the file what it holds when that is written; empty where none does."""
+        saved = observed.saved(self._trainer).values()
+        own = [name for each in saved for name in own_methods(each, ["on_save_checkpoint"], _DO_NOT_READ)]
+        return f"{own[0]}() may save what has changed since the end of the step; state_dict() does not" if own else ""
+
+    @contextlib.contextmanager
+    def saving_later(self, path: Path, own: Mapping[str, Any]) -> Iterator[None]:
+        """Return the context in which Lightning saves, once its loops have been left.
+
+        Args:
+            path: the checkpoint.
+            own: what :meth:`own_values` returned.
+        """
+        with contextlib.ExitStack() as stack:
+            for name, each in observed.saved(self._trainer).items():
+                stack.enter_context(replaced(each, "state_dict", functools.partial(own.get, name, {})))
+            stack.enter_context(self.saving(path, lambda place: self._trainer.save_checkpoint(str(place))))
+            yield
 
     def stand_in(self, rank: int) -> None:
         """Save as a different rank from now on; the strategy reads the launcher's variables."""

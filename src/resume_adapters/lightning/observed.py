@@ -36,7 +36,7 @@ def subjects(trainer: Any, captured: Iterable[Any]) -> Subjects:
         "module": module,
         **{f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)},
     }
-    if data is not None and type(data).state_dict is pl.LightningDataModule.state_dict:
+    if data is not None and not _saves_itself(data):
         roots["datamodule"] = data
     return Subjects(
         roots=roots,
@@ -44,6 +44,17 @@ def subjects(trainer: Any, captured: Iterable[Any]) -> Subjects:
         ignored={**_of_lightning(), **IGNORED},
         foreign=FOREIGN,
     )
+
+
+def saved(trainer: Any) -> dict[str, Any]:
+    """Return what :func:`subjects` leaves out, for its own methods save its state: callbacks, and the datamodule."""
+    found = {each.state_key: each for each in trainer.callbacks if _is_saved(each)}
+    data = trainer.datamodule
+    return found if data is None or not _saves_itself(data) else {**found, "datamodule": data}
+
+
+def _saves_itself(data: Any) -> bool:
+    return type(data).state_dict is not pl.LightningDataModule.state_dict
 
 
 @functools.cache

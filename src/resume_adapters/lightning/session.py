@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -273,12 +274,17 @@ class FitSession:
     def keep(self) -> None:
         """Hold the state of now, within a restartable block."""
         if self._session.held is not None and self._session.has_begun:
-            step, path = int(self._trainer.global_step), self._own_path
-            is_file = not self._framework.saves_directories
-            saving = self._framework.saving_later(path)
-            with saving({}):
-                place = "" if self._save_point is None else self._save_point.value
-                self._session.keep(step, self, SaveForm(path.name, is_file, place, saving))
+            framework, path = self._framework, self._own_path
+            form = SaveForm(
+                path.name,
+                is_file=not framework.saves_directories,
+                place="" if self._save_point is None else self._save_point.value,
+                saving=functools.partial(framework.saving_later, path),
+                own=framework.own_values(),
+                objection=framework.objection_to_saving_later,
+            )
+            with framework.saving(path, self._trainer.save_checkpoint):
+                self._session.keep(int(self._trainer.global_step), self, form)
 
     def validate(self, native: Callable[[], Any]) -> Any:
         """Validate. A stop in the middle saves the state before it, so that a resume validates from the start."""
