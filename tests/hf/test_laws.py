@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import integration_utils
 
 from resume_adapters.core.stop.walltime import VARIABLE
 from resume_adapters.hf.files import ForeignCheckpoints
@@ -790,7 +791,22 @@ def test_nothing_is_copied_by_itself_where_somebody_may_read_it(
     trainer = kind(
         torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"), callbacks=callbacks
     )
-    assert TrainerFramework(trainer).staging("auto").objection == reader
+    assert TrainerFramework(trainer).staging("auto").objection() == reader
+
+
+@pytest.mark.parametrize(
+    ("callback", "switch", "on"),
+    [("WandbCallback", "_log_model", "checkpoint"), ("MLflowCallback", "_log_artifacts", True)],
+)
+def test_a_tracker_reads_checkpoints_where_it_is_told_to(callback: str, switch: str, on: Any, tmp_path: Path) -> None:
+    """Most are not told to. When a run begins it is not known: they read the environment at its first event."""
+    pytest.importorskip(callback.removesuffix("Callback").lower())
+    made = getattr(integration_utils, callback)()
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    staging = TrainerFramework(Trainer(torch.nn.Linear(1, 1), arguments, callbacks=[made])).staging("auto")
+    assert staging.objection() == ""
+    setattr(made, switch, on)
+    assert staging.objection() == f"{callback}.on_save() may read each checkpoint"
 
 
 def test_an_empty_machine_resumes_from_the_mirror(

@@ -593,4 +593,24 @@ def test_nothing_is_copied_by_itself_where_somebody_may_read_it(
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, callbacks=[kind(tmp_path)], plugins=[each() for each in plugins]
     )
-    assert LightningFramework(trainer, tmp_path).staging("auto").objection == reader
+    assert LightningFramework(trainer, tmp_path).staging("auto").objection() == reader
+
+
+@pytest.mark.parametrize(
+    ("logger", "options", "reads"),
+    [
+        ("CSVLogger", {}, False),
+        ("TensorBoardLogger", {}, False),
+        ("WandbLogger", {}, False),
+        ("WandbLogger", {"log_model": "all"}, True),
+    ],
+)
+def test_a_logger_reads_checkpoints_where_it_is_told_to(
+    logger: str, options: dict[str, Any], reads: bool, tmp_path: Path
+) -> None:
+    if logger != "CSVLogger":
+        pytest.importorskip(logger.removesuffix("Logger").lower())
+    made = getattr(pl.loggers, logger)(save_dir=tmp_path, **options)
+    trainer = pl.Trainer(accelerator="cpu", logger=made, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path)])
+    objection = f"{logger}.after_save_checkpoint() may read each checkpoint" if reads else ""
+    assert LightningFramework(trainer, tmp_path).staging("auto").objection() == objection

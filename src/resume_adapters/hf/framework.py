@@ -33,6 +33,7 @@ from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 
 if TYPE_CHECKING:
@@ -141,9 +142,9 @@ class TrainerFramework:
         @contextlib.contextmanager
         def saving(own: Mapping[str, Any]) -> Iterator[None]:
             trainer.current_flos = own["flops"]
-            vars(state).update(of_state)
             for callback, attributes in zip(files.exported_callbacks(trainer), own["callbacks"], strict=True):
                 files.restore_attributes(callback, attributes)
+            vars(state).update(of_state)
             del state.log_history[logs:]
             with contextlib.ExitStack() as stack:
                 # It is in memory, and nobody else's.
@@ -195,15 +196,20 @@ class TrainerFramework:
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save. What is pushed to the hub is not copied: it is read at once."""
-        trainer, native = self.trainer, transformers.TrainerCallback.on_save
-        others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
-        readers = [f"{type(each).__name__}.on_save" for each in others if type(each).on_save is not native]
+        trainer = self.trainer
         saves = ("_save_checkpoint", "_save", "save_model")  # seam: transformers 4.57 to 5.23
-        readers += own_methods(trainer, saves, _DO_NOT_READ)
+        own = own_methods(trainer, saves, _DO_NOT_READ)
+
+        def objection() -> str:
+            others = [each for each in trainer.callback_handler.callbacks if not isinstance(each, OptionsCallback)]
+            told = [each for each in others if reads_checkpoints(each, "on_save", ("transformers",))]
+            readers = [*(f"{type(each).__name__}.on_save" for each in told), *own]
+            return f"{readers[0]}() may read each checkpoint" if readers else ""
+
         peft = sys.modules.get("peft.peft_model")
         return StagingOptions(
             "off" if trainer.args.push_to_hub else stage,
-            objection=f"{readers[0]}() may read each checkpoint" if readers else "",
+            objection=objection,
             optimizers=lambda: [trainer.optimizer] if self.engine is None else self.engine.optimizers(),
             followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.model.state_dict(),

@@ -27,6 +27,7 @@ from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.lightning_files import writing_directly
+from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
@@ -155,10 +156,16 @@ class LightningFramework:
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        trainer, readers = self._trainer, _readers(self._trainer)
+        trainer, own = self._trainer, _own_saves(self._trainer)
+
+        def objection() -> str:
+            told = [each for each in trainer.loggers if reads_checkpoints(each, "after_save_checkpoint", _DO_NOT_READ)]
+            readers = [*(f"{type(each).__name__}.after_save_checkpoint" for each in told), *own]
+            return f"{readers[0]}() may read each checkpoint" if readers else ""
+
         return StagingOptions(
             stage,
-            objection=f"{readers[0]}() may read each checkpoint" if readers else "",
+            objection=objection,
             optimizers=lambda: trainer.optimizers if self.engine is None else self.engine.optimizers(),
             followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.lightning_module.state_dict(),
@@ -324,15 +331,12 @@ class LightningFramework:
             self.engine.close()
 
 
-def _readers(trainer: Any) -> list[str]:
-    """Return what may read a file before its commit: loggers, and the script's own methods around Lightning's save."""
-    native = pl.loggers.Logger.after_save_checkpoint
-    told = [type(each).__name__ for each in trainer.loggers if type(each).after_save_checkpoint is not native]
+def _own_saves(trainer: Any) -> list[str]:
+    """Return the script's own methods around Lightning's save, which may read a file before its commit."""
     of_callback = [name for name in dir(pl.callbacks.ModelCheckpoint) if not name.startswith("__")]
     saves = [(each, ["save_checkpoint"]) for each in (trainer, trainer.strategy, trainer.strategy.checkpoint_io)]
     saves += [(each, of_callback) for each in model_checkpoints.saving(trainer)]
-    own = [own_methods(each, names, _DO_NOT_READ) for each, names in saves]
-    return [*(f"{name}.after_save_checkpoint" for name in told), *(name for names in own for name in names)]
+    return [method for each, names in saves for method in own_methods(each, names, _DO_NOT_READ)]
 
 
 def _world_size() -> int:

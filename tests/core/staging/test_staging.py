@@ -599,7 +599,7 @@ class TestDecision:
             assert decision == "off: 0.5 MB are written about as fast as they are copied"
 
     def test_an_objection_of_the_adapter_counts(self, tmp_path: Path) -> None:
-        with decided(tmp_path, "auto", staging={"objection": "a callback reads it"}) as decision:
+        with decided(tmp_path, "auto", staging={"objection": lambda: "a callback reads it"}) as decision:
             assert decision == "off: a callback reads it"
 
     def test_a_state_that_fits_is_copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

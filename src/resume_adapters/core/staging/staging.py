@@ -52,7 +52,7 @@ class StagingOptions:
 
     Attributes:
         stage: what the user wants.
-        objection: why ``"auto"`` is ``"off"`` for this training; empty: nothing speaks against it.
+        objection: returns why ``"auto"`` is ``"off"`` for this training; empty: nothing speaks against it.
         optimizers: returns the optimizers that change what is saved; what others change is copied at once.
         followers: returns further tensors, by names, that change only when the first of the optimizers has begun its
             step.
@@ -64,7 +64,7 @@ class StagingOptions:
     """
 
     stage: Stage = "off"
-    objection: str = ""
+    objection: Callable[[], str] = str
     optimizers: Callable[[], Iterable[Any]] = tuple
     followers: Callable[[], Mapping[str, Any]] = dict
     tensors: Callable[[], Mapping[str, Any]] = dict
@@ -314,8 +314,8 @@ class Staging:
     def _decide(self, size: int) -> str:
         """Return which way saves go from now on, and why."""
         megabytes, is_auto = _megabytes(size), self._options.stage == "auto"
-        if is_auto and self._options.objection:
-            return f"off: {self._options.objection}"
+        if is_auto and (objection := self._options.objection()):
+            return f"off: {objection}"
         if is_auto and size < _WORTH_IT:
             return f"off: {megabytes} are written about as fast as they are copied"
         available = available_memory(self._storage) // self._ranks_here
