@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from resume_adapters.cli import run_directory
+from resume_adapters.cli import remote, run_directory
 from resume_adapters.cli.commands.pull import pull
 from resume_adapters.cli.commands.push import push
+from resume_adapters.core.checkpoint.retention import KeepBest
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.errors import UnsupportedSetting
 
@@ -41,6 +42,13 @@ def test_a_copy_is_pulled_and_valid(command, url, tmp_path):
     verified = command("verify", tmp_path / "new", "--json")
     assert [row["verdict"] for row in verified.json["checkpoints"]] == ["valid", "valid"]
     assert command("verify", url).code == 0
+
+
+def test_the_best_copy_is_marked(url):
+    rows = [remote.listing(url, KeepBest(1, "eval_loss", mode))["checkpoints"] for mode in ("min", "max")]
+    losses = [row["metrics"]["eval_loss"] for row in rows[0]]
+    marked = [[row["metrics"]["eval_loss"] for row in found if "best" in row["marks"]] for found in rows]
+    assert marked == [[min(losses)], [max(losses)]] and len(set(losses)) == 2
 
 
 def test_what_a_lost_machine_has_left_running_is_pulled_by_force(run_dir, url):
@@ -93,6 +101,8 @@ def test_status_says_what_is_there(command, url):
         (["pull", "{url}", "new", "99"], 2, "there is no checkpoint 99"),
         (["push", "{run}", "s3://k:s@bucket/a"], 2, "has credentials or a query"),
         (["push", "{run}", "nowhere"], 2, "is not a URL"),
+        (["status", "{url}", "--watch"], 2, "--watch follows a run directory"),
+        (["ls", "{url}", "--best", "los"], 2, "has the metric 'los'; they have"),
         (["status", "nothing://host/a"], 2, "unknown scheme"),
     ],
 )

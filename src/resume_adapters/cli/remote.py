@@ -11,9 +11,10 @@ import xxhash
 
 from resume_adapters.cli import documents
 from resume_adapters.cli.documents import Damage, Document, Verdict
-from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.cli.run_directory import STORAGE, best_by
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CheckpointState
+from resume_adapters.core.checkpoint.retention import KeepBest
 from resume_adapters.core.tiers.mirrors import open_tier
 from resume_adapters.core.tiers.options import Remote, is_url
 from resume_adapters.core.tiers.remote import RemoteTier
@@ -94,15 +95,23 @@ def rows(tier: RemoteTier) -> list[CheckpointInfo]:
     return found
 
 
-def listing(url: str) -> Document:
-    """Describe the checkpoints at a URL, oldest first, as those of a run directory are."""
+def listing(url: str, wanted: KeepBest | None = None) -> Document:
+    """Describe the checkpoints at a URL, oldest first, as those of a run directory are.
+
+    Args:
+        url: the URL.
+        wanted: the metric by which one is marked as the best.
+
+    Raises:
+        UnsupportedSetting: no checkpoint has that metric.
+    """
     found = rows(open_url(url))
     committed = [row for row in found if row.manifest is not None]
     newest = committed[-1] if committed else None
-    return {
-        "run_directory": url,
-        "checkpoints": [documents.checkpoint(row, ["anchor"] if row is newest else []) for row in found],
-    }
+    best = best_by(wanted, found, url) if wanted is not None else None
+    facts = [{"anchor": row is newest, "best": row.path.name == best} for row in found]
+    marks = [[mark for mark, holds in each.items() if holds] for each in facts]
+    return {"run_directory": url, "checkpoints": list(map(documents.checkpoint, found, marks))}
 
 
 def status(url: str) -> Document:

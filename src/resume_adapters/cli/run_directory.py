@@ -6,6 +6,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +93,7 @@ class RunDirectory:
         """
         if wanted is None:
             return self.newest.best if self.newest else None
-        self.require_metric(wanted.metric)
-        candidates = [
-            Candidate(row.path.name, row.manifest.step, row.manifest.written, row.manifest.metrics)
-            for row in self.rows
-            if row.manifest is not None
-        ]
-        return next(iter(wanted.keeps(candidates, now=0.0)), None)
+        return best_by(wanted, self.rows, str(self.path))
 
     def require_metric(self, metric: str) -> None:
         """Refuse a metric that no checkpoint has: with a misspelt name, none would be the best.
@@ -106,11 +101,7 @@ class RunDirectory:
         Raises:
             UnsupportedSetting: no checkpoint has that metric.
         """
-        known = sorted({name for row in self.rows if row.manifest is not None for name in row.manifest.metrics})
-        if metric not in known:
-            raise UnsupportedSetting(
-                f"no checkpoint of {self.path} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
-            )
+        _require_metric(metric, self.rows, str(self.path))
 
     def checkpoint(self, named: str) -> CheckpointInfo:
         """Return a checkpoint by its name, its path, or its step.
@@ -142,6 +133,29 @@ class RunDirectory:
         if status is None and os.path.lexists(file):
             return None, f"{CONTROL}/status.json is not a status of this package"
         return status, "" if status else f"there is no {CONTROL}/status.json"
+
+
+def best_by(wanted: KeepBest, rows: Sequence[CheckpointInfo], place: str) -> str | None:
+    """Return the name of the best of some checkpoints by a metric.
+
+    Raises:
+        UnsupportedSetting: none of the checkpoints of that place has the metric.
+    """
+    _require_metric(wanted.metric, rows, place)
+    candidates = [
+        Candidate(row.path.name, row.manifest.step, row.manifest.written, row.manifest.metrics)
+        for row in rows
+        if row.manifest is not None
+    ]
+    return next(iter(wanted.keeps(candidates, now=0.0)), None)
+
+
+def _require_metric(metric: str, rows: Sequence[CheckpointInfo], place: str) -> None:
+    known = sorted({name for row in rows if row.manifest is not None for name in row.manifest.metrics})
+    if metric not in known:
+        raise UnsupportedSetting(
+            f"no checkpoint of {place} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
+        )
 
 
 def resolved(path: Path) -> Path:

@@ -26,14 +26,14 @@ def list_checkpoints(
     Of several run directories, or of a directory above them (ls runs), an overview: one line for each run. Only the
     sizes of the files are checked. To check their content, use verify.
     """
+    wanted = policy_text.best(best) if best is not None else None
     if (url := only_url(run_dir)) is not None:
-        _show(remote.listing(url), best, json)
+        _show(remote.listing(url, wanted), best, json)
     paths = [place.path for place in run_dir]
     runs = run_directory.read_all(paths)
     if len(runs) > 1 or runs[0].path not in map(run_directory.resolved, paths):
         _show_overview(runs, json)
     run = runs[0]
-    wanted = policy_text.best(best) if best is not None else None
     _show(documents.checkpoints(run, run.best(wanted)), best, json)
 
 

@@ -15,6 +15,7 @@ from resume_adapters.cli import documents, remote, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, Places, app, console, only_url
 from resume_adapters.cli.documents import Document
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.errors import UnsupportedSetting
 
 
 @app.command(epilog=EXIT_CODES)
@@ -33,6 +34,8 @@ def status(
     and which start has claimed it.
     """
     if (url := only_url(run_dir)) is not None:
+        if watch:
+            raise UnsupportedSetting(f"--watch follows a run directory, and {url} has none: leave it out")
         _show_remote(url, json)
     paths = [place.path for place in run_dir]
     document = _read(paths)
