@@ -147,9 +147,10 @@ class TrainerFramework:
             vars(state).update(of_state)
             del state.log_history[logs:]
             with contextlib.ExitStack() as stack:
+                push, native = "_push_from_checkpoint", trainer._save_checkpoint  # seam: transformers 4.57 to 5.23
                 # It is in memory, and nobody else's.
-                stack.enter_context(wrapped(trainer, "_push_from_checkpoint", lambda push, checkpoint: None))
-                self._native = functools.partial(trainer._save_checkpoint, trainer.model_wrapped, None)
+                stack.enter_context(wrapped(trainer, push, lambda push, checkpoint: None))
+                self._native = functools.partial(native, trainer.model_wrapped, None)
                 stack.callback(setattr, self, "_native", None)
                 yield
 
@@ -254,7 +255,7 @@ class TrainerFramework:
         return settings.of_trainer(self.trainer, None if self.engine is None else self.engine.arguments())
 
     def describe(self) -> Sequence[PartEntry]:
-        """Return an entry for each part that the trainer saves, and for what nobody captures."""
+        """Return an entry for each part that the trainer saves."""
         return files.describe(self.trainer)
 
     def engine_state(self) -> EngineRankState | None:

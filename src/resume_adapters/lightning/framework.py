@@ -136,7 +136,7 @@ class LightningFramework:
             self._saving = None
 
     def save(self, directory: Path) -> None:
-        """Let Lightning's own ``save_checkpoint`` write. The first file is checked to be loadable.
+        """Let Lightning's own ``save_checkpoint`` write.
 
         Raises:
             OSError: :class:`ResumeCheckpointIO` could not write.

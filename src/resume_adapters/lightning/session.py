@@ -417,7 +417,7 @@ class FitSession:
         return {}
 
     def describe(self) -> list[PartEntry]:
-        """Return an entry for each part that this package captures, and for generators that nobody does."""
+        """Return an entry for each part that this package captures."""
         counted = {
             "counters": "progress of the loops, gradients of an unfinished accumulation",
             "metrics": "logged values that callbacks and schedulers read; what ModelCheckpoint does not save",

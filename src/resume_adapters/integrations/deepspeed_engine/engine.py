@@ -89,8 +89,7 @@ _STEP_FIRST = (
     *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),  # seam: deepspeed 0.19
     *("BF16_Optimizer", "FP16_Optimizer", "FP16_UnfusedOptimizer"),  # seam: deepspeed 0.19
 )
-"""DeepSpeed's optimizers that change weights after torch's has made its step, and nothing before. Those that hand a
-step to another process are not among them."""
+"""DeepSpeed's optimizers that change weights after torch's has made its step, and nothing before."""
 
 
 class EngineState:
@@ -154,7 +153,7 @@ class EngineState:
     def optimizers(self) -> list[Any]:
         """Return torch's optimizer, if in a step of the engine its step is the first to change weights and state."""
         outer = self.engine.optimizer
-        steps_first = type(outer).__name__ in _STEP_FIRST and not getattr(outer, "zenflow", False)
+        steps_first = type(outer).__name__ in _STEP_FIRST
         return [self.engine.basic_optimizer] if steps_first or outer is self.engine.basic_optimizer else []
 
     def weights(self) -> dict[str, Any]:
