@@ -62,7 +62,11 @@ def run_command(
         Stage, typer.Option(help="memory or disk: training goes on before the write; auto: where that is worth it.")
     ] = "auto",
     mirror: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="Copy checkpoints there: s3://bucket/runs/a, gs://, az://.")
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="Copy checkpoints there: s3://bucket/runs/{run}, gs://, az://; {run} is the run directory's name.",
+        ),
     ] = None,
     mirror_every: Annotated[int, typer.Option(metavar="N", help="Copy the first save and every Nth after it.")] = 1,
     mirror_keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N copies.")] = None,
