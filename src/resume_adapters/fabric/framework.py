@@ -24,6 +24,7 @@ from resume_adapters.core.loop.replicas import Replicas
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
+from resume_adapters.core.staging.readers import own_methods
 from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.census import Subjects
@@ -36,6 +37,9 @@ from resume_adapters.integrations.trackers.runs import Trackers
 
 FILE = "fabric.ckpt"
 """The file of ``fabric.save`` in a checkpoint."""
+
+_DO_NOT_READ = ("lightning", "lightning_fabric", "lightning_utilities")
+"""Packages whose methods do not read again what they save."""
 
 
 class FabricFramework(LoopFramework):
@@ -129,8 +133,15 @@ class FabricFramework(LoopFramework):
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        objects = self._objects
-        return StagingOptions(stage, optimizers=objects.inner_optimizers, tensors=self.state_dict)
+        objects, strategy = self._objects, self._fabric.strategy
+        savers = (self._fabric, "save"), (strategy, "save_checkpoint"), (strategy.checkpoint_io, "save_checkpoint")
+        own = [each for saver, name in savers for each in own_methods(saver, [name], _DO_NOT_READ)]
+        return StagingOptions(
+            stage,
+            objection=lambda: f"{own[0]}() may read each checkpoint" if own else "",
+            optimizers=objects.inner_optimizers,
+            tensors=self.state_dict,
+        )
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the one file that ``fabric.save`` writes, on the first rank."""
