@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -465,17 +465,25 @@ def _become(request: dict[str, Any]) -> None:
 
         traceback.print_exc()
     finally:
-        # What an interpreter does at its end, without unwinding into the server's loop.
-        import concurrent.futures.thread
-        import threading
+        end_process(status)
 
-        concurrent.futures.thread._python_exit()  # idle workers of an executor leave, busy ones end their work
-        for thread in threading.enumerate():
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join(30)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+def end_process(status: int) -> NoReturn:
+    """End as an interpreter does, without taking it down: neither into a server's loop, nor into gloo's threads.
+
+    A thread of gloo may still drop the tensors of the last collective. It needs the interpreter lock for that, and an
+    interpreter that ends meanwhile aborts (pytorch/pytorch#190489).
+    """
+    import concurrent.futures.thread
+    import threading
+
+    concurrent.futures.thread._python_exit()  # idle workers of an executor leave, busy ones end their work
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join(30)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

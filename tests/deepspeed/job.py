@@ -26,6 +26,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 import cycles
 from regression import FEATURES, Bare, Mapped
 
+from launch import end_process
 from training import (
     CONFIG,
     RANK,
@@ -35,7 +36,6 @@ from training import (
     digest,
     draws,
     event,
-    keep_process_group,
     located,
     policy,
     trace,
@@ -356,9 +356,7 @@ def main() -> None:
         return
     job.train()
     job.finish()
-    keep_process_group()
-    # An interpreter that ends may find threads of gloo at work otherwise, and abort.
-    torch.distributed.destroy_process_group()
+    end_process(0)
 
 
 if __name__ == "__main__":
