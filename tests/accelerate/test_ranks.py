@@ -65,6 +65,13 @@ def test_shards_that_are_copied_are_those_of_the_bare_save_state(bench: contract
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
+def test_what_is_copied_of_an_engine_is_that_of_the_bare_save_state(bench: contract.Bench, reference: Any) -> None:
+    config = {"zero": 2, "width": 256, "samples": 100, "options": {"stage": "memory"}}
+    contract.staged_equals_bare(bench, reference, config, ranks=2)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("sharding")
 def test_killed_with_copied_shards_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [MIDDLE, {"event": "step_end", "step": 18, "rank": 1}]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, COPIED, reference(COPIED, 2), kills, ranks=2)

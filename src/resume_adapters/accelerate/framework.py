@@ -172,9 +172,9 @@ class AccelerateFramework(LoopFramework):
         """Return what there is to know to copy a save."""
         return StagingOptions(
             stage,
-            optimizers=lambda: self._strategy.optimizers,
             tensors=self._strategy.tensors,
             writers=((accelerate.utils.other, "safe_save_file"),),  # seam: accelerate 1.6-1.15
+            **self._strategy.staged(),
         )
 
     def loaded_files(self, directory: Path) -> list[Path]:

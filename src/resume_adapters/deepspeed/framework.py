@@ -138,8 +138,7 @@ class DeepSpeedFramework(LoopFramework):
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        weights = self._state.weights
-        return StagingOptions(stage, optimizers=self._state.optimizers, followers=weights, tensors=weights)
+        return StagingOptions(stage, tensors=self._state.weights, **self._state.staged())
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return nothing: the engine's own files are checked when they are written."""

@@ -166,9 +166,8 @@ class LightningFramework:
         return StagingOptions(
             stage,
             objection=objection,
-            optimizers=lambda: trainer.optimizers if self.engine is None else self.engine.optimizers(),
-            followers=lambda: {} if self.engine is None else self.engine.weights(),
             tensors=lambda: trainer.lightning_module.state_dict(),
+            **({"optimizers": lambda: trainer.optimizers} if self.engine is None else self.engine.staged()),
         )
 
     def owner_of(self, file: Path) -> int:

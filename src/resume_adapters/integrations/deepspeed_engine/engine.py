@@ -150,6 +150,10 @@ class EngineState:
 
     # ---- Saving
 
+    def staged(self) -> dict[str, Any]:
+        """Return what a copied save has to know of the engine's steps, as fields of ``StagingOptions``."""
+        return {"optimizers": self.optimizers, "followers": self.weights}
+
     def optimizers(self) -> list[Any]:
         """Return torch's optimizer, if in a step of the engine its step is the first to change weights and state."""
         outer = self.engine.optimizer
