@@ -13,6 +13,7 @@ import pytest
 
 from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.tiers.mirror import TierMirror
 from resume_adapters.errors import (
     CheckpointsExist,
     FencedOff,
@@ -20,7 +21,7 @@ from resume_adapters.errors import (
     TierUnavailable,
     UnsupportedSetting,
 )
-from waiting import until, until_ended
+from waiting import LIMIT, until, until_ended
 
 import miniature
 from miniature import Miniature, committed, leftovers, set_aside
@@ -415,15 +416,50 @@ def test_every_second_save_is_copied_and_the_last_one(tmp_path: Path, remote: Mi
     assert manifests(store) == [1, 3, 5]
 
 
+class Blocked:
+    """Lets each copy of a tier wait until the test has seen it, so that a few saves take no longer than one copy.
+
+    Args:
+        mirror: the thread that copies.
+    """
+
+    def __init__(self, mirror: TierMirror) -> None:
+        self._tier: Any = mirror.tier
+        self._copy, self._tier.copy = self._tier.copy, self._blocked
+        self.begun: list[str] = []
+        self._released = threading.Semaphore(0)
+
+    def _blocked(self, place: str, files: Any) -> None:
+        self.begun.append(place.split("/")[0])
+        assert self._released.acquire(timeout=LIMIT)
+        self._copy(place, files)
+
+    def until_begun(self, name: str) -> None:
+        until(lambda: name in self.begun, lambda: self.begun)
+
+    def release(self, copies: int = 1) -> None:
+        self._released.release(copies)
+
+
 def test_retention_leaves_what_is_being_copied(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
-    job = train(tmp_path, remote(), 1, keep=KeepLast(1))
-    store.down = True
-    for step in (2, 3, 4):
+    """A copy takes longer than several saves, and what is copied is neither the oldest that is due nor the newest."""
+    job = begin(tmp_path, remote(), keep=KeepLast(2))
+    blocked = Blocked(job.run._mirrors._mirrors[0])
+    job.commit(1)
+    blocked.until_begun("checkpoint-1")
+    job.commit(2)
+    job.commit(3)
+    blocked.release()
+    blocked.until_begun("checkpoint-3")
+    for step in (4, 5, 6):
         job.commit(step)
-    assert committed(tmp_path).keys() == {"checkpoint-2", "checkpoint-4"}
-    store.down = False
-    finish(job, 4)
-    assert max(manifests(store)) == 4
+    assert committed(tmp_path).keys() == {"checkpoint-3", "checkpoint-5", "checkpoint-6"}
+    blocked.release()
+    blocked.until_begun("checkpoint-6")
+    assert manifests(store) == [1, 3]
+    blocked.release()
+    finish(job, 6)
+    assert manifests(store) == [1, 3, 6]
 
 
 def test_a_checkpoint_that_has_changed_is_not_copied(

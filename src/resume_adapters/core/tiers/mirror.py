@@ -120,6 +120,7 @@ class TierMirror:
         self._clock = clock
         self._changed = threading.Condition()
         self._due: list[Job] = []
+        self._copying: Identity | None = None
         self._generation = 0
         self._commits = 0
         self._closing_at: float | None = None
@@ -171,9 +172,9 @@ class TierMirror:
 
     @property
     def held(self) -> set[str]:
-        """The names of the checkpoints that retention must leave in the run directory: they are being copied."""
+        """The names of what retention must leave in the run directory: what is being copied, and what is next."""
         with self._changed:
-            return {job.checkpoint.name for job in (*self._due[:1], *self._due[-1:])}
+            return {job.checkpoint.name for job in self._due if job.identity == self._copying or job is self._due[-1]}
 
     def require_owned(self) -> None:
         """Raise what the thread has found.
@@ -263,7 +264,9 @@ class TierMirror:
 
     def _copied(self, identity: Identity) -> bool:
         """Try to copy a checkpoint, on all ranks together; return whether the thread goes on."""
-        job = next(each for each in self._due if each.identity == identity)
+        with self._changed:
+            self._copying = identity
+            job = next(each for each in self._due if each.identity == identity)
         began = time.monotonic()
         if job.may_be_there and self._ranks.gather(self._ranks.rank == 0 and self._is_there(job))[0]:
             self._drop(job)
