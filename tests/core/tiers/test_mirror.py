@@ -155,6 +155,20 @@ def test_where_one_rank_fails_both_try_again(
     assert steps(there) == [1]
 
 
+@pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError("no room for a part")])
+def test_a_machine_that_is_short_of_something_is_a_failure_like_any_other(
+    pair: Pair, there: list[TierCheckpoint], problem: Exception
+) -> None:
+    tier: Any = pair[1].tier
+    tier.problem = problem
+    for mirror in pair:
+        mirror.submit(job(1))
+    until(lambda: pair[0]._problem == str(problem), lambda: pair[0]._thread.is_alive())
+    tier.problem = None
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there) == [1]
+
+
 def test_where_the_file_of_one_rank_is_gone_both_leave_the_checkpoint_out(
     pair: Pair, there: list[TierCheckpoint]
 ) -> None:

@@ -121,6 +121,16 @@ def test_a_file_that_is_damaged_is_not_held(pair: Pair) -> None:
     assert (pair.copies(), miniature.leftovers(pair.directory / "ranks-00004")) == ([], [])
 
 
+def test_a_machine_that_is_short_of_something_copies_the_next(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(request: Request) -> Iterator[bytes]:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.client, "read", fail)
+        assert pair.copy(1) == "can't start new thread"
+    assert (pair.copy(2), pair.copies()) == ("", [2])
+
+
 def test_a_start_that_is_locked_out_copies_nothing(pair: Pair) -> None:
     pair.is_fenced = True
     pair.copy(1)

@@ -21,8 +21,8 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.tiers.options import OnBehind
 from resume_adapters.core.tiers.retention import prune
-from resume_adapters.core.tiers.tier import Identity, LocalFile, Tier, TierCheckpoint
-from resume_adapters.errors import CheckpointDamaged, FencedOff, ResumeError
+from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, Tier, TierCheckpoint
+from resume_adapters.errors import CheckpointDamaged, FencedOff
 
 MIRROR_THREAD = "resume-adapters-mirror"
 """The name of the threads."""
@@ -304,8 +304,8 @@ class TierMirror:
             return _Failure(error.message, is_fenced=True)
         except CheckpointDamaged as error:
             return _Failure(error.message, is_gone=True)
-        except (ResumeError, OSError) as error:
-            return _Failure(str(error))
+        except SHORTAGES as error:
+            return _Failure(str(error) or type(error).__name__)
         return None
 
     def _commit(self, job: Job) -> None:

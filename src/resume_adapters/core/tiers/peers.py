@@ -28,9 +28,9 @@ from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.serving import GOODBYE, THREAD_NAME, Address, Client, Server, own_addresses
-from resume_adapters.core.tiers.tier import TierCheckpoint, is_one_file
+from resume_adapters.core.tiers.tier import SHORTAGES, TierCheckpoint, is_one_file
 from resume_adapters.core.tiers.wire import Content, Request
-from resume_adapters.errors import CheckpointDamaged, FencedOff, ResumeError, TierUnavailable
+from resume_adapters.errors import CheckpointDamaged, FencedOff, TierUnavailable
 
 # ---- What a resume reads
 
@@ -140,8 +140,8 @@ class Replica:
                     step = self._copy(name)
                 except FencedOff:
                     raise
-                except (ResumeError, OSError) as error:
-                    problem = str(error)
+                except SHORTAGES as error:
+                    problem = str(error) or type(error).__name__
                 with self._changed:
                     self._progress = Progress(step, self._due is not None, problem)
 

@@ -10,6 +10,12 @@ from typing import NamedTuple, Protocol
 from resume_adapters.core.checkpoint.layout import EXTRAS, locate
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.storage.base import Bytes, Storage
+from resume_adapters.errors import ResumeError
+
+SHORTAGES = (ResumeError, OSError, RuntimeError, MemoryError)
+"""What a copy may fail with and succeed later: what this package raises, and what a machine lacks. Where no thread can
+be started, Python raises a RuntimeError.
+"""
 
 
 class Identity(NamedTuple):
