@@ -416,6 +416,14 @@ def test_every_second_save_is_copied_and_the_last_one(tmp_path: Path, remote: Mi
     assert manifests(store) == [1, 3, 5]
 
 
+def test_the_last_save_is_copied_whatever_it_was_saved_for(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    """A trainer saves at its last step as at any other, and only then learns that it ends."""
+    job = train(tmp_path, remote(every=3), 1, 2, 3)
+    assert manifests(store) == [1]
+    finish(job, 3)
+    assert manifests(store) == [1, 3]
+
+
 class Blocked:
     """Lets each copy of a tier wait until the test has seen it, so that a few saves take no longer than one copy.
 

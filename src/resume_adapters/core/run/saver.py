@@ -295,6 +295,5 @@ class Saver:
         if self.newest is None:  # only now is a checkpoint's size known
             self._warn_if_short(manifest)
         self.newest, self._last_manifest = name, manifest
-        is_last = self._step_control.flag.reason is not None or manifest.reason == "finished"
-        self._mirrors.submit(name, manifest, is_last=is_last)
+        self._mirrors.submit(name, manifest)
         self._messages.committed(name, describe_cursor(manifest.cursor))

@@ -121,6 +121,7 @@ class TierMirror:
         self._changed = threading.Condition()
         self._due: list[Job] = []
         self._copying: Identity | None = None
+        self._left_out: Job | None = None
         self._generation = 0
         self._commits = 0
         self._closing_at: float | None = None
@@ -144,15 +145,15 @@ class TierMirror:
         self._generation = generation
         self._thread.start()
 
-    def submit(self, job: Job, *, is_last: bool = False) -> None:
+    def submit(self, job: Job) -> None:
         """Count a commit, and copy it if it is due. Every rank calls it for the same commits in the same order.
 
         Args:
             job: the checkpoint.
-            is_last: the run ends after it, so it is due.
         """
-        is_due = is_last or job.may_be_there or self._commits % self._settings.every == 0
+        is_due = job.may_be_there or self._commits % self._settings.every == 0
         self._commits += not job.may_be_there
+        self._left_out = None if is_due else job
         if is_due:
             with self._changed:
                 self._due.append(job)
@@ -186,7 +187,9 @@ class TierMirror:
             raise self._fenced_off
 
     def finish(self, seconds_left: float | None = None) -> None:
-        """Wait for the copy of the newest checkpoint that is due, then end the thread. Every rank calls it.
+        """Wait for the copy of the newest checkpoint, which is due now; then end the thread. Every rank calls it.
+
+        Only here is it known that a save was the last one: a trainer saves at its last step as at any other.
 
         Args:
             seconds_left: until the process is ended from outside; a copy that does not fit is not begun.
@@ -195,6 +198,8 @@ class TierMirror:
             return
         left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
         with self._changed:
+            if self._left_out is not None:
+                self._due.append(self._left_out)
             self._closing_at = time.monotonic() + left
             self._changed.notify()
         if self._thread.ident is not None:

@@ -174,13 +174,12 @@ class Mirrors:
         for mirror in self._mirrors:
             mirror.start(generation)
 
-    def submit(self, name: str, manifest: Manifest, *, is_last: bool = False, may_be_there: bool = False) -> None:
+    def submit(self, name: str, manifest: Manifest, *, may_be_there: bool = False) -> None:
         """Copy a committed checkpoint to the tiers where it is due. Every rank calls it for each commit, in order.
 
         Args:
             name: the checkpoint.
             manifest: what it contains.
-            is_last: the run ends after it.
             may_be_there: an earlier start has committed it, and may have copied it.
         """
         if not self._mirrors:
@@ -191,7 +190,7 @@ class Mirrors:
         mine = [entry for entry in manifest.files if owner(entry.rank) == self._group.rank]
         files = LocalFile.of(self._storage, self._directory / name, mine)
         for mirror in self._mirrors:
-            mirror.submit(Job(TierCheckpoint(place, name, manifest), files, may_be_there), is_last=is_last)
+            mirror.submit(Job(TierCheckpoint(place, name, manifest), files, may_be_there))
 
     def held(self) -> dict[str, str]:
         """Return the checkpoints that retention must leave, each with the reason."""
