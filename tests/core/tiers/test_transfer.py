@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from resume_adapters.core.tiers import transfer
 from resume_adapters.core.tiers.tier import LocalFile
 from resume_adapters.core.tiers.transfer import download, upload
 from resume_adapters.errors import CheckpointDamaged, TierUnavailable
+from waiting import LIMIT
 
 from object_stores import FaultyStore
 
@@ -74,3 +77,44 @@ def test_very_large_files_have_few_parts() -> None:
     for size, part in ((1001, 1000), (9_000_000, 1000), (9_000_001, 2000), (10**9, 112_000)):
         assert transfer.part_of(size) == part
         assert size / part <= transfer.MOST_PARTS
+
+
+_HANGING = """
+import threading, time, types
+from pathlib import Path
+from resume_adapters.core.checkpoint.manifest import FileEntry
+from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.tier import LocalFile
+from resume_adapters.core.tiers.transfer import upload
+
+begun = threading.Event()
+def put(key, content):
+    begun.set()
+    time.sleep(3600)
+
+path = Path(__file__)
+files = [(str(number), LocalFile(path, FileEntry(path.name, *LocalStorage().digest(path)))) for number in range(20)]
+upload_all = lambda: upload(types.SimpleNamespace(put=put), LocalStorage(), files)
+threading.Thread(target=upload_all, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_store_that_hangs_does_not_keep_a_process_from_ending(tmp_path: Path) -> None:
+    """The thread that copies is given up at the end of a run; those that it has started are not waited for either."""
+    script = tmp_path / "script.py"
+    script.write_text(_HANGING)
+    subprocess.run([sys.executable, str(script)], timeout=LIMIT, check=True)
+
+
+def test_of_files_that_go_in_parallel_the_first_error_is_raised_and_no_more_are_begun(
+    tmp_path: Path, store: FaultyStore
+) -> None:
+    def refuse(number: int, key: str) -> None:
+        raise TierUnavailable(f"{key} is refused")
+
+    store.before = refuse
+    file = local_file(tmp_path, 50)
+    with pytest.raises(TierUnavailable, match="is refused"):
+        upload(store, STORAGE, [(str(number), file) for number in range(1000)])
+    assert store.requests < 100

@@ -6,6 +6,8 @@ more than 32 MB is mapped and cleared each time. Small files go in parallel, eac
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,9 +55,7 @@ def upload(store: Store, storage: Storage, files: Sequence[tuple[str, LocalFile]
         TierUnavailable: the store does not answer.
     """
     whole = [each for each in files if each[1].entry.bytes <= PART]
-    with ThreadPoolExecutor(_WHOLE_AT_ONCE, thread_name_prefix=THREAD_NAME) as pool:
-        for done in [pool.submit(_upload_whole, store, storage, key, file) for key, file in whole]:
-            done.result()
+    _in_parallel([functools.partial(_upload_whole, store, storage, key, file) for key, file in whole])
     for key, file in files:
         if file.entry.bytes > PART:
             part = part_of(file.entry.bytes)
@@ -65,6 +65,36 @@ def upload(store: Store, storage: Storage, files: Sequence[tuple[str, LocalFile]
 def part_of(size: int) -> int:
     """Return how large the parts of a large file are."""
     return PART * -(-size // (PART * MOST_PARTS))
+
+
+def _in_parallel(work: Sequence[Callable[[], object]]) -> None:
+    """Call functions on a few threads, and raise the first error, once none of them is under way.
+
+    The threads are daemons. An interpreter that exits waits for those of an executor, and the store may hang.
+    """
+    due, errors = iter(list(work)), list[BaseException]()
+
+    def run() -> None:
+        for each in due:
+            try:
+                each()
+            except BaseException as error:  # of any kind: it is raised in the thread that waits
+                errors.append(error)
+            if errors:
+                return
+
+    begun = []
+    try:
+        for number in range(min(_WHOLE_AT_ONCE, len(work))):
+            thread = threading.Thread(target=run, name=f"{THREAD_NAME}_{number}", daemon=True)
+            thread.start()
+            begun.append(thread)
+    except RuntimeError as error:  # the machine has no more
+        errors.append(error)
+    for thread in begun:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _upload_whole(store: Store, storage: Storage, key: str, file: LocalFile) -> None:
