@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,11 @@ from msgspec.structs import replace
 from resume_adapters.cli import remote, run_directory
 from resume_adapters.cli.commands.pull import pull
 from resume_adapters.cli.commands.push import push
+from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint.latest import latest_form, latest_name
+from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import KeepBest
+from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.errors import UnsupportedSetting
 
@@ -67,6 +72,27 @@ def test_a_project_directory_gets_it_where_the_other_commands_look(url, tmp_path
         pull(url, project / "checkpoints" if name == "10" else project, name)
     assert [row.path.name for row in run_directory.read(project).rows] == ["checkpoint-10", "checkpoint-30"]
     assert not (project / ".resume").exists()
+
+
+def test_what_is_pulled_is_later_than_the_start_that_owns_the_copies(url, tmp_path):
+    """Else a launch that finds the store down at its begin takes that one for a later one, and is locked out by it."""
+    claims = tmp_path / "bucket" / ".resume" / "claims"
+    claims.mkdir(parents=True)
+    (claims / "00000007").write_text("the machine that was lost")
+    pull(url, tmp_path / "new")
+    assert ControlDirectory(STORAGE, tmp_path / "new", time.time).fencing.generation() == 8
+
+
+@pytest.mark.parametrize("framework", ["transformers 5.3.0", "deepspeed 0.18.2"])
+def test_latest_is_what_the_framework_reads(url, tmp_path, framework):
+    (marker,) = (tmp_path / "bucket" / "checkpoint-30").rglob("manifest.json")
+    marker.write_bytes(encode_manifest(replace(decode_manifest(marker.read_bytes()), framework=framework)))
+    pull(url, tmp_path / "new")
+    latest = tmp_path / "new" / "latest"
+    assert latest.is_symlink() == framework.startswith("transformers")
+    form = latest_form(STORAGE, tmp_path / "new")
+    pull(url, tmp_path / "new", "10")
+    assert latest_name(STORAGE, tmp_path / "new") == "checkpoint-10" and latest_form(STORAGE, tmp_path / "new") == form
 
 
 def test_what_is_damaged_is_named(command, url, tmp_path):

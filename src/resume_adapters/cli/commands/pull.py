@@ -12,6 +12,8 @@ import typer
 from resume_adapters.cli import documents, remote, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, app, console, refuse_running
 from resume_adapters.cli.run_directory import STORAGE
+from resume_adapters.core.checkpoint.latest import Pointer, latest_form, latest_name
+from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.upkeep import prepare
@@ -39,12 +41,22 @@ def pull(
     control = ControlDirectory(STORAGE, directory, time.time)
     refuse_running(control.status.read(), directory, force)
     prepare(STORAGE, directory)
-    fence = functools.partial(control.fencing.require_owned, control.fencing.take_over())
+    # Later than the start that owns the URL: else a launch that claims it late would take that for a later one.
+    generation = control.fencing.take_over(tier.owner()[0])
+    fence = functools.partial(control.fencing.require_owned, generation)
     group = shared_by_all(SINGLE_PROCESS)
-    fetch = Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, "link")
+    latest = _latest_form(directory, found.manifest)
+    fetch = Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, latest)
     fetch.bring(tier, found)
     document = {"url": url, "run_directory": str(directory), "checkpoint": found.name, "bytes": found.manifest.bytes}
     if json:
         documents.write(document)
     else:
         render.copied(console(), document)
+
+
+def _latest_form(directory: Path, manifest: Manifest) -> Pointer:
+    """Return how ``latest`` is to name a checkpoint: as it does already, or as DeepSpeed needs it."""
+    if latest_name(STORAGE, directory) is not None:
+        return latest_form(STORAGE, directory)
+    return "file" if manifest.framework.startswith("deepspeed ") else "link"
