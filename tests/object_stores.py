@@ -27,6 +27,7 @@ class FaultyStore:
         before: is called before each request that changes something, with its number from 0 and the key.
         down: every request fails.
         lies: it overwrites what it is asked to create only.
+        refuses: what returns whether an object cannot be read.
         hides: what returns whether a listing leaves a key out.
         cuts: how many bytes of the framework's files are missing at the end, where they are read.
     """
@@ -35,6 +36,7 @@ class FaultyStore:
         self._store = ObjectStore(url, timedelta(seconds=5))
         self.before: Callable[[int, str], object] = lambda number, key: None
         self.down = self.lies = False
+        self.refuses: Callable[[str], bool] = lambda key: False
         self.hides: Callable[[str], bool] = lambda key: False
         self.cuts = 0
         self.requests = 0
@@ -48,9 +50,11 @@ class FaultyStore:
         number, self.requests = self.requests, self.requests + 1
         self.before(number, key)
 
-    def _ask(self) -> None:
+    def _ask(self, key: str = "") -> None:
         if self.down:
             raise TierUnavailable(f"could not reach {self.label}: it is down")
+        if self.refuses(key):
+            raise TierUnavailable(f"could not read {self.label}/{key}: access is denied")
 
     def put(self, key: str, content: bytes) -> None:
         self._change(key)
@@ -65,12 +69,12 @@ class FaultyStore:
         self._store.put_parts(key, parts, size)
 
     def get(self, key: str) -> bytes:
-        self._ask()
+        self._ask(key)
         found = self._store.get(key)
         return found[: len(found) - self.cuts] if key.endswith("model.bin") else found
 
     def get_range(self, key: str, begin: int, end: int) -> bytes:
-        self._ask()
+        self._ask(key)
         found = self._store.get_range(key, begin, end)
         return found[: len(found) - self.cuts]
 

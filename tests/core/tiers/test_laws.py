@@ -13,6 +13,7 @@ import pytest
 
 from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.mirror import TierMirror
 from resume_adapters.errors import (
     CheckpointsExist,
@@ -187,6 +188,27 @@ def test_an_answer_that_is_cut_off_is_asked_for_again_and_then_refused(
     store.cuts = 0
     job = Miniature(tmp_path / "b", mirror=remote())
     assert job.step == 1
+    job.run.close()
+
+
+def test_a_copy_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store may archive or refuse one object, and have the others."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    store.refuses = lambda key: key.startswith(f"{miniature.name(2)}/") and not key.endswith("manifest.json")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text, leftovers(tmp_path / "b")) == (1, "state at 1", [])
+    assert f"{miniature.name(2)} of the mirror is not used: could not read" in caplog.text
+    job.run.close()
+    lose(tmp_path / "b")
+    store.refuses = lambda key: key.startswith("checkpoint-") and not key.endswith("manifest.json")
+    with pytest.raises(TierUnavailable, match=r"could not read .*checkpoint-\d.*: access is denied"):
+        Miniature(tmp_path / "b", mirror=remote())
+    store.refuses = lambda key: False
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert job.step == 2
     job.run.close()
 
 
@@ -536,6 +558,27 @@ def test_two_trainings_of_a_process_need_two_urls(tmp_path: Path, remote: Mirror
 def test_the_url_may_have_the_name_of_the_run_directory(tmp_path: Path, url: str) -> None:
     for name in "ab":
         train(tmp_path / name, [Remote(f"{url}/{{run}}")], 1).run.close()
+
+
+def test_of_two_mirrors_one_serves_where_the_other_is_down(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stores = {f"{url}/{name}": FaultyStore(f"{url}/{name}") for name in ("one", "two")}
+    monkeypatch.setattr(mirrors, "ObjectStore", lambda url, *_: stores[url])
+    mirror = [Remote(each) for each in stores]
+    train(tmp_path, mirror, 1, 2).run.close()
+    for up, down in (("one", "two"), ("two", "one")):
+        lose(tmp_path)
+        stores[f"{url}/{up}"].down, stores[f"{url}/{down}"].down = False, True
+        caplog.clear()
+        job = Miniature(tmp_path, mirror=mirror)
+        assert job.step == 2
+        assert f"it is down. The run resumes from the checkpoints in {url}/{up}" in caplog.text
+        job.run.close()
+    lose(tmp_path)
+    stores[f"{url}/two"].down = True
+    with pytest.raises(TierUnavailable, match="does not begin from zero in its place"):
+        Miniature(tmp_path, mirror=[mirror[1]])
 
 
 def test_of_two_mirrors_the_second_serves_where_the_first_is_damaged(tmp_path: Path, url: str) -> None:

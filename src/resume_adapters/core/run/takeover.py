@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint, ResumeChoice
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.latest import Pointer, point_latest
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off
@@ -43,6 +43,7 @@ from resume_adapters.errors import (
     RunDirectoryUnusable,
     RunHalted,
     StateMismatch,
+    TierUnavailable,
 )
 
 T = TypeVar("T")
@@ -297,22 +298,26 @@ class Takeover:
             self.control.journal,
             self.latest,
         )
-        rejected = []
+        rejected = list[RejectedCheckpoint]()
+        unavailable: TierUnavailable | None = None
         for identity in found:
             mine = identity_of(choice.checkpoint, self.directory)
             if mine is not None and identity <= mine:
                 break
-            damage = candidates.bring(identity, fetch)
-            if damage is not None:
-                logger.warning("%s of the mirror is not used: %s", identity.name, damage.reason)
-                rejected.append(damage)
+            error = candidates.bring(identity, fetch)
+            if error is not None:
+                logger.warning("%s of the mirror is not used: %s", identity.name, error.message)
+                rejected.append(RejectedCheckpoint(self.directory / identity.name, error.message))
+                unavailable = error if isinstance(error, TierUnavailable) else unavailable
                 continue
             try:
                 choice, failure = self._choose(), None
-            except NoValidCheckpoint as error:
-                failure = error
+            except NoValidCheckpoint as none_valid:
+                failure = none_valid
         channel.barrier()  # a rank may still be connecting to the one that has nothing to fetch
         channel.close()
+        if choice.checkpoint is None and unavailable is not None:
+            raise unavailable
         if failure is not None:
             raise failure
         if choice.checkpoint is None and rejected:

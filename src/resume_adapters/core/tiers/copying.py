@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.storage.base import Bytes
 from resume_adapters.core.tiers.pieces import write_pieces
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 Read = Callable[[FileEntry], Iterator[Bytes]]
-"""Yields the content of a file of the original. It may raise :class:`CheckpointDamaged`."""
+"""Yields the content of a file of the original. May raise :class:`CheckpointDamaged` and :class:`TierUnavailable`."""
 
 
 def write_copy(
@@ -34,13 +35,16 @@ def write_copy(
 
     Raises:
         CheckpointDamaged: on all ranks: a file is not what the manifest says, and nothing is committed.
+        TierUnavailable: on all ranks: a file could not be read, and nothing is committed.
         SaveFailed: a file could not be written.
     """
     pending.open()
-    damage = pending.write(lambda: _write_files(pending, entries, read, source))
-    if any(damage):
+    found = pending.write(lambda: _write_files(pending, entries, read, source))
+    failure = next((each for each in found if each is not None), None)
+    if failure is not None:
         pending.drop(pending.ranks)
-        raise CheckpointDamaged(next(filter(None, damage)), path=pending.path, step=manifest.step)
+        kind = CheckpointDamaged if failure.is_damage else TierUnavailable
+        raise kind(failure.message, path=pending.path, step=manifest.step)
     pending.reveal()
     files = [(Path(entry.path), layout.locate(pending.storage, pending.path, entry.path)) for entry in entries]
     digests = {entry.path: (entry.bytes, entry.digest) for entry in entries}
@@ -48,8 +52,15 @@ def write_copy(
     pending.commit(pending.ranks, files, lambda _: manifest, lambda: filled)
 
 
-def _write_files(pending: PendingCheckpoint, entries: Sequence[FileEntry], read: Read, source: str) -> str:
-    """Write the files of this rank; return what is damaged in the original, empty if nothing is."""
+class _Failure(NamedTuple):
+    """Why a file of the original could not be copied."""
+
+    message: str
+    is_damage: bool
+
+
+def _write_files(pending: PendingCheckpoint, entries: Sequence[FileEntry], read: Read, source: str) -> _Failure | None:
+    """Write the files of this rank; return why one of the original cannot be used, ``None`` if all can."""
     pending.require_visible()
     for entry in entries:
         target = layout.locate(pending.storage, pending.place, entry.path)
@@ -58,11 +69,12 @@ def _write_files(pending: PendingCheckpoint, entries: Sequence[FileEntry], read:
             found = write_pieces(pending.storage, target, read(entry))
             if found != (entry.bytes, entry.digest):  # on the way, perhaps: read it once more
                 found = write_pieces(pending.storage, target, read(entry))
-        except CheckpointDamaged as error:
-            return error.message
+        except (CheckpointDamaged, TierUnavailable) as error:
+            return _Failure(error.message, isinstance(error, CheckpointDamaged))
         if found != (entry.bytes, entry.digest):
-            return (
+            return _Failure(
                 f"{source}/{entry.path} has the digest {found[1]}, its manifest says {entry.digest}: its content has "
-                "changed"
+                "changed",
+                is_damage=True,
             )
-    return ""
+    return None

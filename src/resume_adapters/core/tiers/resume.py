@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.catalog import Catalog
-from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
@@ -66,16 +66,22 @@ class TierCandidates:
         """
         found = self._on_leaders(self._list, "list the mirror")
         problem = next((error for _, error in found.values() if error), "")
-        if problem and not has_local:
+        common = set.intersection(*(set(identities) for identities, _ in found.values()))
+        if problem and not has_local and not common:
             raise TierUnavailable(
                 f"{problem}. There is no checkpoint in {self._catalog.directory}, and nobody knows whether one in the "
                 "mirror can be used: this run does not begin from zero in its place. Launch the same command again "
                 "when the store answers, or without the mirror to begin from zero"
             )
         if problem and self._ranks.rank == 0:
-            logger.warning("%s. The run resumes from the checkpoints in %s.", problem, self._catalog.directory)
-        common = set.intersection(*(set(identities) for identities, _ in found.values()))
+            logger.warning("%s. The run resumes from the checkpoints in %s.", problem, self._places(has_local))
         return sorted(common, reverse=True)
+
+    def _places(self, has_local: bool) -> str:
+        """Return where this rank has found checkpoints, for a message."""
+        used = {number for copies in self._here.values() for number, _ in copies}
+        local = [str(self._catalog.directory)] if has_local or not used else []
+        return " and ".join([*local, *(self._sources[number].label for number in sorted(used))])
 
     def _list(self) -> tuple[list[Identity], str]:
         problem = ""
@@ -111,35 +117,37 @@ class TierCandidates:
             return True
         return False
 
-    def bring(self, identity: Identity, fetch: Fetch) -> RejectedCheckpoint | None:
+    def bring(self, identity: Identity, fetch: Fetch) -> CheckpointDamaged | TierUnavailable | None:
         """Fetch a checkpoint to the run directories that lack it. Every rank calls it.
 
         Returns:
-            Why the copy cannot be used; ``None`` if all have it now.
-
-        Raises:
-            TierUnavailable: a tier does not answer.
+            Why no copy can be used, alike on all ranks; ``None`` if all have it now.
         """
         lacking = self._on_leaders(
             lambda: [] if self._has_whole(identity) else self._here.get(identity, []), "look at the mirror"
         )
         sources: list[tuple[int, TierCheckpoint]] = lacking[self._group.leader]
 
-        def bring() -> str:
-            damage = ""
+        def bring() -> tuple[str, str]:
+            damage = unavailable = ""
             for number, found in sources:
                 tier = self._sources[number]
                 if self._ranks.rank == 0:
                     logger.info("%s is fetched from %s.", identity.name, tier.label)
                 try:
                     fetch.bring(tier, found)
-                    return ""
+                    return "", ""
                 except CheckpointDamaged as error:
                     damage = error.message
-            return damage
+                except TierUnavailable as error:
+                    unavailable = error.message
+            return damage, unavailable
 
-        damage = next((each for each in run_on_all_ranks(self._ranks, bring, f"fetch {identity.name}") if each), "")
-        return RejectedCheckpoint(self._catalog.directory / identity.name, damage) if damage else None
+        found = run_on_all_ranks(self._ranks, bring, f"fetch {identity.name}")
+        if unavailable := next((each for _, each in found if each), ""):
+            return TierUnavailable(unavailable)
+        damage = next((each for each, _ in found if each), "")
+        return CheckpointDamaged(damage) if damage else None
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:
