@@ -170,6 +170,39 @@ def test_a_run_directory_that_is_made_again_is_another_run(node: Node) -> None:
     kill(job)
 
 
+def test_a_copy_of_a_run_directory_is_another_run_and_a_moved_one_is_not(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = node.start(save_every=1)
+    job.commit(1)
+    save_to_memory(job, 3)
+    kill(job)
+    original, copied = node.run_directory, node.run_directory.with_name("copied")
+    shutil.copytree(original, copied, symlinks=True)
+    node.run_directory = copied
+    job = node.start(save_every=1)
+    assert job.step == 1 and f"{copied} is a copy of {original}" in caplog.text
+    job.commit(2)
+    kill(job)
+    caplog.clear()
+    node.run_directory = original
+    job = node.start(save_every=1)
+    assert (job.step, job.text) == (3, "state at 3")
+    save_to_memory(job, 4)
+    kill(job)
+    node.run_directory = original.rename(original.with_name("moved"))
+    job = node.start(save_every=1)
+    assert (job.step, job.text) == (4, "state at 4")
+    kill(job)
+    linked = original.with_name("linked")
+    linked.symlink_to(node.run_directory)
+    node.run_directory = linked
+    job = node.start(save_every=1)
+    assert job.step == 4
+    kill(job)
+    assert "is a copy" not in caplog.text
+
+
 def test_scratch_regards_what_is_in_memory(node: Node) -> None:
     job = node.start(save_every=1)
     save_to_memory(job, 5)

@@ -23,7 +23,7 @@ from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.recovery.memory import HeldCheckpoint
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
-from resume_adapters.core.run_directory.identity import read_identity, write_identity
+from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.status import RunStatus, may_start
@@ -169,14 +169,21 @@ class Takeover:
 
     def _open_memory(self, memory: MemoryTier) -> None:
         """Find what earlier starts of this run have left in memory; a node that is new gets the run's identity."""
-        found = self._on_leaders(lambda: read_identity(self.storage, self.directory), "read the identity")
+        found = self._on_leaders(self._own_identity, "read the identity")
         identity = next(filter(None, found.values()), None) or self.ranks.gather(uuid.uuid4().hex[:16])[0]
-        self._on_leaders(lambda: self._give_identity(identity), "write the identity")
+        self._on_leaders(lambda: write_identity(self.storage, self.directory, identity), "write the identity")
         memory.connect(self.ranks, self.storage_group, identity)
 
-    def _give_identity(self, identity: str) -> None:
-        if read_identity(self.storage, self.directory) != identity:
-            write_identity(self.storage, self.directory, identity)
+    def _own_identity(self) -> str | None:
+        original = original_of(self.storage, self.directory)
+        if original is None:
+            return read_identity(self.storage, self.directory)
+        logger.warning(
+            "%s is a copy of %s: it is another run from now on, and what that one has in memory is not used here.",
+            self.directory,
+            original,
+        )
+        return None
 
     def _on_leaders(self, work: Callable[[], T], doing: str) -> dict[int, T]:
         """Run ``work`` on the leaders of all run directories; return their results by rank, on every rank."""
