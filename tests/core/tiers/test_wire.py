@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -144,6 +146,49 @@ def test_strangers_are_refused_and_cost_nothing(server: Server) -> None:
     assert fetched(server.port) == FILE
     for each in silent:
         each.close()
+
+
+def test_who_sends_a_little_at_a_time_has_no_longer_than_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else eight such connections keep the port from the nodes of the run for ever."""
+    monkeypatch.setattr(wire, "PATIENCE", 0.4)
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(bytes(32) + (4000).to_bytes(4, "big"))
+        stranger.settimeout(0.1)
+        while time.monotonic() < began + LIMIT:
+            with contextlib.suppress(TimeoutError):
+                if not stranger.recv(1000):
+                    break
+            stranger.sendall(b"x")
+    assert time.monotonic() - began < LIMIT / 2
+    monkeypatch.setattr(wire, "PATIENCE", LIMIT)
+    assert fetched(server.port) == FILE
+
+
+def test_a_server_that_cannot_accept_for_a_while_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may have as many files open as it is allowed."""
+    failures = iter([OSError(errno.EMFILE, "too many open files"), ConnectionAbortedError()])
+
+    class Listening:
+        def __init__(self) -> None:
+            self._socket = serving_listen()
+
+        def accept(self) -> Any:
+            if (failure := next(failures, None)) is not None:
+                raise failure
+            return self._socket.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._socket, name)
+
+    serving_listen = serving._listen
+    monkeypatch.setattr(serving, "_listen", Listening)
+    server = Server(TOKEN, 3, find)
+    assert fetched(server.port) == FILE
+    server.close()
+    until_ended(server._thread)
 
 
 def test_what_is_no_server_of_this_run_is_refused() -> None:

@@ -19,6 +19,9 @@ THREAD_NAME = "resume-adapters-peers"
 _AT_ONCE = 8
 """Clients that a server answers at a time."""
 
+_PAUSE = 0.2
+"""Seconds after which a server that cannot accept a client tries again."""
+
 GOODBYE = 2.0
 """Seconds for which the end of a run waits for each thread."""
 
@@ -44,6 +47,7 @@ class Server:
         self._find = find
         self._listening = _listen()
         self._free = threading.BoundedSemaphore(_AT_ONCE)
+        self._is_closing = threading.Event()
         self._clients: dict[socket.socket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -55,12 +59,14 @@ class Server:
         return port
 
     def _accept(self) -> None:
-        while True:
+        while not self._is_closing.is_set():
             self._free.acquire()
             try:
                 client, _ = self._listening.accept()
-            except OSError:  # it is closed
-                return
+            except OSError:  # it is closed, or this process has as many files open as it may
+                self._free.release()
+                self._is_closing.wait(_PAUSE)
+                continue
             thread = threading.Thread(target=self._answer, args=(client,), name=THREAD_NAME, daemon=True)
             self._clients[client] = thread
             thread.start()
@@ -77,6 +83,7 @@ class Server:
 
     def close(self) -> None:
         """Close the port and all connections."""
+        self._is_closing.set()
         _shut(self._listening)
         for client in list(self._clients):
             _shut(client)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ _PIECE = 1 << 20
 """Bytes received at a time."""
 
 PATIENCE = 10.0
-"""Seconds in which the other side has to send or take something."""
+"""Seconds in which the other side has to show that it has the token, and from then on to send or take something."""
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -73,12 +74,20 @@ class Content:
 
 
 class _Line:
-    """A connection of which both challenges are known."""
+    """A connection of which both challenges are known.
 
-    def __init__(self, connection: socket.socket, token: bytes, challenges: bytes) -> None:
+    Args:
+        connection: the connection.
+        token: of this start.
+        challenges: of both sides.
+        ends: when the other side must have shown that it has the token.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes, challenges: bytes, ends: float) -> None:
         self._connection = connection
         self._token = token
         self._challenges = challenges
+        self._ends = ends
 
     def mac(self, kind: bytes, message: bytes) -> bytes:
         """Return the MAC of a message."""
@@ -95,35 +104,50 @@ class _Line:
         Raises:
             TierUnavailable: it is too long, or its MAC is another one.
         """
-        count = int.from_bytes(_receive(self._connection, 4), "big")
+        count = int.from_bytes(_receive(self._connection, 4, self._ends), "big")
         if count > _LONGEST_MESSAGE:
             raise TierUnavailable(f"a message has {count} bytes, expected at most {_LONGEST_MESSAGE}")
-        message = _receive(self._connection, count)
-        self.require(kind, message, "it has another token")
+        message = _receive(self._connection, count, self._ends)
+        self.require(kind, message, "it has another token", self._ends)
+        self._connection.settimeout(PATIENCE)
         return message
 
-    def require(self, kind: bytes, message: bytes, otherwise: str) -> None:
+    def require(self, kind: bytes, message: bytes, otherwise: str, ends: float | None = None) -> None:
         """Receive the MAC of a message, and compare it.
+
+        Args:
+            kind: of the message.
+            message: what was received.
+            otherwise: what it means where the MAC is another one.
+            ends: when it must be here; by default it may take as long as each piece of the content.
 
         Raises:
             TierUnavailable: it is another one.
         """
-        if not hmac.compare_digest(_receive(self._connection, _MAC), self.mac(kind, message)):
+        if not hmac.compare_digest(_receive(self._connection, _MAC, ends), self.mac(kind, message)):
             raise TierUnavailable(f"the other side cannot be trusted: {otherwise}")
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int, ends: float | None = None) -> bytes:
     """Receive exactly so many bytes.
+
+    Args:
+        connection: the connection.
+        count: how many bytes.
+        ends: when all of them must be here; by default only the next piece is waited for.
 
     Raises:
         TierUnavailable: the connection ends before that.
+        TimeoutError: they are not here in time.
     """
-    return b"".join(_receive_pieces(connection, count))
+    return b"".join(_receive_pieces(connection, count, ends))
 
 
-def _receive_pieces(connection: socket.socket, count: int) -> Iterator[bytes]:
+def _receive_pieces(connection: socket.socket, count: int, ends: float | None = None) -> Iterator[bytes]:
     left = count
     while left:
+        if ends is not None:
+            connection.settimeout(max(ends - time.monotonic(), 1e-3))  # zero would not wait at all
         piece = connection.recv(min(left, _PIECE))
         if not piece:
             raise TierUnavailable(f"the connection ended {left} bytes too early")
@@ -145,9 +169,10 @@ def answer(connection: socket.socket, token: bytes, holder: int, find: Callable[
         OSError: the connection failed.
     """
     connection.settimeout(PATIENCE)
+    ends = time.monotonic() + PATIENCE
     challenge = secrets.token_bytes(_CHALLENGE)
     connection.sendall(_MAGIC + challenge)
-    line = _Line(connection, token, challenge + _receive(connection, _CHALLENGE))
+    line = _Line(connection, token, challenge + _receive(connection, _CHALLENGE, ends), ends)
     request = msgspec.json.decode(line.receive(b"request"), type=Request)
     try:
         found = find(request)
@@ -185,11 +210,12 @@ def ask(address: tuple[str, int], token: bytes, request: Request) -> Iterator[by
 
 def _ask(address: tuple[str, int], token: bytes, request: Request) -> Iterator[bytes]:
     with socket.create_connection(address, timeout=PATIENCE) as connection:
-        if _receive(connection, len(_MAGIC)) != _MAGIC:
+        ends = time.monotonic() + PATIENCE
+        if _receive(connection, len(_MAGIC), ends) != _MAGIC:
             raise TierUnavailable("the other side is no peer of this run")
-        theirs, mine = _receive(connection, _CHALLENGE), secrets.token_bytes(_CHALLENGE)
+        theirs, mine = _receive(connection, _CHALLENGE, ends), secrets.token_bytes(_CHALLENGE)
         connection.sendall(mine)
-        line = _Line(connection, token, theirs + mine)
+        line = _Line(connection, token, theirs + mine, ends)
         line.send(b"request", msgspec.json.encode(request))
         header = msgspec.json.decode(line.receive(b"header"), type=_Header)
         if header.holder != request.holder:
