@@ -16,14 +16,18 @@ from msgspec.structs import replace
 
 from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.checkpoint.validity import read_manifest
+from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import SHORTEST_IN_MEMORY, Cadence, optimal
 from resume_adapters.core.session.environment import TextOptions
+from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.storage.private import make_private_directory
+from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import mirror_of, require_mirrors
-from resume_adapters.errors import CheckpointsExist, FencedOff, UnsupportedSetting
+from resume_adapters.core.tiers.peers import Peers
+from resume_adapters.errors import CheckpointsExist, FencedOff, RunDirectoryUnusable, UnsupportedSetting
 
 import faults
 import miniature
@@ -257,6 +261,7 @@ class MemoryFault(LocalStorage):
     def __init__(self, memory: Path) -> None:
         super().__init__()
         self.memory, self.failing, self.free = memory, 0, 10**9
+        self.does_not_remove = self.does_not_list = False
 
     def free_bytes(self, path: Path) -> int:
         if self.failing == errno.ESTALE:
@@ -267,6 +272,61 @@ class MemoryFault(LocalStorage):
         if self.failing and path.is_relative_to(self.memory):
             raise OSError(self.failing, os.strerror(self.failing), str(path))
         super().write(path, content)
+
+    def remove_file(self, path: Path) -> None:
+        if self.does_not_remove and path.is_relative_to(self.memory):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().remove_file(path)
+
+    def entries(self, path: Path) -> list[Entry]:
+        if self.does_not_list and path.is_relative_to(self.memory):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().entries(path)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["copy", "save"])
+def test_a_checkpoint_in_memory_that_cannot_be_completed_ends_no_run(
+    node: Node, alone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is committed: only its marker stays. The leader alone completes it, and the other ranks do not wait."""
+    storage = MemoryFault(node.memory)
+    job = node.start(storage=storage, save_every=1)
+    storage.does_not_remove = True
+    if alone:
+        save_to_memory(job, 10)
+    else:
+        job.commit(10)
+    storage.does_not_remove = False
+    assert caplog.text.count(os.strerror(errno.EIO)) == 1 and node.held() == [10]
+    kill(job)
+    job = node.start(save_every=1)
+    assert (job.step, miniature.leftovers(node.place)) == (10, [])
+    kill(job)
+
+
+class Told(SingleProcess):
+    """A rank that remembers what it has told the others."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        self.told.append(value)
+        return super().gather(value)
+
+
+def test_of_a_memory_that_cannot_be_listed_all_ranks_learn(node: Node) -> None:
+    """Those that wait for what the others have to say would wait for ever."""
+    storage = MemoryFault(node.memory)
+    storage.does_not_list = True
+    ranks = Told()
+    with pytest.raises(RunDirectoryUnusable, match="cannot be listed"):
+        node.start(storage=storage, ranks=ranks)
+    assert "cannot be listed" in ranks.told[-1][1]
+    held = HeldCheckpoints(storage, node.memory, lambda: None, time.time)
+    with pytest.raises(RunDirectoryUnusable, match="cannot be listed"):
+        Peers(storage, node.memory / "peers", held, lambda: None, time.time).connect(ranks, [(0,)], {})
+    assert "cannot be listed" in ranks.told[-1][1]
 
 
 def test_a_memory_that_is_too_small_is_left_alone_and_its_size_is_said(

@@ -133,7 +133,9 @@ class MemoryTier:
                 "committed in the run directory, which a machine that replaces another one sees too"
             )
         self._held = HeldCheckpoints(self._storage, self.directory, self._fence, self._clock)
-        self.had_checkpoints = any(ranks.gather(bool(self._held.names())))
+        self.had_checkpoints = any(
+            run_on_all_ranks(ranks, lambda: bool(self._held.names()), "list the memory", unusable)
+        )
         if self._settings.peers:
             copies = self.directory / CONTROL / "peers"
             self._peers = Peers(self._storage, copies, self._held, self._fence, self._clock)
@@ -266,14 +268,20 @@ class MemoryTier:
 
     def committed(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
         """Complete a checkpoint that is committed here. Every rank calls it."""
-        if self.group.is_leader:
-            try:
-                pending.complete()
-            finally:
-                pending.release()
-            if self._peers is not None:
-                self._peers.submit(pending.path.name)
         self._step, self._problem = manifest.step, ""
+        if not self.group.is_leader:
+            return
+        try:
+            pending.complete()
+        except FencedOff:
+            raise
+        except (ResumeError, OSError) as error:  # on the leader alone: the others have nothing to agree on with it
+            self._problem = f"{pending.path} is whole, and could not be completed: {error}"
+            logger.warning("%s. The training goes on: the next start completes it.", self._problem)
+        finally:
+            pending.release()
+        if self._peers is not None:
+            self._peers.submit(pending.path.name)
 
     def failed(self, ranks: Ranks, error: ResumeError) -> None:
         """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it."""

@@ -22,7 +22,7 @@ from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import FileEntry, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.remove import Fence
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
+from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.tiers.copying import write_copy
@@ -225,11 +225,19 @@ class Peers:
             ranks: the ranks of the run.
             seen: for each rank the ranks of its node.
             environment: the environment variables.
+
+        Raises:
+            TierUnavailable: the memory of a node cannot be read.
         """
         members, nodes = seen[ranks.rank], sorted(set(seen))
         is_leader = ranks.rank == members[0]
         token = bytes.fromhex(ranks.gather(secrets.token_hex(32))[0])
-        gathered = ranks.gather(self._offer(token, ranks.rank, environment) if is_leader else None)
+        gathered = run_on_all_ranks(
+            ranks,
+            lambda: self._offer(token, ranks.rank, environment) if is_leader else None,
+            "offer its memory",
+            lambda cause: TierUnavailable(f"the memory of this node cannot be read: {cause}"),
+        )
         offers = {rank: offer for rank, offer in enumerate(gathered) if offer is not None}
         client = Client(token, {rank: offer.address for rank, offer in offers.items()})
         found = [
