@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.stop.walltime import Deadline
+from resume_adapters.core.tiers import mirror as tier_mirror
 from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.mirror import TierMirror
 from resume_adapters.errors import (
@@ -531,6 +534,28 @@ def test_the_last_copy_is_begun_only_if_it_fits(
     assert manifests(store) in ([1], [1, 2])
     if manifests(store) == [1]:
         assert "would not have been copied in the time left" in caplog.text
+
+
+@pytest.mark.parametrize("walltime", [False, True], ids=["failed", "walltime"])
+def test_a_run_that_fails_does_not_wait_for_long(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, walltime: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to be launched again; and the processes that share the machine may be waited for."""
+    job = begin(tmp_path, remote())
+    blocked = Blocked(job.run._mirrors._mirrors[0])
+    if walltime:
+        job.run._step_control.deadline = Deadline(time.time() + 0.5, "a test", time.time())
+    else:
+        monkeypatch.setattr(mirrors, "_LONGEST_CLOSE", 0.5)
+    monkeypatch.setattr(tier_mirror, "_LONGEST_GOODBYE", 0.5)
+    thread = job.run._mirrors._mirrors[0]._thread
+    job.commit(1)
+    blocked.until_begun("checkpoint-1")
+    began = time.monotonic()
+    job.run.close()
+    assert time.monotonic() - began < LIMIT / 2
+    blocked.release()
+    until_ended(thread)
 
 
 def test_a_fetched_checkpoint_replaces_an_older_one_of_its_name(

@@ -105,7 +105,7 @@ def pair(there: list[TierCheckpoint], asked: list[str]) -> Iterator[Pair]:
     yield found
     meeting.barrier.abort()
     for mirror in found:
-        mirror.close()
+        mirror.close(LIMIT)
 
 
 def together(pair: Pair, work: Callable[[TierMirror], object]) -> None:
@@ -129,7 +129,7 @@ def test_a_rank_that_has_committed_less_is_waited_for(pair: Pair, there: list[Ti
     pair[1].submit(job(2))
     together(pair, lambda mirror: mirror.finish())
     assert steps(there)[-1] == 2 and pair[0].behind == pair[1].behind == 0
-    together(pair, lambda mirror: mirror.close())
+    together(pair, lambda mirror: mirror.close(LIMIT))
 
 
 def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierCheckpoint]) -> None:
@@ -208,7 +208,7 @@ def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     ranks: Any = pair[0]._ranks
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     began = time.monotonic()
-    pair[0].close()
+    pair[0].close(LIMIT)
     assert time.monotonic() - began < LIMIT / 2
     assert not ranks.is_closed, "its thread is in a collective"
 
@@ -217,7 +217,7 @@ def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:
     tier: Any = ListTier(0, there)
     ranks: Any = ThreadRanks(0, Meeting())
     mirror = TierMirror(tier, Remote("memory://x"), 5.0, ranks, print, print, time.time)
-    mirror.close()
+    mirror.close(LIMIT)
     assert ranks.is_closed
 
 
@@ -244,4 +244,4 @@ def test_a_store_that_hangs_keeps_nobody(caplog: pytest.LogCaptureFixture) -> No
     mirror.finish(seconds_left=3.0)
     assert waited[0] <= 1.0 and "mirror behind" in caplog.text
     released.set()
-    mirror.close()
+    mirror.close(LIMIT)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from resume_adapters.core.tiers.keys import Claim, aside_in, claim_in, name_in, 
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import require_mirrors
 from resume_adapters.errors import MissingFramework, TierUnavailable, UnsupportedSetting
+from waiting import LIMIT
 
 from object_stores import FaultyStore
 
@@ -49,6 +52,18 @@ def test_what_the_client_says_is_repeated_without_credentials(tmp_path: Path) ->
             store.get("a")
     assert "127.0.0.1" not in str(raised.value) and "***" in str(raised.value)
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_a_store_that_does_not_answer_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not a secret")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        store = ObjectStore("s3://bucket/run", timedelta(seconds=0.5))
+        began = time.monotonic()
+        with pytest.raises(TierUnavailable, match="could not read"):
+            store.get("a")
+        assert time.monotonic() - began < LIMIT
 
 
 def test_a_missing_client_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -548,7 +548,8 @@ class ResumableRun:
                 undo.callback(self.ranks.close)
             undo.callback(self.storage_group.close)
             undo.callback(self._staging.close)
-            undo.callback(self._mirrors.close)
+            deadline = self._step_control.deadline
+            undo.callback(self._mirrors.close, deadline.at if deadline else None)
             if self._memory_tier is not None:
                 undo.callback(self._memory_tier.close)
             undo.callback(self._saver.close)

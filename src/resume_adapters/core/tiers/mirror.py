@@ -212,10 +212,14 @@ class TierMirror:
                 f" ({self._problem})" if self._problem else ", which would not have been copied in the time left",
             )
 
-    def close(self) -> None:
-        """End the thread, without waiting for a copy that other ranks may never join. Then close the channel."""
+    def close(self, seconds_left: float) -> None:
+        """End the thread, without waiting for a copy that other ranks may never join. Then close the channel.
+
+        Args:
+            seconds_left: for which a single rank may wait for it.
+        """
         if self._ranks.world_size == 1:
-            self.finish()
+            self.finish(seconds_left)
         with self._changed:
             self._is_abandoned = True
             self._changed.notify()

@@ -31,6 +31,9 @@ _USED: dict[str, Path] = {}
 _TOKEN = 12
 """Digits of a start's token that the keys have."""
 
+_LONGEST_CLOSE = 30.0
+"""Seconds for which a run that has not waited for its last copies waits at its close."""
+
 
 def open_tier(
     mirror: Remote, storage: Storage, token: str, group: str = "", environment: Mapping[str, str] | None = None
@@ -221,11 +224,17 @@ class Mirrors:
         for mirror in self._mirrors:
             mirror.finish(None if left is None else left - (time.monotonic() - began))
 
-    def close(self) -> None:
-        """End the threads, and release what the tiers hold."""
+    def close(self, ends: float | None = None) -> None:
+        """End the threads, and release what the tiers hold; a run that has failed does not wait for long.
+
+        Args:
+            ends: see :meth:`finish`.
+        """
         mirrors, self._mirrors = self._mirrors, []
+        began = time.monotonic()
+        left = _LONGEST_CLOSE if ends is None else min(_LONGEST_CLOSE, ends - self._clock())
         for mirror in mirrors:
-            mirror.close()
+            mirror.close(left - (time.monotonic() - began))
 
 
 def group_ranks(ranks: Ranks, group: StorageGroup) -> Ranks:

@@ -16,7 +16,7 @@ from resume_adapters.errors import MissingFramework, ResumeError
 _RETRIES = 8
 """How often a request is tried again, at growing intervals with jitter."""
 
-_LONGEST_REQUEST = timedelta(minutes=5)
+_LONGEST_REQUEST, _LONGEST_CONNECT = timedelta(minutes=5), timedelta(seconds=10)
 
 SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file", "memory"})
 """Those that obstore knows."""
@@ -124,8 +124,9 @@ def _open(url: str, retry: timedelta, environment: Mapping[str, str]) -> Any:
     if scheme == "file":
         return from_url(url, mkdir=True)
     plain = any(environment.get(name, "").startswith("http://") for name in _ENDPOINTS)
+    longest = min(retry, _LONGEST_REQUEST)
     return from_url(
         url,
-        client_options={"timeout": _LONGEST_REQUEST, "connect_timeout": timedelta(seconds=10), "allow_http": plain},
-        retry_config={"max_retries": _RETRIES, "retry_timeout": min(retry, _LONGEST_REQUEST)},
+        client_options={"timeout": longest, "connect_timeout": min(longest, _LONGEST_CONNECT), "allow_http": plain},
+        retry_config={"max_retries": _RETRIES, "retry_timeout": longest},
     )
