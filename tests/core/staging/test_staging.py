@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -624,6 +625,16 @@ class TestDecision:
         monkeypatch.setattr(staging, "_SPARE", -(10**9))
         with decided(tmp_path, "memory") as decision:
             assert "cannot be had" in decision
+
+    def test_a_machine_without_room_for_another_descriptor(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(name: str) -> int:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(os, "memfd_create", fail)
+        with decided(tmp_path, "memory") as decision:
+            assert decision.startswith("off: ") and "cannot be had: Too many open files" in decision
 
     def test_what_the_machine_has_not(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(staging, "available_memory", lambda storage: 1_000_000)

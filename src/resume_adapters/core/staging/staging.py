@@ -325,7 +325,11 @@ class Staging:
             return f"off: {megabytes} are more than the {available / 1e6:,.0f} MB of memory that are left"
         if not hasattr(os, "memfd_create"):
             return "off: this system has no memory that processes share by a descriptor"
-        if not is_exact():
+        try:
+            is_native = is_exact()
+        except OSError as error:  # the save behind which this is made is committed: it must not fail the run
+            return f"off: memory that processes share by a descriptor cannot be had: {error.strerror}"
+        if not is_native:
             return "off: files written with the torch or the safetensors installed here differ from the captured ones"
         self._goes_straight = self._options.stage == "disk" or not fits
         return self._make(size + _SPARE)
