@@ -412,6 +412,47 @@ def test_a_state_that_grows_gets_more_memory(training: Training) -> None:
     assert training.run._staging._lacking == 0
 
 
+def grow(training: Training) -> None:
+    """Let a state be larger than the memory for its copy."""
+    training.model.register_buffer("large", torch.zeros(1 << 20))
+    training.average = torch.optim.swa_utils.AveragedModel(training.model)
+
+
+@pytest.mark.parametrize(("stage", "then"), [("memory", "off: "), ("auto", "disk: ")])
+def test_a_state_that_grows_past_the_memory_that_is_left_gets_none(
+    tmp_path: Path, stage: str, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_WORTH_IT", 0)
+    training = Training(tmp_path / "run", stage)
+    settle(training)
+    assert training.run._staging.decision.startswith("memory: ")
+    monkeypatch.setattr(staging, "available_memory", lambda storage: 4_000_000)
+    grow(training)
+    Held.go_on.set()
+    for _ in range(2):
+        training.commit()
+        training.step()
+    assert training.run._staging.decision.startswith(then)
+    training.run.close()
+
+
+def test_a_state_that_has_grown_gets_more_memory_once(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run", storage=Full())
+    settle(training)
+    Held.go_on.set()
+    grow(training)
+    training.commit()
+    arena = training.run._staging._arena
+    assert arena is not None and arena.size > 8 << 20
+    Full.is_full = True
+    for _ in range(2):
+        training.step()
+        training.commit()
+    Full.is_full = False
+    assert training.run._staging._arena is arena
+    training.run.close()
+
+
 @pytest.mark.parametrize("training", ["memory"], indirect=True)
 def test_a_state_that_grows_before_it_was_compared_is_compared_all_the_same(training: Training) -> None:
     training.step()

@@ -124,13 +124,15 @@ class ThreadSaveEngine:
 
     # ---- On the thread
 
-    def _release_after(self, request: SaveRequest, work: Callable[[SaveRequest], None]) -> None:
-        """Do the work for a save, and then let go of what was captured of it."""
+    def _release_after(self, request: SaveRequest, work: Callable[[SaveRequest], Manifest | None]) -> None:
+        """Do the work for a save, let go of what was captured of it, and make what the next one needs."""
         try:
-            work(request)
+            manifest = work(request)
         finally:
             if request.staged is not None:
                 request.staged.close()
+        if manifest is not None:
+            self._prepare(manifest)
 
     def _write_marker(self, request: SaveRequest) -> Manifest | None:
         """Fill the files and commit; return ``None`` where the save was dropped."""
@@ -139,7 +141,7 @@ class ThreadSaveEngine:
         fill = dict if request.staged is None else functools.partial(_fill, request.staged, request.complete)
         return request.pending.commit(self._ranks, request.files, request.describe, fill)
 
-    def _commit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> None:
+    def _commit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> Manifest | None:
         """Commit a checkpoint in memory; what goes wrong there is said, and does not end the run."""
         try:
             manifest = self._write_marker(request)
@@ -147,15 +149,15 @@ class ThreadSaveEngine:
             raise
         except ResumeError as error:
             memory.failed(self._ranks, error)
-            return
+            return None
         if manifest is not None:
             memory.committed(request.pending, manifest)
-            self._prepare(manifest)
+        return manifest
 
-    def _commit(self, request: SaveRequest) -> None:
+    def _commit(self, request: SaveRequest) -> Manifest | None:
         pending, manifest = request.pending, self._write_marker(request)
         if manifest is None:
-            return
+            return None
         self._last_committed = pending.step
         seconds = time.monotonic() - request.began
         self._on_committed(pending.path.name, manifest, seconds)
@@ -167,9 +169,9 @@ class ThreadSaveEngine:
         )
         if self._memory is not None:
             self._memory.copy(self._ranks, pending.path, manifest, functools.partial(_captured, request))
-        self._prepare(manifest)
         if pending.storage_group.is_leader and not request.is_last:
             pending.begin_next()
+        return manifest
 
     def _prepare(self, manifest: Manifest) -> None:
         own = [entry for entry in manifest.files if entry.rank == self._ranks.rank]

@@ -186,7 +186,7 @@ class Staging:
         self._starts = 0
         self._saves = 0
         self._lacking = 0
-        self._has_captured = False
+        self._has_captured = True
         self._restless: set[str] = set()
         self._has_dropped = False
         self._captured: Capture | None = None
@@ -293,18 +293,20 @@ class Staging:
 
     def _next_decision(self, size: int) -> str:
         arena, writer = self._arena, self._writer
+        # Of the last save that was captured, once: those that follow may not be.
+        lacking, self._lacking = self._lacking, 0
+        has_captured, self._has_captured = self._has_captured, True
         if not self.decision:
             return self._decide(size)
         if arena is None or writer is None:
             return self.decision
-        if self._lacking and not self._goes_straight:
-            return self._make(arena.size + self._lacking)
-        if self._lacking and not self._has_captured:
+        if lacking and not self._goes_straight:
             self._release()
-            return (
-                f"off: {_megabytes(self._lacking)} change elsewhere than in an optimizer's step: too much to be copied"
-            )
-        if self._saves and not self._has_captured:
+            return self._decide(arena.size + lacking)
+        if lacking and not has_captured:
+            self._release()
+            return f"off: {_megabytes(lacking)} change elsewhere than in an optimizer's step: too much to be copied"
+        if not has_captured:
             self._release()
             return "off: nothing that is saved goes through torch.save or safetensors"
         if not writer.is_alive and self._starts < _STARTS:
@@ -318,6 +320,7 @@ class Staging:
             return f"off: {objection}"
         if is_auto and size < _WORTH_IT:
             return f"off: {megabytes} are written about as fast as they are copied"
+        # What a copy before this one had is not counted: it may still have to be compared.
         available = available_memory(self._storage) // self._ranks_here
         # Of more, the system would kill a process, and raise no error.
         fits = size + _SPARE <= available // (2 if is_auto else 1)
