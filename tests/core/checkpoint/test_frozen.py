@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from resume_adapters import KeepLast
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
+from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import FencedOff, ResumeError
 from selection import often
@@ -20,7 +22,7 @@ from selection import often
 import faults
 import miniature
 from faults import FreezingStorage
-from miniature import Miniature, name, native
+from miniature import GivenContent, Miniature, name, native
 
 pytestmark = pytest.mark.usefixtures("shape")
 
@@ -227,3 +229,38 @@ def test_a_prune_that_wakes_up_leaves_what_a_later_start_resumes_from(tmp_path: 
             assert (again.step, again.text) == (30, "state at 30"), f"frozen before operation {at}"
             assert name(10) in miniature.committed(directory)
     assert pruned
+
+
+class CopiedContent(GivenContent):
+    """Weights that are copied, and a field that is known only once they are; ``meanwhile`` is called before that."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__(lambda path: torch.save({"weights": torch.rand(1 << 15)}, native(path)))
+        self.meanwhile = meanwhile
+
+    def rank_state(self) -> dict[str, Any]:
+        return {"text": "copied", "digest": None}
+
+    def completed(self) -> dict[str, Any]:
+        self.meanwhile()
+        return {"digest": "of the copied weights"}
+
+
+def test_what_is_known_only_once_the_weights_are_copied_is_not_written_into_a_later_start(tmp_path: Path) -> None:
+    found: list[dict[str, bytes]] = []
+    job = Miniature(tmp_path / "run", staging=StagingOptions("memory"))
+    for step in (10, 20):
+        job.run.save(name(step), step, CopiedContent(bool), is_file=miniature.FILES)
+        job.run.flush()
+    checkpoint = job.run.require_valid(job.run.directory / name(20))
+    assert job.run.reader(checkpoint).rank_tree(0) == {"text": "copied", "digest": "of the copied weights"}
+
+    def later() -> None:
+        Miniature(tmp_path / "run").commit(30, "thirty of the later start")
+        found.append(content(tmp_path / "run"))
+
+    job.run.save(name(30), 30, CopiedContent(later), is_file=miniature.FILES)
+    with pytest.raises(FencedOff):
+        job.run.flush()
+    assert content(tmp_path / "run") == found[0]
+    assert Miniature(tmp_path / "run").text == "thirty of the later start"

@@ -7,7 +7,8 @@ first.
 
 A start may be frozen at any moment and wake up when a later one has saved the same step. So nothing is written under a
 name that a later start may use: all files are written in a directory named by a token, then the checkpoint gets its
-name, and its markers are changed through a descriptor of their directory. A start removes what earlier ones left before
+name, and its markers are changed through a descriptor of their directory, as is a file that is completed later through
+one of its own. A start removes what earlier ones left before
 it saves, and whatever they still write is lost with that.
 """
 
@@ -242,7 +243,20 @@ class PendingCheckpoint:
     def write_file(self, path: Path, content: bytes) -> None:
         """Write a file of this package. The manifest will have the digest of these bytes, not of what was stored."""
         self.storage.write(path, content)
-        self._written[path.relative_to(self.directory)] = len(content), xxhash.xxh3_128_hexdigest(content)
+        self._note(path.relative_to(self.directory), content)
+
+    def rewriting(self, path: Path) -> Callable[[bytes], None]:
+        """Return what writes a file of this package again, with no fewer bytes, whatever has its name by then."""
+        rewrite, name = self.storage.rewriting(path), path.relative_to(self.directory)
+
+        def write(content: bytes) -> None:
+            rewrite(content)
+            self._note(name, content)
+
+        return write
+
+    def _note(self, name: Path, content: bytes) -> None:
+        self._written[name] = len(content), xxhash.xxh3_128_hexdigest(content)
 
     # ---- Committing
 

@@ -20,19 +20,13 @@ RankTree = Mapping[str, Any]
 
 
 class CheckpointContent(Protocol):
-    """What a checkpoint is to hold. Each method is called once for a save, on every rank, in this order."""
+    """What a checkpoint is to hold. The methods are called for each save, on every rank, in this order."""
 
     def save(self, directory: Path) -> None:
         """Let the framework write its own files."""
 
     def rank_state(self) -> RankTree:
         """Return what belongs to this rank alone; after :meth:`save`, which may draw random numbers."""
-
-    def completed(self) -> RankTree:
-        """Return the fields of :meth:`rank_state` that are known only once the framework's tensors are copied.
-
-        It is called on the thread that commits, where they are copied.
-        """
 
     def parts(self) -> Mapping[str, Stateful]:
         """Return what may be alike on all ranks."""
@@ -45,7 +39,13 @@ class CheckpointContent(Protocol):
         """
 
     def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
+        """Return the rank that wrote a file of the framework, by its path in the checkpoint; called for each file."""
+
+    def completed(self) -> RankTree:
+        """Return the fields of :meth:`rank_state` that are known only once the framework's tensors are copied.
+
+        It is called last, on the thread that commits, and only where they are copied.
+        """
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def write_checkpoint(
     pending: PendingCheckpoint,
     content: CheckpointContent,
     clock: Callable[[], float],
-    capturing: Callable[[Path], AbstractContextManager[Any]] = nullcontext,
+    capturing: Callable[[Path], AbstractContextManager[object]] = nullcontext,
 ) -> WrittenCheckpoint:
     """Write a pending checkpoint, and give it its name; every rank calls it.
 
@@ -75,7 +75,8 @@ def write_checkpoint(
         pending: the checkpoint, opened.
         content: what it is to hold.
         clock: returns seconds since 1970.
-        capturing: returns the context in which the framework writes into a path.
+        capturing: returns the context in which the framework writes into a path, and which says whether what it
+            writes is completed later.
 
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
@@ -86,14 +87,17 @@ def write_checkpoint(
     parts = PartsWriter()
     rank_state: RankTree = {}
     document = b""
+    rewrite: Callable[[bytes], None] | None = None
     found = WrittenCheckpoint([], {})
 
     def write_alone() -> tuple[dict[str, str], float]:
-        nonlocal rank_state, document
-        with capturing(pending.place):
+        nonlocal rank_state, document, rewrite
+        with capturing(pending.place) as is_captured:
             content.save(pending.place)
         rank_state = content.rank_state()
         document = write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
+        if is_captured is True:
+            rewrite = pending.rewriting(pending.directory / f"{rank_file('', rank)}.json")
         return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
 
     def write_parts() -> None:
@@ -109,9 +113,9 @@ def write_checkpoint(
         found = WrittenCheckpoint(files, facts, complete)
 
     def complete() -> None:
-        fields = content.completed()
-        if fields:  # the rest may have changed since
-            pending.write_file(pending.directory / f"{rank_file('', rank)}.json", encoding.merged(document, fields))
+        fields = content.completed() if rewrite is not None else {}
+        if rewrite is not None and fields:  # the rest may have changed since
+            rewrite(encoding.merged(document, fields).ljust(len(document)))
 
     def owner(path: Path) -> int:
         wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)

@@ -199,7 +199,7 @@ class Saver:
         pending: PendingCheckpoint,
         content: CheckpointContent,
         began: float,
-        capturing: Callable[[Path], contextlib.AbstractContextManager[Any]],
+        capturing: Callable[[Path], contextlib.AbstractContextManager[object]],
         *,
         to_memory: bool = False,
     ) -> SaveRequest:

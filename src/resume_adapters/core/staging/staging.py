@@ -199,8 +199,8 @@ class Staging:
     # ---- On the training thread
 
     @contextlib.contextmanager
-    def capturing(self, directory: Path) -> Iterator[None]:
-        """Return the context in which a framework writes a checkpoint.
+    def capturing(self, directory: Path) -> Iterator[bool]:
+        """Return the context in which a framework writes a checkpoint; it says whether that is captured.
 
         Args:
             directory: where: a directory, or one file.
@@ -210,7 +210,7 @@ class Staging:
         self._has_dropped = False
         # A hole takes no room, and a disk that is full is found by a save that is waited for.
         if arena is None or has_dropped or self._storage.free_bytes(directory.parent) < self._size:
-            yield
+            yield False
             return
         import safetensors.torch
         import torch
@@ -225,7 +225,7 @@ class Staging:
             stack.enter_context(wrapped(torch, "save", capture.torch_save))
             for module, name in ((safetensors.torch, "save_file"), *self._options.writers):
                 stack.enter_context(wrapped(module, name, capture.save_file))
-            yield
+            yield True
             capture.end()
 
     def copy_of(self, tensor: Any) -> Any:
