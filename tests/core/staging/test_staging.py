@@ -82,7 +82,8 @@ class Training:
         self.writes: dict[str, Any] = {}
         self.expected: dict[str, Any] = {}
         chosen = StagingOptions(
-            stage, optimizers=lambda: [self.optimizer], tensors=self.model.state_dict, **options.pop("staging", {})
+            stage,
+            **{"optimizers": lambda: [self.optimizer], "tensors": self.model.state_dict, **options.pop("staging", {})},
         )
         options = {"ranks": SingleProcess(), **options}
         self.run = ResumableRun(directory, staging=chosen, keep=KeepAll(), **options)
@@ -384,6 +385,53 @@ def test_a_full_disk_is_found_before_the_next_step(training: Training, monkeypat
     assert training.committed == [1, 2, 3, 5]
 
 
+@pytest.mark.parametrize("training", ["disk"], indirect=True)
+def test_a_file_that_cannot_be_filled_fails_the_commit_on_all_ranks(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(training)
+
+    def other(*_: Any) -> None:
+        raise KeyError("data/0")
+
+    monkeypatch.setattr(fill, "fill_holes", other)
+    training.save()
+    training.step()
+    with pytest.raises(SaveFailed, match="data/0"):
+        training.run.flush()
+    monkeypatch.undo()
+    training.commit()
+    assert training.committed == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "then"), [(RuntimeError, "dropped: parameter 0 of AdamW changed"), (KeyError, "KeyError")]
+)
+def test_names_that_cannot_be_found_leave_no_rank_waiting(
+    tmp_path: Path,
+    error: type[Exception],
+    then: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def tensors() -> dict[str, Any]:
+        raise error("KeyError of the framework")
+
+    training = Training(tmp_path / "run", staging={"tensors": tensors})
+    hold(monkeypatch)
+    settle(training)
+    path = training.save()
+    training.model[0].weight.data.mul_(0.9)
+    Held.go_on.set()
+    failed = pytest.raises(SaveFailed, match=then) if error is KeyError else contextlib.nullcontext()
+    with failed:
+        training.run.flush()
+    assert not path.exists() and (error is KeyError or then in capsys.readouterr().err)
+    training.step()
+    training.commit()
+    training.run.close()
+
+
 def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> None:
     settle(training)
     before = open_files()
@@ -535,7 +583,9 @@ class Another(SingleProcess):
     changed: tuple[str, ...] = ()
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, list(self.changed)] if isinstance(value, list) else [value]
+        names = value[0] if isinstance(value, tuple) else None
+        is_of_names = isinstance(names, list) and all(isinstance(each, str) for each in names)
+        return [value, (list(self.changed), None)] if is_of_names else [value]
 
 
 def test_a_save_that_another_rank_drops_is_dropped_here_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -217,14 +217,19 @@ class PendingCheckpoint:
                 move(self.storage, {begun / entry.name: beside}, self.fence)
         self._emptied = begun
 
-    def write(self, work: Callable[[], T]) -> list[T]:
+    def write(self, work: Callable[[], T], ranks: Ranks | None = None) -> list[T]:
         """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
+
+        Args:
+            work: writes; it must not communicate with other ranks.
+            ranks: the ranks of the run, on the channel of the calling thread; by default those that write.
 
         Raises:
             SaveFailed: this rank could not write.
             PeerFailed: another rank could not.
         """
-        return self._or_abandon(self.ranks, lambda: self._on_all(self.ranks, work, "write"))
+        on = self.ranks if ranks is None else ranks
+        return self._or_abandon(on, lambda: self._on_all(on, work, "write"))
 
     def require_visible(self) -> None:
         """Check that this rank sees the directory that its leader created. Every rank calls it in :meth:`write`.

@@ -19,6 +19,7 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.engine import SaveRequest
+from resume_adapters.core.staging.owned import OwnedStorage
 from resume_adapters.core.staging.staging import StagedSave, Staging
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
@@ -179,8 +180,14 @@ class ThreadSaveEngine:
 
     def _is_dropped(self, request: SaveRequest) -> bool:
         """Copy what was left for later; where something has changed before that, on any rank, drop the save on all."""
-        changed = [] if request.staged is None else request.staged.copy()
-        names = [name for each in self._ranks.gather(self._staging.names(changed)) for name in each]
+        changed: list[OwnedStorage] = []
+
+        def copy() -> list[str]:
+            if request.staged is not None:
+                changed.extend(request.staged.copy())
+            return self._staging.names(changed)
+
+        names = [name for each in request.pending.write(copy, self._ranks) for name in each]
         if names:
             self._staging.drop(changed)
             request.pending.drop(self._ranks)

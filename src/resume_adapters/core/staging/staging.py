@@ -89,11 +89,15 @@ class StagedSave:
     def __init__(self, capture: Capture, writer: Writer) -> None:
         self._capture = capture
         self._writer = writer
-        self._error: OSError | ValueError | None = None
         self.copied = threading.Event()
 
     def copy(self) -> list[OwnedStorage]:
-        """Copy what was left for later, or write it; return what has changed meanwhile: the save is of no use then."""
+        """Copy what was left for later, or write it; return what has changed meanwhile: the save is of no use then.
+
+        Raises:
+            OSError: a file could not be written.
+            ValueError: one is not what ``torch.save`` writes.
+        """
         arena = self._capture.arena
         changed = []
         try:
@@ -105,8 +109,6 @@ class StagedSave:
             self._capture.later.clear()
             for file in self._capture.files:
                 changed += self._write(file)
-        except (OSError, ValueError) as error:  # all ranks learn of it when they fill their files
-            self._error = error
         finally:
             self.copied.set()
         return changed
@@ -129,8 +131,6 @@ class StagedSave:
             OSError: one could not be written.
             ValueError: one is not what ``torch.save`` writes.
         """
-        if self._error is not None:
-            raise self._error
         filled = [(each.path, self._writer.fill(each.descriptor, each.missing)) for each in self._capture.files]
         return {path: found for path, found in filled if path is not None}
 
@@ -264,7 +264,10 @@ class Staging:
         """Return what has changed, by names that a user knows."""
         if not changed:
             return []
-        tensors = self._options.tensors().items()
+        try:
+            tensors = self._options.tensors().items()
+        except RuntimeError:  # the training changes its modules at this moment
+            tensors = {}.items()
         known = {local_tensor(each).untyped_storage().data_ptr(): name for name, each in tensors}
         return [known.get(each.address, each.name) for each in changed]
 
