@@ -89,6 +89,7 @@ class LoopCheckpointing:
         self._counted: str | None = None
         self._framework = framework
         self._session = session
+        self._name: str | None = None
         self._epoch = self._step = 0
 
     # ---- Resuming
@@ -163,9 +164,12 @@ class LoopCheckpointing:
             return
         if self.metrics.has_evaluated:
             self._session.require_metrics(self.metrics.names)
-        self.metrics.assign_best(name)
-        self._session.save(name, step, self)
-        self.metrics.begin_manifest()
+        self._name = name
+        try:
+            self._session.save(name, step, self)
+        finally:
+            self._name = None
+        self.metrics.begin_manifest(step)
 
     @property
     def holds(self) -> bool:
@@ -187,6 +191,8 @@ class LoopCheckpointing:
 
     def rank_state(self) -> LoopRankState:
         """Return what this rank saves for itself."""
+        if self._name is not None:  # here the save before is committed, or it is known that it is not
+            self.metrics.assign(self._name, self._session.run.last_commit)
         return LoopRankState(
             epoch=self._epoch,
             begun=self.passes.begun,

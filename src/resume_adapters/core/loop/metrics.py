@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from resume_adapters.core.checkpoint.manifest import finite_metrics
 from resume_adapters.core.state.records import Record
@@ -28,6 +28,14 @@ class BestMetrics(Record):
     checkpoint: str | None
 
 
+class _Given(NamedTuple):
+    """What the last save was given: its step, the metrics, and whether it is the best."""
+
+    step: int
+    metrics: dict[str, Any]
+    is_best: bool
+
+
 class LoopMetrics:
     """The losses and metrics of a loop.
 
@@ -45,6 +53,7 @@ class LoopMetrics:
         self._current: dict[str, Any] = {}
         self._best: dict[str, float] = {}
         self._is_new_best = False
+        self._given: _Given | None = None
 
     def add(self, loss: Any, metrics: Mapping[str, float] | None) -> None:
         """Add the loss and the metrics of a batch; a loss that is a tensor is not waited for."""
@@ -86,18 +95,30 @@ class LoopMetrics:
 
     # ---- In a checkpoint
 
-    def assign_best(self, checkpoint: str) -> None:
-        """Let a checkpoint be the best, if a best value came since the one before it."""
+    def assign(self, checkpoint: str, last_commit: int | None) -> None:
+        """Let a checkpoint say what came since the one before it, and be the best if a best value did.
+
+        Where the save before it failed or was dropped, it says what that one was to say, too.
+
+        Args:
+            checkpoint: its name.
+            last_commit: step of the newest checkpoint that is committed.
+        """
+        given, self._given = self._given, None
+        if given is not None and (last_commit is None or last_commit < given.step):
+            self._current = {**given.metrics, **self._current}
+            self._is_new_best = self._is_new_best or given.is_best
         if self._is_new_best:
-            self.best_checkpoint, self._is_new_best = checkpoint, False
+            self.best_checkpoint = checkpoint
 
     def of_manifest(self) -> dict[str, float | None]:
         """Return the newest value of each metric since the last checkpoint."""
         return finite_metrics({name: float(value) for name, value in self._current.items()})
 
-    def begin_manifest(self) -> None:
-        """Begin to collect what the next manifest says."""
-        self._current = {}
+    def begin_manifest(self, step: int) -> None:
+        """Begin to collect what the next manifest says, after a save of this step."""
+        self._given = _Given(step, self._current, self._is_new_best)
+        self._current, self._is_new_best = {}, False
 
     def losses(self) -> LossSum:
         """Return the running sum of the losses; each rank has its own."""
