@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 
 from resume_adapters.core.dataloader.attributes import LoaderAttributes
 from resume_adapters.core.dataloader.progress import LoaderPosition
-from resume_adapters.core.dataloader.tracked import track
+from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import StaticState
 from selection import often
@@ -235,3 +235,52 @@ def test_a_transform_that_is_a_module_and_attributes_that_come_and_go() -> None:
     empty = LoaderAttributes({})
     empty.look()
     assert empty.capture() == []
+
+
+class Prioritised(Counting):
+    """Its order follows from the losses of all samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = torch.ones(50_000)
+
+
+def test_what_changes_on_a_sampler_and_is_too_large_is_named() -> None:
+    sampler = Prioritised()
+    loader = track(DataLoader(range(SAMPLES), BATCH, sampler=sampler), {})
+    for number, _ in enumerate(loader.loader):
+        sampler.losses[number] = 0.5
+    assert loader.position(SAMPLES // BATCH).attributes is not None
+    assert loader.missing == {"sampler.losses": "Tensor"}
+
+
+def seed_worker(worker: int) -> None:
+    random.seed(worker + torch.initial_seed())
+
+
+class Drawing(Curriculum):
+    def __getitem__(self, index: int) -> list[float]:
+        return [index, random.random()]
+
+
+@pytest.mark.parametrize("function", ["worker_init_fn", "collate_fn"])
+def test_a_function_of_the_workers_that_is_set_after_the_loader_is_tracked(function: str) -> None:
+    def made() -> tuple[DataLoader[Any], TrackedLoader]:
+        torch.manual_seed(1)
+        loader = DataLoader(Drawing(), BATCH, num_workers=1)
+        tracked = track(loader)
+        setattr(loader, function, seed_worker if function == "worker_init_fn" else torch.tensor)
+        return loader, tracked
+
+    loader, tracked = made()
+    passing = iter(loader)
+    for _ in range(2):
+        next(passing)
+    position, rest = tracked.position(2), [_stacked(each).tolist() for each in passing]
+    loader, tracked = made()
+    tracked.restore(position)
+    assert [_stacked(each).tolist() for each in loader] == rest
+
+
+def _stacked(batch: Any) -> torch.Tensor:
+    return batch if isinstance(batch, torch.Tensor) else torch.stack(batch)

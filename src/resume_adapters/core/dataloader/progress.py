@@ -356,8 +356,8 @@ class FetchLog:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What changes on the dataset or the collate function and is not captured: paths, with names of types."""
-        return self._attributes["content"].missing
+        """What changes on samplers, dataset or collate function and is not captured: paths, with names of types."""
+        return {path: kind for each in self._attributes.values() for path, kind in each.missing.items()}
 
     def content(self) -> list[Any]:
         """Return what has changed on the dataset and the collate function by now, where a pass begins."""

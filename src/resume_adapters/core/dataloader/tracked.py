@@ -123,9 +123,7 @@ class TrackedLoader:
         self._on_skip: OnSkip = _ignore
         self._show_skipping: ShowSkipping = _show_nothing
         self._digests: deque[str] | None = None
-        if self.workers:
-            self._worker_init = loader.worker_init_fn = WorkerInit(loader.worker_init_fn, loader.collate_fn)
-            loader.collate_fn = WorkerCollate(loader.collate_fn)
+        self._keep_functions()
         loader.__class__ = tracked_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_tracked = self
 
@@ -182,7 +180,7 @@ class TrackedLoader:
 
     @property
     def missing(self) -> dict[str, str]:
-        """What changes on the dataset or the collate function and is not captured: paths, with names of types."""
+        """What changes on samplers, dataset or collate function and is not captured: paths, with names of types."""
         return self._log.missing
 
     @property
@@ -390,8 +388,18 @@ class TrackedLoader:
 
     # ---- One pass
 
+    def _keep_functions(self) -> None:
+        """Stand before the functions of the loader's workers, also those that the script has set since."""
+        loader = self.loader
+        if self.workers and not isinstance(loader.collate_fn, WorkerCollate):
+            loader.collate_fn = WorkerCollate(loader.collate_fn)
+        if self.workers and (self._worker_init is None or loader.worker_init_fn is not self._worker_init):
+            self._worker_init = WorkerInit(loader.worker_init_fn, loader.collate_fn.collate)
+            loader.worker_init_fn = self._worker_init
+
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
+        self._keep_functions()
         if self._digests:
             self._digests.clear()
         following = self._next_pass

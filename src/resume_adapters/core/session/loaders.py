@@ -78,10 +78,11 @@ class LoaderRestorer:
         return tracked
 
     def missing(self) -> list[str]:
-        """Return in words what changes on the loaders' datasets and collate functions and is not captured."""
+        """Return in words what changes on the loaders' samplers, datasets and collate functions and is not captured."""
         return [
             f"{path}, a {kind}, changes when batches are read or in training: after a resume it starts over. A cache "
-            "may; what shapes a batch must be data, or follow from its index or from the random state"
+            "may; what shapes a batch or the order must be data of at most 1,000 values, or follow from an index or "
+            "from the random state"
             for loader in self._tracked
             for path, kind in loader.missing.items()
         ]
