@@ -102,3 +102,44 @@ def test_buffers_are_loaded_into_other_modules_of_the_same_kind() -> None:
     FrozenBuffers([two]).load(held.taken())
     assert torch.equal(one.running_mean, two.running_mean)
     assert two.num_batches_tracked == 1
+
+
+class Caching(torch.nn.Module):
+    """Its buffers come and go: one is filled later, one is emptied, and one is deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("filled", None)
+        self.register_buffer("emptied", torch.ones(2))
+        self.register_buffer("deleted", torch.ones(3))
+
+    def go_on(self) -> None:
+        self.filled, self.emptied = torch.ones(1), None
+        del self.deleted
+
+
+def held(module: Caching) -> list[object]:
+    return [
+        None if each is None else each.tolist() for each in map(module._buffers.get, ("filled", "emptied", "deleted"))
+    ]
+
+
+def test_buffers_that_come_and_go_are_restored() -> None:
+    module = Caching()
+    buffers = FrozenBuffers([module])
+    buffers.take()
+    module.go_on()
+    buffers.restore()
+    assert held(module) == [None, [1, 1], [1, 1, 1]]
+    module.go_on()
+    buffers.take()
+    module.filled += 1
+    module.emptied = torch.zeros(2)
+    module.deleted = torch.zeros(3)
+    other = Caching()
+    FrozenBuffers([other]).load(buffers.taken())
+    buffers.restore()
+    assert held(module) == held(other) == [[1], None, None]
+    buffers.replace({"0.filled": None, "0.emptied": torch.ones(2), "0.deleted": torch.ones(3)})
+    buffers.restore()
+    assert held(module) == [None, [1, 1], [1, 1, 1]]

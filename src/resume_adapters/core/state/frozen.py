@@ -75,42 +75,59 @@ class FrozenState:
 class FrozenBuffers:
     """The buffers of modules, as they are at each :meth:`take`. A forward pass changes those of a normalisation.
 
+    One that is ``None`` or deleted counts as absent: a module may fill it later, and empty it again.
+
     Args:
         modules: the modules.
     """
 
     def __init__(self, modules: Iterable[Any]) -> None:
         holders = {id(each): each._buffers for module in modules for each in module.modules()}
-        self._places: list[tuple[MutableMapping[str, Any], str]] = [
-            (holder, name) for holder in holders.values() for name, buffer in holder.items() if buffer is not None
-        ]
-        self._taken: list[tuple[Any, int, Any]] = [(None, -1, None)] * len(self._places)
+        self._places: dict[str, tuple[MutableMapping[str, Any], str]] = {
+            f"{number}.{name}": (holder, name) for number, holder in enumerate(holders.values()) for name in holder
+        }
+        self._taken: dict[str, tuple[Any, int, Any]] = dict.fromkeys(self._places, (None, -1, None))
 
     def take(self) -> None:
         """Copy the buffers; of large ones, those that have changed since the last time."""
-        for number, (holder, name) in enumerate(self._places):
-            live, version, _ = self._taken[number]
-            now = holder[name]
+        for key, (holder, name) in self._places.items():
+            live, version, _ = self._taken[key]
+            now = holder.get(name)
+            if now is None:
+                self._taken[key] = (None, -1, None)
             # The kernel of a batch normalisation does not count what it changes.
-            if now is not live or now._version != version or now.numel() * now.element_size() < _LARGE:
-                self._taken[number] = (now, now._version, now.detach().clone())
+            elif now is not live or now._version != version or now.numel() * now.element_size() < _LARGE:
+                self._taken[key] = (now, now._version, now.detach().clone())
 
     def taken(self) -> dict[str, Any]:
         """Return what was taken last."""
-        return {str(number): copied for number, (_, _, copied) in enumerate(self._taken)}
+        return {key: copied for key, (_, _, copied) in self._taken.items()}
 
     def replace(self, taken: Mapping[str, Any]) -> None:
         """Let what was taken last be what :meth:`taken` has returned, of other modules of the same kind."""
-        for number, (live, version, _) in enumerate(self._taken):
-            self._taken[number] = (live, version, taken[str(number)])
+        for key, (live, version, _) in self._taken.items():
+            self._taken[key] = (live, version, taken[key])
 
     def load(self, taken: Mapping[str, Any]) -> None:
         """Let the buffers be what :meth:`taken` returned, of other modules of the same kind."""
-        for number, (holder, name) in enumerate(self._places):
-            holder[name].copy_(taken[str(number)])
+        for key, (holder, name) in self._places.items():
+            _set(holder, name, holder.get(name), taken[key])
 
     def restore(self) -> None:
         """Let the buffers be what was taken last."""
-        for (holder, name), (live, _, copied) in zip(self._places, self._taken, strict=True):
-            live.copy_(copied)
-            holder[name] = live
+        for key, (holder, name) in self._places.items():
+            live, _, copied = self._taken[key]
+            _set(holder, name, live, copied)
+
+
+def _set(holder: MutableMapping[str, Any], name: str, live: Any, content: Any) -> None:
+    """Let a buffer be a tensor that there is with another content; without one, a copy of that; or absent."""
+    if content is None:
+        if name in holder:
+            holder[name] = None
+        return
+    if live is None or live.shape != content.shape:
+        live = content.clone()
+    else:
+        live.copy_(content)
+    holder[name] = live
