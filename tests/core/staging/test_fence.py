@@ -138,6 +138,35 @@ def test_a_hook_that_was_registered_later_is_called_too(ledger: Ledger) -> None:
     assert ledger.said == ["passed", "another hook"]
 
 
+class Interrupted(threading.Event):
+    """A copy during which somebody presses Ctrl-C, once."""
+
+    is_interrupted = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("by", ["a step", "a load", "a save"])
+def test_who_goes_on_after_an_interrupt_waits_again(ledger: Ledger, by: str) -> None:
+    model, optimizer = model_with(KINDS["SGD"])
+    ledger.copied = Interrupted()
+    ledger.arm()
+    acts = {
+        "a step": optimizer.step,
+        "a load": lambda: model.load_state_dict(model.state_dict()),
+        "a save": ledger.fence.wait,
+    }
+    with pytest.raises(KeyboardInterrupt):
+        acts[by]()
+    threading.Timer(0.1, ledger.copied.set).start()
+    optimizer.step()
+    assert ledger.said == ["waited", "passed"]
+
+
 def test_loading_waits(ledger: Ledger) -> None:
     model, optimizer = model_with(KINDS["SGD"])
     for owner in (model, optimizer):

@@ -44,17 +44,18 @@ class Fence:
 
     def wait(self) -> None:
         """Wait until the state is copied, and let it change."""
-        self._hooks.close()
         self._pass()
+        self._hooks.close()
 
     def _pass(self) -> None:
-        copied, self._copied = self._copied, None
+        copied = self._copied
         if copied is None:
             return
         if not copied.is_set():
             began = time.monotonic()
-            copied.wait()
+            copied.wait()  # it may be interrupted, in a notebook: the next change waits again
             self._waited(time.monotonic() - began)
+        self._copied = None
         passed, self._passed = self._passed, bool
         passed()
 
