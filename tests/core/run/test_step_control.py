@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from resume_adapters import Memory
 from resume_adapters.core.run import monitor, step_control
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
@@ -234,6 +235,22 @@ def test_a_wait_for_a_copy_lets_saves_come_less_often(make: Callable[..., Miniat
     job.run._step_control.waited(30.0)
     assert cadence.interval > 2 * before
     make().run._step_control.waited(1.0)  # the framework decides when it saves
+
+
+def test_a_wait_for_the_copy_of_a_save_to_memory_is_no_cost_of_the_disk(
+    make: Callable[..., Miniature], tmp_path: Path
+) -> None:
+    (tmp_path / "memory").mkdir()
+    cadence = Cadence("auto", mtbf=timedelta(hours=6))
+    job = make(cadence=cadence, mirror=[Memory(save_every="auto", directory=str(tmp_path / "memory"))])
+    job.commit(1)
+    control = job.run._step_control
+    in_memory = control._memory_cadence
+    assert in_memory is not None
+    control.saved_to_memory(time.monotonic(), is_written=True)
+    before, in_memory_before = cadence.interval, in_memory.interval
+    control.waited(30.0)
+    assert cadence.interval == before and in_memory.interval > in_memory_before
 
 
 def test_a_save_that_is_dropped_before_the_training_goes_on_is_repeated(make: Callable[..., Miniature]) -> None:

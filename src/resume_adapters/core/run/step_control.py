@@ -87,6 +87,7 @@ class StepControl:
         self._control = control
         self._cadence = cadence
         self._memory_cadence = memory_cadence
+        self._pays: Cadence | None = None
         self._refresh = refresh
         self._messages = messages
         self._clock = clock
@@ -261,6 +262,7 @@ class StepControl:
         self._margin.paused()
         self._voted_save, self._just_saved = False, True
         self._voted_memory = False
+        self._pays = self._cadence
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
         if self._memory_cadence is not None:
@@ -273,14 +275,15 @@ class StepControl:
         self._voted_memory = False
         assert self._memory_cadence is not None, "a save to memory was due"
         if is_written:
+            self._pays = self._memory_cadence
             self._memory_cadence.saved(now, now - began)
         else:
             self._memory_cadence.postpone(now)
 
     def waited(self, seconds: float) -> None:
-        """Count the time for which the training has waited for the copy of the last save."""
-        if self._cadence is not None:
-            self._cadence.waited(seconds)
+        """Count the time for which the training has waited for the copy of the last save, to the disk or to memory."""
+        if self._pays is not None:
+            self._pays.waited(seconds)
 
     def save_dropped(self) -> None:
         """Let all ranks save at the end of the next step: a save was dropped. Called on the thread that commits."""
