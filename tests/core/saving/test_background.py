@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -61,6 +62,36 @@ def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None
     with pytest.raises(SaveFailed, match="checkpoint-20"):
         failing.run.close()
     failing.run.close()
+
+
+class Blocked(Stuck):
+    """A disk on which one file cannot be synced, and the removal of the first checkpoint waits to be let go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        super().__init__()
+
+    def replace(self, source: Path, target: Path) -> None:
+        if target.name.startswith("remove-") and target.name.endswith("checkpoint-10"):
+            assert self.go_on.wait(20)
+        super().replace(source, target)
+
+
+def test_an_error_is_raised_once_all_that_was_submitted_is_done(tmp_path: Path) -> None:
+    storage = Blocked()
+    job = Miniature(tmp_path, storage=storage, keep=KeepAll())
+    for step in (10, 20):
+        job.commit(step)
+    storage.name = "model.bin"
+    job.save(30)
+    wait(job.run.engine.in_flight)
+    job.run.pruner.keep = KeepLast(1)
+    job.run.prune_later()
+    prune = job.run.engine.in_flight[-1]
+    threading.Timer(0.2, storage.go_on.set).start()
+    with pytest.raises(SaveFailed, match="checkpoint-30"):
+        job.run.flush()
+    assert prune.done() and set(job.committed()) == {"checkpoint-20"}
 
 
 def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:

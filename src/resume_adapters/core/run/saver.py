@@ -283,9 +283,10 @@ class Saver:
         self.engine.close()
         self._workspaces.close()
 
-    def _dropped(self, name: str, changed: list[str]) -> None:
-        self._messages.dropped(name, changed)
-        self._step_control.save_dropped()
+    def _dropped(self, name: str, changed: list[str], to_memory: bool) -> None:
+        self._messages.dropped(name, changed, to_memory=to_memory)
+        if not to_memory:
+            self._step_control.save_dropped()
 
     def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
         if self._trace is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
@@ -41,8 +41,8 @@ class ThreadSaveEngine:
         on_committed: is called after each commit, on the thread, with the checkpoint's name, its manifest and the
             seconds since the save began.
         staging: captures the saves.
-        on_dropped: is called on the thread for a save that is of no use, with the checkpoint's name and what has
-            changed before it was copied.
+        on_dropped: is called on the thread for a save that is of no use, with the checkpoint's name, what has changed
+            before it was copied, and whether it was to memory alone.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ThreadSaveEngine:
         latest: Pointer,
         on_committed: Callable[[str, Manifest, float], None],
         staging: Staging,
-        on_dropped: Callable[[str, list[str]], None],
+        on_dropped: Callable[[str, list[str], bool], None],
         memory: MemoryTier | None = None,
     ) -> None:
         self._ranks = ranks
@@ -106,6 +106,7 @@ class ThreadSaveEngine:
 
     def drain(self) -> None:
         """Wait for the work submitted so far, and raise its first error, once. Every rank calls it."""
+        wait(self._in_flight)
         in_flight, self._in_flight = self._in_flight, []
         try:
             for each in in_flight:
@@ -191,8 +192,7 @@ class ThreadSaveEngine:
         if names:
             self._staging.drop(changed)
             request.pending.drop(self._ranks)
-            if not request.to_memory:
-                self._on_dropped(request.pending.path.name, names)
+            self._on_dropped(request.pending.path.name, names, request.to_memory)
         return bool(names)
 
     def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
