@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -432,6 +433,30 @@ def test_names_that_cannot_be_found_leave_no_rank_waiting(
     training.run.close()
 
 
+def test_a_save_of_more_files_than_descriptors_is_exact(training: Training) -> None:
+    settle(training)
+    Held.go_on.set()
+
+    def write(directory: Path) -> None:
+        for number in range(200):
+            torch.save({"a": torch.full((3,), number)}, directory / f"{number}.pt")
+            safetensors.torch.save_file({"a": torch.full((3,), number)}, directory / f"{number}.safetensors")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        training.run.save("checkpoint-4", 4, GivenContent(write))
+        training.run.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    path = training.run.directory / "checkpoint-4"
+    for number in range(200):
+        expected = {"a": torch.full((3,), number)}
+        same(torch.load(path / f"{number}.pt", weights_only=True), expected)
+        same(safetensors.torch.load_file(path / f"{number}.safetensors"), expected)
+    training.run.require_valid(path)
+
+
 def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> None:
     settle(training)
     before = open_files()
@@ -789,7 +814,7 @@ class ReadStorage(LocalStorage):
 
 
 def test_a_save_to_memory_is_copied_too_and_one_that_something_changes_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory = Memory(every=100, save_every=1, directory=str(tmp_path / "memory"))
     (tmp_path / "memory").mkdir()
@@ -812,5 +837,7 @@ def test_a_save_to_memory_is_copied_too_and_one_that_something_changes_is_droppe
         Held.go_on.set()
         training.run.flush()
     assert sorted(committed(tier.directory).values()) == [4]
+    assert "checkpoint-5 is dropped: 0.weight changed" in capsys.readouterr().err
+    assert not training.run.end_step(6, 0.6).save
     assert (training.committed, training.run.last_commit) == ([1, 2, 3], 3)
     training.run.close()

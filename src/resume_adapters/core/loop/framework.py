@@ -145,7 +145,7 @@ class LoopFramework(abc.ABC):
         return
 
     def staging(self, stage: Stage) -> StagingOptions:
-        """Return how saves are copied. By default no optimizer is named, so that each step waits for the copy."""
+        """Return how saves are copied. By default no optimizer is named, and all is copied before a save returns."""
         return StagingOptions(stage)
 
     @abc.abstractmethod

@@ -22,6 +22,9 @@ from resume_adapters.core.state.safetensors_file import safetensors_header
 from resume_adapters.core.storage import fill
 from resume_adapters.core.storage.fill import Piece, Record
 
+_SPARE = 64
+"""Descriptors that captured files leave to everything else: each is open until the commit."""
+
 
 @dataclass(frozen=True)
 class CapturedFile:
@@ -146,14 +149,15 @@ class Capture:
         storages = save_with_holes(native, obj, stream)
         end = stream.tell() if is_open else None
         holes = [_Hole(Record(name, begin, end), each, each.nbytes()) for name, each in (storages or {}).items()]
-        if storages is None or not self._has_room(holes):
+        taken = self._opened(path, begin) if storages and self._has_room(holes) else None
+        if taken is not None:
+            if is_open:
+                stream.flush()
+            self._take(taken, holes)
+        elif storages is None or storages:
             if is_open:
                 stream.seek(begin)  # what was written there is shorter than the whole archive
             native(obj, f)
-        elif storages:
-            if is_open:
-                stream.flush()
-            self._take(self._opened(path, begin), holes)
 
     # ---- safetensors
 
@@ -170,11 +174,13 @@ class Capture:
         header, offsets = safetensors_header(tensors, metadata)
         filled = {name: each for name, each in tensors.items() if each.numel()}
         holes = [_Hole(len(header) + offsets[name], each.detach(), _size(each)) for name, each in filled.items()]
-        if not self._has_room(holes):
-            native(tensors, filename, metadata=metadata)
-            return
         end = len(header) + sum(each.bytes for each in holes)
-        self._take(self._captured(path, fill.create_with_hole(Path(filename), header, end)), holes)
+        fits = self._has_room(holes)
+        taken = self._captured(path, fill.create_with_hole(Path(filename), header, end)) if fits else None
+        if taken is None:
+            native(tensors, filename, metadata=metadata)
+        else:
+            self._take(taken, holes)
 
     # ---- Both
 
@@ -206,12 +212,19 @@ class Capture:
         self.lacking += 0 if fits else sum(copied)
         return fits
 
-    def _opened(self, path: Path, begin: int) -> CapturedFile:
-        """Return the file in which an archive begins here."""
+    def _opened(self, path: Path, begin: int) -> CapturedFile | None:
+        """Return the file in which an archive begins here; see :meth:`_captured`."""
         known = [each for each in self.files if each.path == path and self._is_in_place(each)] if begin else []
         return known[-1] if known else self._captured(path, fill.open_to_fill(self.directory / path))
 
-    def _captured(self, path: Path, descriptor: int) -> CapturedFile:
+    def _captured(self, path: Path, descriptor: int) -> CapturedFile | None:
+        """Return a file that is open now; ``None``, and close it, where too few descriptors would be left."""
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most != resource.RLIM_INFINITY and descriptor >= most - _SPARE:  # it is the lowest that was free
+            os.close(descriptor)
+            return None
         self.files.append(CapturedFile(path, descriptor, [], {}))
         return self.files[-1]
 

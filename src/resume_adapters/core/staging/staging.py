@@ -1,8 +1,9 @@
 """Which way a save leaves the training thread, and what becomes of one that leaves through memory.
 
 The first save of a launch is written as ever: only then is its size known, and what a save needs is made behind it. In
-the next two, and in each sixteenth, everything is copied before the save returns. What then changes before the next
-optimizer step is changed by something else than an optimizer, and is copied at once in all saves that follow.
+the next two, and in each sixteenth, everything is copied before the save returns, or digested where it goes straight to
+the disk. What then changes before the next optimizer step is changed by something else than an optimizer, and is copied
+at once in all saves that follow.
 """
 
 from __future__ import annotations
