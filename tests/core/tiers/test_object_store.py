@@ -15,6 +15,7 @@ from resume_adapters.core.tiers import claims
 from resume_adapters.core.tiers.keys import Claim, aside_in, claim_in, name_in, place_of
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import require_mirrors
+from resume_adapters.core.tiers.secrets import Secrets
 from resume_adapters.errors import MissingFramework, TierUnavailable, UnsupportedSetting
 from waiting import LIMIT
 
@@ -52,6 +53,12 @@ def test_what_the_client_says_is_repeated_without_credentials(tmp_path: Path) ->
             store.get("a")
     assert "127.0.0.1" not in str(raised.value) and "***" in str(raised.value)
     assert raised.value.__cause__ is None and raised.value.__suppress_context__
+
+
+def test_the_password_of_a_proxy_is_not_repeated() -> None:
+    said = "error trying to connect: proxy http://me:very%20secret@proxy.local:3128 refused s3://bucket/a@b"
+    hidden = "error trying to connect: proxy http://***@proxy.local:3128 refused s3://bucket/a@b"
+    assert Secrets({"HTTPS_PROXY": "http://me:very%20secret@proxy.local:3128"}).hide(said) == hidden
 
 
 def test_a_store_that_does_not_answer_is_waited_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:

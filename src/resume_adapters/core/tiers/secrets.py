@@ -12,6 +12,9 @@ _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 
 _SIGNED = re.compile(r"[?&][^\s\"'>]*(?:sig|Signature|Credential|Token)=[^\s\"'>]*", re.IGNORECASE)
 
+_USER = re.compile(r"://[^/\s@]+@")
+"""The user and the password in a URL, such as that of a proxy."""
+
 
 class Secrets:
     """The credentials in the environment.
@@ -29,7 +32,7 @@ class Secrets:
 
     def hide(self, text: str) -> str:
         """Return the first line of a message, without credentials and signatures."""
-        line = _SIGNED.sub("", text.partition("\n")[0])
+        line = _USER.sub("://***@", _SIGNED.sub("", text.partition("\n")[0]))
         for value in self._hidden:
             line = line.replace(value, "***")
         return line[:300].rstrip(". ")
