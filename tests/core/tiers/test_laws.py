@@ -17,7 +17,9 @@ from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.walltime import Deadline
 from resume_adapters.core.tiers import mirror as tier_mirror
 from resume_adapters.core.tiers import mirrors
+from resume_adapters.core.tiers.claims import Claims
 from resume_adapters.core.tiers.mirror import TierMirror
+from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.errors import (
     CheckpointsExist,
     FencedOff,
@@ -256,8 +258,6 @@ def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
 
 
 def test_of_two_claims_of_one_number_in_a_lying_store_one_wins(store: FaultyStore) -> None:
-    from resume_adapters.core.tiers.claims import Claims
-
     store.lies = True
     one, two = Claims(store, "aa", "one"), Claims(store, "bb", "two")
     one.take(0)
@@ -412,6 +412,49 @@ def test_what_a_rewind_sets_aside_is_not_fetched_back(tmp_path: Path, remote: Mi
     lose(tmp_path)
     job = Miniature(tmp_path, mirror=remote())
     assert job.step == 1
+    job.run.close()
+
+
+@pytest.mark.parametrize("saves", [False, True], ids=["nothing saved", "saved"])
+def test_a_rewind_holds_for_a_mirror_that_the_next_launch_did_not_use(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, saves: bool
+) -> None:
+    """And what that launch has saved is copied, and resumed from."""
+    finish(train(tmp_path, remote(), 1, 2), 2)
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    Miniature(tmp_path).run.control.journal.append("rewind", step=1, set_aside=["checkpoint-2.1"])
+    job = begin(tmp_path, [])
+    assert job.step == 1
+    if saves:
+        job.commit(3, "without the mirror")
+    job.run.close()
+    expected = (3, "without the mirror") if saves else (1, "state at 1")
+    for _ in range(2):
+        job = begin(tmp_path, remote())
+        assert (job.step, job.text) == expected
+        wait(job)
+        job.run.close()
+        lose(tmp_path)
+    job = begin(tmp_path, remote())
+    job.commit(4)
+    wait(job)
+    job.run.close()
+    job = Miniature(tmp_path, mirror=remote())
+    assert job.step == 4
+    job.run.close()
+
+
+def test_of_two_mirrors_both_set_aside_what_an_empty_machine_does(tmp_path: Path, url: str) -> None:
+    """The second has been claimed more often, so the first has copies of a later start than its own claims say."""
+    two = ObjectStore(f"{url}/two", timedelta(seconds=1))
+    two.create(".resume/claims/00000009", b"another machine")
+    mirror = [Remote(f"{url}/one"), Remote(f"{url}/two")]
+    train(tmp_path, mirror, 1).run.close()
+    lose(tmp_path)
+    Miniature(tmp_path, mirror=mirror, resume="scratch!").run.close()
+    lose(tmp_path)
+    job = Miniature(tmp_path, mirror=mirror)
+    assert job.step == 0
     job.run.close()
 
 
@@ -607,8 +650,6 @@ def test_of_two_mirrors_one_serves_where_the_other_is_down(
 
 
 def test_of_two_mirrors_the_second_serves_where_the_first_is_damaged(tmp_path: Path, url: str) -> None:
-    from resume_adapters.core.tiers.object_store import ObjectStore
-
     mirror = [Remote(f"{url}/one"), Remote(f"{url}/two")]
     train(tmp_path, mirror, 1).run.close()
     lose(tmp_path)

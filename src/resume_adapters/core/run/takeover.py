@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from resume_adapters.core.recovery.memory import HeldCheckpoint
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.discovery import discover_groups
 from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity
+from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.status import RunStatus, may_start
@@ -34,6 +35,7 @@ from resume_adapters.core.tiers.fetch import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import Mirrors, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
+from resume_adapters.core.tiers.tier import Tier
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
@@ -334,15 +336,27 @@ class Takeover:
     def _set_aside_on_tiers(self) -> None:
         """Let what was set aside in the run directory be set aside on the tiers too, or a resume would fetch it."""
         if self.resume == "scratch!":
-            self._set_aside_after(-1)
-        history = [entry for entry in self.control.journal.history() if entry["event"] in ("start", "rewind")]
-        if history and history[-1]["event"] == "rewind":
-            self._set_aside_after(int(history[-1]["step"]))
+            self._set_aside_after(-1, self.generation)
+        history = self.control.journal.history()
+        rewinds = [number for number, entry in enumerate(history) if entry["event"] == "rewind"]
+        if not rewinds:
+            return
+        # A start may have lain between that did not use a tier. What it has saved since is not set aside.
+        since = history[rewinds[-1] + 1 :]
+        begun = [int(entry["generation"]) for entry in since if entry["event"] == "start"]
+        done = {tier for entry in since if entry["event"] == SET_ASIDE for tier in entry["tiers"]}
+        self._set_aside_after(int(history[rewinds[-1]]["step"]), min([*begun, self.generation]), done)
 
-    def _set_aside_after(self, step: int) -> None:
-        self.mirrors.set_aside(step)
+    def _set_aside_after(self, step: int, before: int, done: Collection[str] = ()) -> None:
+        """Set aside on the tiers what starts before a generation have saved after a step, but where that is done."""
+        tiers: list[Tier | MemoryTier] = [*self.mirrors.tiers]
         if self.memory_tier is not None:
-            self.memory_tier.set_aside(step)
+            tiers.append(self.memory_tier)
+        lacking = [tier for tier in tiers if tier.label not in done]
+        for tier in lacking:
+            tier.set_aside(step, before)
+        if lacking:
+            self.control.journal.append(SET_ASIDE, step=step, tiers=[tier.label for tier in lacking])
 
     def _is_own_pending(self) -> bool:
         """Return whether the given path is a checkpoint that this run has begun and not committed.

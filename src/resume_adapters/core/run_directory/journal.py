@@ -18,7 +18,10 @@ _LARGE = 4 << 20
 _FIRST, _LAST = 100, 2000
 """How many entries are kept in any case, of the oldest and of the newest."""
 
-_KEPT = ("stopped", "halted", "finished", "failed", "rewind")
+SET_ASIDE = "set-aside-on-tiers"
+"""The event that what a rewind has set aside in the run directory was set aside on tiers too."""
+
+_KEPT = ("stopped", "halted", "finished", "failed", "rewind", SET_ASIDE)
 
 
 class Journal:

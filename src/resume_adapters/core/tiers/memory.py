@@ -154,15 +154,21 @@ class MemoryTier:
             self._peers.sweep()
         self.set_aside(step)
 
-    def set_aside(self, after: int) -> None:
+    def set_aside(self, after: int, before: int | None = None) -> None:
         """Remove the checkpoints whose step is later. The leaders of run directories call it.
 
         Args:
             after: the step; -1 for all of them.
+            before: nothing here: what is in memory is older than a start that has not looked at it.
         """
         self._held.remove_after(after)
         if self._peers is not None:
             self._peers.remove_after(after)
+
+    @property
+    def label(self) -> str:
+        """Where it is."""
+        return self._held.label
 
     @property
     def sources(self) -> list[Source]:

@@ -156,18 +156,6 @@ class Mirrors:
                 logger.warning("%s is not claimed yet: %s", tier.label, error)
         return generation
 
-    def set_aside(self, after: int) -> None:
-        """Let nobody resume from copies of earlier starts whose step is later. The leader calls it.
-
-        Args:
-            after: the step; -1 for all of them.
-
-        Raises:
-            TierUnavailable: a tier does not answer.
-        """
-        for tier in self.tiers:
-            tier.set_aside(after)
-
     def start(self, generation: int) -> None:
         """Start to copy.
 

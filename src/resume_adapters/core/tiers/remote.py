@@ -54,10 +54,10 @@ class RemoteTier:
     def require_owned(self) -> None:
         self._claims.require_owned()
 
-    def set_aside(self, after: int) -> None:
+    def set_aside(self, after: int, before: int) -> None:
         if self._claims.generation is None:
             raise TierUnavailable(f"{self.label} did not answer when this start began: launch the same command again")
-        self._store.put(keys.aside_key(self._claims.generation, after), b"")
+        self._store.put(keys.aside_key(before, after), b"")
 
     def checkpoints(self) -> list[TierCheckpoint]:
         listed = self._store.list()

@@ -117,11 +117,12 @@ class Tier(Source, Protocol):
             FencedOff: one has.
         """
 
-    def set_aside(self, after: int) -> None:
+    def set_aside(self, after: int, before: int) -> None:
         """Let nobody resume from the checkpoints of earlier generations whose step is later; nothing is removed.
 
         Args:
             after: the step; -1 for all of them.
+            before: the generation. That of this start may be later than the one with which it has claimed the tier.
         """
 
     def copy(self, place: str, files: Sequence[LocalFile]) -> None:
