@@ -257,6 +257,32 @@ def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
     second.run.close()
 
 
+def test_a_store_that_knows_no_condition_is_used_like_one_that_lies(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.knows_no_condition = True
+    finish(train(tmp_path / "a", remote(), 1), 1)
+    assert caplog.text.count("refuses to be asked") == 1
+    lose(tmp_path / "a")
+    job = train(tmp_path / "b", remote(), 2)
+    assert job.step == 1 and manifests(store) == [1, 2]
+    assert job.run._mirrors.states[0].note
+    job.run.close()
+
+
+def test_a_claim_of_another_start_that_is_not_visible_yet_is_passed_over(store: FaultyStore) -> None:
+    """A store may answer 409 while it creates what another start has asked for."""
+    create = store.create
+
+    def conflict(key: str, content: bytes) -> None:
+        if key.endswith("00000001"):
+            raise FileExistsError(key)
+        create(key, content)
+
+    store.create = conflict  # type: ignore[method-assign]
+    assert Claims(store, "aa", "one").take(0) == 2
+
+
 def test_of_two_claims_of_one_number_in_a_lying_store_one_wins(store: FaultyStore) -> None:
     store.lies = True
     one, two = Claims(store, "aa", "one"), Claims(store, "bb", "two")

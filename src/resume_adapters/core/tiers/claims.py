@@ -31,7 +31,7 @@ class Claims:
         sleep: waits for so many seconds.
 
     Attributes:
-        is_honest: the store refuses to create what exists; ``None`` until it was asked.
+        is_honest: the store can be asked to create only, and refuses what exists; ``None`` until it was asked.
     """
 
     def __init__(self, store: Store, token: str, owner: str, sleep: Callable[[float], object] = time.sleep) -> None:
@@ -72,10 +72,10 @@ class Claims:
     def _create(self, generation: int) -> bool:
         claim = Claim(generation, "" if self.is_honest else self._token)
         try:
-            self._store.create(claim_key(claim), self._owner.encode())
+            (self._store.create if self.is_honest else self._store.put)(claim_key(claim), self._owner.encode())
         except FileExistsError:
             # A request that was tried again may have met its own first attempt.
-            if self._store.get(claim_key(claim)) != self._owner.encode():
+            if self._description(claim) != self._owner:
                 return False
         self._mine = claim
         return True
@@ -83,22 +83,29 @@ class Claims:
     def _ask(self) -> None:
         """Ask the store whether it refuses to create what exists."""
         probe = f"{PROBE}{self._token}"
-        with contextlib.suppress(FileExistsError):
-            self._store.create(probe, b"is this created once?")
         try:
+            with contextlib.suppress(FileExistsError):
+                self._store.create(probe, b"is this created once?")
             self._store.create(probe, b"or twice?")
         except FileExistsError:
             self.is_honest = True
+        except TierUnavailable:
+            self._store.put(probe, b"without a condition?")
+            self._warn("refuses to be asked to create what does not exist only")
         else:
-            self.is_honest = False
-            logger.warning(
-                "%s overwrites what exists where it is asked to create it only. It is used safely, without relying on "
-                "that: two jobs that start there at the same moment learn of each other %g s later.",
-                self._store.label,
-                _SETTLE,
-            )
+            self._warn("overwrites what exists where it is asked to create it only")
         with contextlib.suppress(TierUnavailable):  # these credentials may not delete; the probe is in nobody's way
             self._store.discard([probe])
+
+    def _warn(self, does: str) -> None:
+        self.is_honest = False
+        logger.warning(
+            "%s %s. It is used safely, without relying on that: two jobs that start there at the same moment learn of "
+            "each other %g s later.",
+            self._store.label,
+            does,
+            _SETTLE,
+        )
 
     def _newest(self) -> Claim:
         found = [claim for key in self._store.list(CLAIMS) if (claim := claim_in(key)) is not None]

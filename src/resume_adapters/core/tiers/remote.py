@@ -42,7 +42,11 @@ class RemoteTier:
     @property
     def note(self) -> str:
         is_honest = self._claims.is_honest
-        return "the store overwrites what exists; it is used without relying on that" if is_honest is False else ""
+        return (
+            "the store overwrites what exists, also if asked not to; it is used without relying on that"
+            if is_honest is False
+            else ""
+        )
 
     def owner(self) -> tuple[int, str]:
         """Return the generation that has claimed the tier, and who that is; zero and nothing if nobody has."""
