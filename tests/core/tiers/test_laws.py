@@ -283,6 +283,24 @@ def test_a_claim_of_another_start_that_is_not_visible_yet_is_passed_over(store: 
     assert Claims(store, "aa", "one").take(0) == 2
 
 
+def test_retention_removes_nothing_once_a_later_start_owns_the_mirror(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    """It lists the mirror first, which may take minutes."""
+    job = train(tmp_path, remote(keep=KeepLast(1)), 1)
+
+    def claim(number: int, key: str) -> None:
+        if key == "latest":
+            store._store.put(".resume/claims/00000099", b"another machine")
+
+    store.before = claim
+    job.commit(2)
+    until_ended(job.run._mirrors._mirrors[0]._thread)
+    store.before = lambda number, key: None
+    assert manifests(store) == [1, 2] and "start 99" in (job.run.flag.reason or "")
+    job.run.close()
+
+
 def test_of_two_claims_of_one_number_in_a_lying_store_one_wins(store: FaultyStore) -> None:
     store.lies = True
     one, two = Claims(store, "aa", "one"), Claims(store, "bb", "two")

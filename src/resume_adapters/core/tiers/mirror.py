@@ -204,11 +204,12 @@ class TierMirror:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, left))  # a store that hangs keeps nobody
-        if self.behind and self._fenced_off is None and self._ranks.rank == 0:
+        due = self._due  # the thread may copy it at any moment
+        if due and self._fenced_off is None and self._ranks.rank == 0:
             logger.warning(
                 "the run ends with its mirror behind: %s lacks %s%s. The run directory has it: resume-adapters push.",
                 self.tier.label,
-                self._due[-1].checkpoint.name,
+                due[-1].checkpoint.name,
                 f" ({self._problem})" if self._problem else ", which would not have been copied in the time left",
             )
 

@@ -15,6 +15,9 @@ def prune(tier: Tier, keep: Policy, *, now: float, best: str | None) -> dict[str
         now: seconds since 1970.
         best: name of the best checkpoint.
 
+    Raises:
+        FencedOff: a later start has claimed the tier.
+
     Returns:
         The places that were removed, each with the reason.
     """
@@ -34,6 +37,8 @@ def prune(tier: Tier, keep: Policy, *, now: float, best: str | None) -> dict[str
     ]
     anchor = found[0].place if found else None
     plan = plan_retention(candidates, keep, now=now, anchor=anchor, best=newest.get(best or ""))
+    if plan.remove:
+        tier.require_owned()  # listing them may have taken minutes
     for each in found:
         if each.place in plan.remove:
             tier.remove(each)
