@@ -94,6 +94,7 @@ def train(
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     faults.raise_at("start", restart)
     dist.init_process_group("gloo")
+    dist.new_group([0])  # of which rank 1 is no member
     launches: list[Launch] = []
     options = {"save_every": 5, "seed": 7 + RANK, "epochs": epochs, "workers": {"num_workers": workers}}
     launch = Launch(directory, dataset=Data(faults, launches), **options)

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from torch.distributed import GroupMember
 
+from resume_adapters.core.recovery.groups import BlockGroups
 from waiting import LIMIT
 
 from launch import LONG, Server
@@ -32,3 +34,10 @@ def test_no_operation_is_lost_where_groups_are_cut(server: Server, tmp_path: Pat
         found = json.loads((tmp_path / f"result.{rank}").read_text())
         assert [len(found[name]) for name in ("alone", "small", "large")] == [1, small, large], found
         assert max(max(each) for each in found.values()) < LIMIT, found
+
+
+def test_a_group_of_which_this_rank_is_no_member_is_none_of_its_groups() -> None:
+    """In its place torch gives a number, which has no operations."""
+    groups = BlockGroups()
+    groups._watching(lambda: (GroupMember.NON_GROUP_MEMBER, None))()
+    assert groups.operations() == 0

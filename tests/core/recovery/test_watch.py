@@ -92,6 +92,20 @@ def test_a_hook_that_fails_does_not_end_the_watch() -> None:
     assert set(peer.calls) == {"cut"}
 
 
+def test_who_cannot_look_for_a_hang_still_sees_that_a_peer_fails(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+
+    def look() -> None:
+        peer.calls.append("look")
+        raise AttributeError("no such group")
+
+    given = (lambda: peer.has_failed, lambda: peer.calls.append("leave"), lambda: peer.calls.append("cut"))
+    peer.watch = PeerWatch(*given, peer.calls.append, look)
+    assert peer.wait(lambda: time.sleep(20)) < 10
+    assert peer.calls[:2] == ["look", "look"] and "leave" in peer.calls
+    assert caplog.text.count("Ranks that hang may not be found:") == caplog.text.count("AttributeError: no such") == 1
+
+
 def test_who_leaves_by_itself_is_not_interrupted() -> None:
     peer = Peer()
     peer.watch.start()

@@ -85,7 +85,8 @@ class BlockGroups:
         def make(*arguments: Any, **keywords: Any) -> Any:
             with self._remembering_sockets():
                 made = native(*arguments, **keywords)
-                self._held.append(made[0])
+                if made[1] is not None:  # else this rank is no member of it
+                    self._held.append(made[0])
                 return made
 
         return make

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from resume_adapters.core.log import logger
 from resume_adapters.core.recovery.interruption import Interruption
 
 THREAD_NAME = "resume-adapters-recovery"
@@ -55,6 +57,7 @@ class PeerWatch:
         self._cut = cut
         self._abandon = abandon
         self._look = look
+        self._has_complained = False
         self._interruption = Interruption()
         self._stage: _Stage | None = None
         self._over = threading.Event()
@@ -109,7 +112,15 @@ class PeerWatch:
                 finally:  # whatever a hook of the user does
                     self._lead_out()
                 return
+            self._look_once()
+
+    def _look_once(self) -> None:
+        try:
             self._look()
+        except Exception:  # of any kind: no other thread sees that a peer fails
+            if not self._has_complained:
+                logger.error("Ranks that hang may not be found:\n%s", traceback.format_exc())
+            self._has_complained = True
 
     def _lead_out(self) -> None:
         stage, began, interrupted = self._stage, time.monotonic(), time.monotonic()
