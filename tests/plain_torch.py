@@ -319,6 +319,7 @@ class Launch:
             "twice": self._twice,
             "evaluated": self._evaluated,
             "in phases": self._in_phases,
+            "annealed": self._annealed,
             "by hand": self._by_hand,
         }
         script = scripts.get(self.options.get("script", ""))
@@ -382,6 +383,14 @@ class Launch:
             for batch in self.loop.batches(data):
                 self._step(batch)
             assert len(list(other)) == 6
+
+    def _annealed(self, data: Any) -> None:
+        """Let the schedule step once more at the end of each epoch."""
+        for _ in self._epochs():
+            for batch in self.loop.batches(data):
+                self._step(batch)
+            self.framework.schedule.step()
+            self.die(self)
 
     def _in_phases(self, data: Any) -> None:
         """Train with a loader of larger batches from epoch 2 on, over the same data."""

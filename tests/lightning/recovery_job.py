@@ -43,8 +43,9 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
 
     def configure_optimizers(self) -> Any:
         self.made = Optimizer(self.parameters(), 1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(self.made, 3, 0.5)
-        return [self.made], [{"scheduler": schedule, "interval": "step"}]
+        interval = os.environ.get("INTERVAL", "step")
+        schedule = torch.optim.lr_scheduler.StepLR(self.made, 3 if interval == "step" else 1, 0.5)
+        return [self.made], [{"scheduler": schedule, "interval": interval}]
 
 
 class Counting(pl.Callback):  # type: ignore[misc]  # known at run time

@@ -35,6 +35,15 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
     )
 
 
+def test_a_failure_behind_a_schedule_that_moves_with_the_epoch_changes_nothing(
+    bench: contract.Bench, tmp_path: Path
+) -> None:
+    """The schedule steps after the end of the epoch is held, and again in the next attempt."""
+    cases = {"whole": [], "in the next epoch": [["data", 0, 16]]}
+    for found in recovering.results(bench.server, JOB, tmp_path, 1, cases, settings={"INTERVAL": "epoch"}):
+        assert recovering.require_undisturbed(found)["in the next epoch"] == [None, "memory"]
+
+
 @pytest.mark.thorough
 def test_a_failure_in_a_save_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     recovering.a_failure_in_a_save_changes_nothing(bench.server, JOB, tmp_path)

@@ -123,6 +123,17 @@ def test_no_step_is_lost_where_the_weights_are_those_of_a_steps_end(
     assert running_attempt() is None
 
 
+def test_a_schedule_that_has_moved_since_the_last_step_is_held_as_it_was(tmp_path: Path) -> None:
+    def fail(launch: Launch, attempt: Attempt) -> None:
+        if launch.framework.schedule.last_epoch == launch.loop.global_step + 1 and attempt.number == 0:
+            raise RuntimeError("behind the end of the first epoch")
+
+    whole = Job(tmp_path / "whole", script="annealed")()
+    job = Job(tmp_path / "run", fail, script="annealed")
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY]
+
+
 def test_copies_go_on_through_recoveries(tmp_path: Path, forward: Callable[..., None]) -> None:
     """Each attempt claims the tiers, the last one completes the copies, and an empty machine resumes from them."""
     (tmp_path / "memory").mkdir()

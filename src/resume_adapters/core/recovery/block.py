@@ -181,7 +181,7 @@ class Block:
     ) -> tuple[T | None, BaseException | None]:
         """Return what a function returns, or the error with which this rank leaves the attempt."""
         options = self._options
-        self._updates.end_step()
+        self._updates.begin_holding()
         watch.start()
         try:
             with watch.leading_out(options.grace, options.meeting_timeout):

@@ -1,7 +1,8 @@
 """A training call within a restartable block: what it holds at the end of each step, and writes after a failure.
 
-Weights, optimizers and schedules are held as they are: they do not change before the next update. What changes within a
-step is copied at its end: where the data are, random states, counters, buffers, the parts of the user.
+Weights and optimizers are held as they are: they do not change before the next update. So are schedules; one that moves
+before is copied then. What changes within a step is copied at its end: where the data are, random states, counters,
+buffers, the parts of the user.
 """
 
 from __future__ import annotations
@@ -288,6 +289,7 @@ class HeldCall:
             return self._run.attempt_checkpoint
         assert self._buffers is not None, "they were taken with the rest"
         self._buffers.restore()
+        self.attempt.updates.restore_schedules()
         path = memory / moment.form.name
         content = self._content(moment.loop, moment.form.name)
         held = _HeldContent(moment, content, path, self._buffers.taken(), self._stands_in)
