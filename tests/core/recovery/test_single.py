@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirror import MIRROR_THREAD
-from resume_adapters.errors import PeerFailed, UnsupportedSetting
+from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
 from resume_adapters.recovery import Attempt, Level, restartable
 
 from plain_torch import Launch
@@ -79,8 +81,8 @@ def test_the_step_that_failed_is_done_again(tmp_path: Path) -> None:
     assert 0 < recoveries[0]["seconds"] < 60
 
 
-def fails_in_forward(job: Job, *steps: int) -> None:
-    """Let the forward pass fail once at each of these steps."""
+def fails_in_forward(job: Job, *steps: int, after: Callable[[Launch], object] = lambda launch: None) -> None:
+    """Let the forward pass do something, and fail, once at each of these steps."""
     left = list(steps)
 
     class Failing(torch.nn.Module):
@@ -88,6 +90,8 @@ def fails_in_forward(job: Job, *steps: int) -> None:
             step = job.launch.loop.global_step if job.launch else 0
             if step in left:
                 left.remove(step)
+                assert job.launch is not None, "it trains"
+                after(job.launch)
                 raise ValueError(f"forward at {step}")
             return values
 
@@ -132,6 +136,79 @@ def test_a_schedule_that_has_moved_since_the_last_step_is_held_as_it_was(tmp_pat
     job = Job(tmp_path / "run", fail, script="annealed")
     assert job().end == whole.end
     assert job.levels == [None, Level.MEMORY]
+
+
+def stopped(job: Job, kind: type[Stopped] = Stopped, **settings: Any) -> str:
+    """Run a job that is left, and return why."""
+    with pytest.raises(kind) as found:
+        job(**settings)
+    return found.value.reason
+
+
+def newest(directory: Path) -> int:
+    return max(each["step"] for each in journal(directory) if each["event"] == "commit")
+
+
+def test_a_stop_is_not_forgotten(tmp_path: Path, forward: Callable[..., None]) -> None:
+    """What is in memory is saved before the run is left: the step that failed is done first."""
+    job = Job(tmp_path / "run")
+    forward(job, 5, after=lambda launch: os.kill(os.getpid(), signal.SIGUSR1))
+    assert stopped(job) == "SIGUSR1"
+    assert job.levels == [None, Level.MEMORY]
+    assert newest(tmp_path / "run") == 6
+    assert Job(tmp_path / "run")().end == Job(tmp_path / "whole")().end
+
+
+def test_a_halt_is_not_forgotten(tmp_path: Path, forward: Callable[..., None]) -> None:
+    job = Job(tmp_path / "run")
+    forward(job, 5, after=lambda launch: launch.run.halt("look at it"))
+    assert stopped(job, Halted) == "look at it"
+    with pytest.raises(RunHalted, match="look at it"):
+        Job(tmp_path / "run")()
+
+
+def test_a_stop_is_not_forgotten_where_the_next_attempt_fails_before_its_training(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    job = Job(tmp_path / "run")
+    forward(job, 5, after=lambda launch: os.kill(os.getpid(), signal.SIGUSR1))
+
+    def initialize(attempt: Attempt) -> None:
+        if attempt.number == 1:
+            raise OSError("no data")
+
+    assert stopped(job, initialize=initialize) == "SIGUSR1"
+
+
+def test_a_stop_leaves_at_once_what_goes_on_from_the_disk(tmp_path: Path) -> None:
+    def fault(launch: Launch, attempt: Attempt) -> None:
+        if launch.loop.global_step == 6:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            raise RuntimeError("after the update")
+
+    job = Job(tmp_path / "run", fault)
+    assert stopped(job) == "SIGUSR1"
+    assert job.levels == [None, Level.DISK] and newest(tmp_path / "run") == 4
+
+
+def test_a_stop_that_a_shell_has_asked_for_is_not_forgotten(tmp_path: Path, forward: Callable[..., None]) -> None:
+    def wait(launch: Launch, attempt: Attempt) -> None:
+        ends = time.monotonic() + 5  # whoever looks for it does so once a second
+        while (attempt.number, launch.loop.global_step) == (1, 6) and time.monotonic() < ends:
+            time.sleep(0.05 if launch.run.flag.reason is None else 5)
+
+    job = Job(tmp_path / "run", wait)
+    forward(job, 5, after=lambda launch: launch.run.control.stop_file.request("a shell"))
+    assert "a shell" in stopped(job)
+
+
+def test_a_signal_that_comes_while_the_ranks_agree_stops_the_next_attempt(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    job = Job(tmp_path / "run")
+    forward(job, 5)
+    assert stopped(job, finalize=lambda attempt: os.kill(os.getpid(), signal.SIGTERM)) == "SIGTERM"
+    assert newest(tmp_path / "run") == 6
 
 
 def test_copies_go_on_through_recoveries(tmp_path: Path, forward: Callable[..., None]) -> None:

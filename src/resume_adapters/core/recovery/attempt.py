@@ -6,9 +6,10 @@ import contextlib
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from resume_adapters.core.recovery.own_state import OwnStates, StepPlace
 from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.recovery.pulse import Pulse
 from resume_adapters.core.recovery.updates import UpdateWatch
+from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.errors import Hung, PeerFailed, ResumeError, SaveFailed
 
 _SURE = 2
@@ -60,6 +62,10 @@ class HeldTraining(Protocol):
     @property
     def progress(self) -> int:
         """Optimizer steps completed."""
+
+    @property
+    def flag(self) -> StopFlag:
+        """Whether it was asked to stop."""
 
     @property
     def is_resumed(self) -> bool:
@@ -111,6 +117,7 @@ class RunningAttempt:
         own_states: what the ranks keep outside of their processes; ``None`` where none could take the place of one.
         resumed: learns under which generation a run has resumed from memory.
         added: called when a training call begins.
+        flags: the stop flags of the calls that attempts before this one have left, by run directory.
 
     Attributes:
         attempt: see above.
@@ -136,6 +143,7 @@ class RunningAttempt:
         own_states: OwnStates | None = None,
         resumed: Callable[[dict[Path, HeldCheckpoint]], object] = bool,
         added: Callable[[], object] = bool,
+        flags: Mapping[Path, StopFlag] = MappingProxyType({}),
     ) -> None:
         self.attempt = attempt
         self.updates = updates
@@ -152,6 +160,7 @@ class RunningAttempt:
         self.own_states = own_states
         self._resumed = resumed
         self._added = added
+        self._flags = flags
         self._trainings: list[HeldTraining] = []
         self._steps = 0
 
@@ -173,6 +182,10 @@ class RunningAttempt:
         """Know that a run has resumed from memory, and under which generation it goes on."""
         self._memory[directory] = HeldCheckpoint(self._memory[directory].path, generation)
         self._resumed(self._memory)
+
+    def former_flag(self, directory: Path) -> StopFlag | None:
+        """Return the stop flag of the call on a run directory that an attempt before has left; ``None``: none has."""
+        return self._flags.get(directory)
 
     def add(self, training: HeldTraining) -> None:
         """Know of a training call."""
@@ -278,6 +291,10 @@ class RunningAttempt:
         step = None if self.training is None else self.training.progress
         is_final = isinstance(error, ResumeError) and not isinstance(error, PeerFailed | SaveFailed)
         return Failure(rank, step, type(error).__name__, str(error), place, is_final)
+
+    def flags(self) -> dict[Path, StopFlag]:
+        """Return the stop flags of the calls that have taken their run directory over, in this attempt and before."""
+        return {**self._flags, **{each.directory: each.flag for each in self._trainings if each.generation}}
 
     def close(self) -> None:
         """Close the training calls that the failure has left open."""

@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from resume_adapters.core.recovery.termination import Termination
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.recovery.watch import PeerWatch
 from resume_adapters.core.state import rng
+from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import PeerFailed, UnsupportedSetting
 
@@ -77,6 +79,7 @@ class Block:
         self._is_replaced = False
         self._updates = UpdateWatch()
         self._failures: list[Failure] = []
+        self._flags: dict[Path, StopFlag] = {}
         self._random_state = rng.capture()
         self._older = OlderObjects()
 
@@ -105,7 +108,7 @@ class Block:
                     attempt, held = self._recover(running, error, watch)
                 began = running.left
                 del running, watch, error
-                self._termination.release()
+                self._carry_termination()
 
     # ---- One attempt
 
@@ -140,6 +143,7 @@ class Block:
             own_states,
             resumed=self._resumed_from_memory,
             added=self._termination.arm,
+            flags=self._flags,
         )
 
     def _resumed_from_memory(self, held: dict[Path, HeldCheckpoint]) -> None:
@@ -224,6 +228,7 @@ class Block:
         if plan.level is Level.MEMORY:
             plan, held = self._write_memory(running, plan)
         self._say(plan, number)
+        self._flags = running.flags()
         running.release()
         self._reset(running.attempt)
         self._failures.append(plan.failure)
@@ -357,6 +362,13 @@ class Block:
         _call(self._options.finalize, attempt)
         gc.collect()
         self._older.hide()
+
+    def _carry_termination(self) -> None:
+        """Let a SIGTERM that has come since the failure stop the next attempt, as it stops a training, if it does."""
+        waiting = [each for each in self._flags.values() if signal.SIGTERM in each.on.signals]
+        if self._termination.release(is_taken=bool(waiting)):
+            for each in waiting:
+                each.request(signal.SIGTERM.name)
 
     def _require_health(self, attempt: Attempt) -> None:
         """Refuse to go on in this process where the device or the user's check says so, on any rank.

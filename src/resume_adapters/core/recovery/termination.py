@@ -42,8 +42,12 @@ class Termination:
         if self._of_children is None and threading.current_thread() is threading.main_thread():
             self._of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def release(self) -> None:
-        """Handle the signal no longer; where it has come, it has its effect now."""
+    def release(self, *, is_taken: bool = False) -> bool:
+        """Handle the signal no longer; return whether it has come.
+
+        Args:
+            is_taken: the caller does what it asks for; otherwise it has its effect now.
+        """
         if self._is_armed and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
         if self._of_children is not None:
@@ -51,8 +55,9 @@ class Termination:
             self._of_children = None
         has_come = self._has_come
         self._is_armed = self._is_deferred = self._has_come = False
-        if has_come:
+        if has_come and not is_taken:
             os.kill(os.getpid(), signal.SIGTERM)
+        return has_come
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._has_come = True

@@ -146,6 +146,10 @@ class ResumableRun:
             clock,
             None if in_memory is None else chosen(in_memory.save_every, in_memory.mtbf, to_memory=True),
         )
+        former = None if attempt is None else attempt.former_flag(self.directory)
+        self._goes_on = former is not None
+        if former is not None:
+            self.flag.continue_from(former)
         stores = [each for each in mirror if isinstance(each, Remote)]
         self._mirrors = Mirrors(stores, files, self.directory, self.control.journal, self.flag.request, clock)
         self._ownership = Ownership(self.control.fencing, self._mirrors, shared_by_all(self.ranks))
@@ -257,6 +261,7 @@ class ResumableRun:
             self._memory_tier,
             self.local_rank,
             self._attempt_checkpoint,
+            withdraws_stop=not self._goes_on,
         )
         try:
             choice = takeover.choose(require_usable)
@@ -427,22 +432,25 @@ class ResumableRun:
     def skip_batch(self) -> None:
         """Leave if this rank was asked to stop while it skips data that is already used. There is nothing to save.
 
-        The other ranks learn of it by the stop file, since they may skip at another speed.
+        What is in memory alone is not left; see :meth:`end_skipping`. The other ranks learn of it by the stop file,
+        since they may skip at another speed.
 
         Raises:
             Stopped: this rank was asked to stop.
         """
-        if self._step_control.is_asked_alone():
+        if self._attempt_checkpoint is None and self._step_control.is_asked_alone():
             self.control.stop_file.request(self.flag.reason or "")
             self.end_skipping()
 
     def end_skipping(self) -> None:
         """Leave if any rank was asked to stop before its first step. Every rank calls it, once, at its first batch.
 
+        Where it goes on from what is in memory alone, it does that step, saves, and leaves then.
+
         Raises:
             Stopped: a rank was asked to stop.
         """
-        if self._step_control.agree_now():
+        if self._step_control.agree_now() and self._attempt_checkpoint is None:
             progress = self._step_control.progress
             self.leave(progress.step, progress.epoch)
 

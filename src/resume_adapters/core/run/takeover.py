@@ -71,6 +71,7 @@ class Takeover:
         memory_tier: the memory of this rank's node; ``None``: nothing is kept there.
         local_rank: this rank on its node, if each node has its own run directory.
         attempt_checkpoint: the one from which a restartable block goes on; ``None``: the run directory says which.
+        withdraws_stop: a stop file is one of an earlier start; else it may have been written for this block since.
 
     Attributes:
         attempt_checkpoint: see above; ``None`` where it cannot be used.
@@ -95,6 +96,8 @@ class Takeover:
         memory_tier: MemoryTier | None = None,
         local_rank: int | None = None,
         attempt_checkpoint: HeldCheckpoint | None = None,
+        *,
+        withdraws_stop: bool = True,
     ) -> None:
         self.storage = storage
         self.ranks = ranks
@@ -109,6 +112,7 @@ class Takeover:
         self.memory_tier = memory_tier
         self.local_rank = local_rank
         self.attempt_checkpoint = attempt_checkpoint
+        self.withdraws_stop = withdraws_stop
         self.storage_group = shared_by_all(ranks)
         self.generation = 0
         self.previous: RunStatus | None = None
@@ -440,7 +444,8 @@ class Takeover:
             if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
                 self._set_aside(each.path, self._fence)
         self._fence()
-        self.control.stop_file.withdraw()  # it was meant for an earlier start
+        if self.withdraws_stop:
+            self.control.stop_file.withdraw()
         restored = sweep(
             self.storage,
             self.catalog,

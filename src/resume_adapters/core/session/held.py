@@ -29,6 +29,7 @@ from resume_adapters.core.session.records import RankState
 from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -252,6 +253,11 @@ class HeldCall:
     def generation(self) -> int:
         """The start of the run directory that this call is."""
         return self._run.generation
+
+    @property
+    def flag(self) -> StopFlag:
+        """Whether it was asked to stop."""
+        return self._run.flag
 
     @property
     def is_resumed(self) -> bool:

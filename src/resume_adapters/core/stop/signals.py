@@ -66,6 +66,10 @@ class StopFlag:
         if not self.halted:
             self.reason, self.halted = reason, True
 
+    def continue_from(self, former: StopFlag) -> None:
+        """Ask for what the flag of a call before has asked for, which was not answered."""
+        self.reason, self.halted = former.reason, former.halted
+
     @property
     def level(self) -> StopLevel:
         """What this process votes for."""
