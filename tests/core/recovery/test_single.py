@@ -252,6 +252,60 @@ def test_a_failure_before_the_first_step_after_a_recovery_goes_on_from_the_same_
     assert job.levels == [None, Level.MEMORY, Level.MEMORY]
 
 
+def test_a_failure_before_the_next_training_begins_goes_on_from_the_same_memory(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, 5)
+    seen: list[Level | None] = []
+
+    def initialize(attempt: Attempt) -> None:
+        seen.append(attempt.level)
+        if attempt.number == 1:
+            raise OSError("no data")
+
+    assert job(initialize=initialize).end == whole.end
+    assert seen == [None, Level.MEMORY, Level.MEMORY]
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["level"], each["step"], each["lost"], each["reason"]) for each in recoveries] == [
+        ("memory", 5, 0, "")
+    ]
+
+
+def test_a_failure_in_the_next_update_goes_on_from_the_same_memory(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    def fault(launch: Launch, attempt: Attempt) -> None:
+        if launch.loop.global_step == 11 and attempt.number == 1:
+            raise RuntimeError("after the second update")
+
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run", fault)
+    forward(job, 9)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.MEMORY]
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["step"], each["lost"]) for each in recoveries] == [(9, 0), (9, 1)]
+
+
+def test_what_is_on_the_disk_is_used_where_it_is_later_than_what_is_in_memory(
+    tmp_path: Path, forward: Callable[..., None]
+) -> None:
+    def fault(launch: Launch, attempt: Attempt) -> None:
+        if launch.loop.global_step == 9 and attempt.number == 1:
+            launch.run.flush()
+            raise RuntimeError("after the update")
+
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run", fault)
+    forward(job, 7)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.DISK]
+    recoveries = [each for each in journal(tmp_path / "run") if each["event"] == "recovery"]
+    assert [(each["step"], each["lost"]) for each in recoveries] == [(7, 0), (8, 0)]
+
+
 def test_the_same_failure_twice_is_a_bug(tmp_path: Path) -> None:
     def fault(launch: Launch, attempt: Attempt) -> None:
         if launch.loop.global_step == 6:

@@ -68,6 +68,14 @@ class HeldTraining(Protocol):
         """Whether it was asked to stop."""
 
     @property
+    def has_committed(self) -> bool:
+        """Whether there is a checkpoint on the disk that is later than what it has resumed from."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed before anything failed."""
+
+    @property
     def is_resumed(self) -> bool:
         """Whether it holds what it has resumed from, in memory."""
 
@@ -175,8 +183,8 @@ class RunningAttempt:
         return self._memory.get(directory)
 
     def all_memory(self) -> dict[Path, HeldCheckpoint]:
-        """Return the checkpoints in memory that runs resume from, by run directory."""
-        return dict(self._memory)
+        """Return the checkpoints in memory that runs resume from, by run directory; none once there is a later one."""
+        return {} if any(each.has_committed for each in self._trainings) else dict(self._memory)
 
     def resumed(self, directory: Path, generation: int) -> None:
         """Know that a run has resumed from memory, and under which generation it goes on."""

@@ -227,6 +227,8 @@ class Block:
         held: dict[Path, HeldCheckpoint] = {}
         if plan.level is Level.MEMORY:
             plan, held = self._write_memory(running, plan)
+        if plan.level is Level.DISK:
+            plan, held = self._keep_memory(running, plan)
         self._say(plan, number)
         self._flags = running.flags()
         running.release()
@@ -348,10 +350,21 @@ class Block:
             self._memory.clear(but=[path.parent])
         return plan, {training.directory: HeldCheckpoint(str(path), training.generation)}
 
+    def _keep_memory(self, running: RunningAttempt, plan: Plan) -> tuple[Plan, dict[Path, HeldCheckpoint]]:
+        """Go on from what this attempt has resumed from, where that is still in memory: it is later than the disk."""
+        mine = running.all_memory() if self._memory.has(running.all_memory().values()) else {}
+        named = {str(path): each for path, each in mine.items()}
+        said = self._meeting.exchange(f"{running.attempt.number}/kept", named, dict[str, HeldCheckpoint])
+        if not all(said):
+            return plan, {}
+        # A failure may have come before all ranks knew under which generation they have resumed.
+        return replace(plan, level=Level.MEMORY, reason=""), {Path(path): each for path, each in said[0].items()}
+
     def _say(self, plan: Plan, number: int) -> None:
         if self._meeting.rank != 0:
             return
-        how = f"from step {plan.step}, in memory" if plan.level is Level.MEMORY else f"from the disk: {plan.reason}"
+        step = "the same step" if plan.step is None else f"step {plan.step}"
+        how = f"from {step}, in memory" if plan.level is Level.MEMORY else f"from the disk: {plan.reason}"
         logger.warning(
             "%s. The block is run again (%d of %d), %s.", plan.failure, number + 1, self._options.max_restarts, how
         )

@@ -265,6 +265,11 @@ class HeldCall:
         return self._moment is None and self._run.attempt_checkpoint is not None
 
     @property
+    def has_committed(self) -> bool:
+        """Whether there is a checkpoint on the disk that is later than what it has resumed from, in memory."""
+        return self._run.attempt_checkpoint is not None and self._run.engine.last_committed is not None
+
+    @property
     def progress(self) -> int:
         """Optimizer steps completed."""
         resumed = self._run.resumed
