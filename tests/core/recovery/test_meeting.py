@@ -89,6 +89,17 @@ def test_a_rank_that_lives_or_is_not_seen_is_waited_for(launch: Launch, is_one_n
         rank_0.reports("word", 7, int)
 
 
+def test_a_rank_is_waited_for_as_long_as_it_may_take_to_leave_its_step(launch: Launch) -> None:
+    rank_0 = StoreMeeting(launch, timeout=0.2, grace=30)
+    rank_1 = StoreMeeting(dataclasses.replace(launch, rank=1), timeout=0.2, grace=30)
+    later = threading.Timer(0.6, lambda: rank_1.reports("report", 8, int))
+    later.start()
+    assert rank_0.reports("report", 7, int) == [7, 8]
+    later.join()
+    with pytest.raises(PeerFailed, match=r"within 0\.2 s"):
+        rank_0.exchange("later", 7, int)
+
+
 def test_the_end_is_that_of_all_ranks(launch: Launch, rank_0: StoreMeeting) -> None:
     rank_1 = StoreMeeting(dataclasses.replace(launch, rank=1), timeout=LIMIT)
     later = threading.Timer(0.2, lambda: rank_1.finish("0"))

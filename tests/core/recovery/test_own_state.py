@@ -74,6 +74,15 @@ def test_large_tensors_that_differ_are_not_replaced(ranks: list[OwnStates]) -> N
     assert "too large" in ranks[0].find(1, moment(1))[1]
 
 
+def test_large_tensors_that_have_diverged_since_are_not_replaced(ranks: list[OwnStates]) -> None:
+    queues = [torch.zeros(1 << 15) for _ in ranks]
+    for step in range(5):
+        for each, queue in zip(ranks, queues, strict=True):
+            each.keep(moment(step), {"queue": queue})
+        queues[1] += 1
+    assert "too large" in ranks[0].find(1, moment(4))[1]
+
+
 def test_what_is_not_data_is_not_kept_and_the_training_goes_on(ranks: list[OwnStates]) -> None:
     ranks[0].keep(moment(1), {"value": object()})
     ranks[0].keep(moment(2), {"value": 1})

@@ -68,7 +68,9 @@ class Block:
         self._options = options
         self._launch = read_launch(next(_numbers))
         self._meeting: Meeting = (
-            SoloMeeting() if self._launch.world_size == 1 else StoreMeeting(self._launch, options.meeting_timeout)
+            SoloMeeting()
+            if self._launch.world_size == 1
+            else StoreMeeting(self._launch, options.meeting_timeout, grace=options.grace)
         )
         self._groups = BlockGroups()
         if self._launch.world_size > 1:

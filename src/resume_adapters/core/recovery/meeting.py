@@ -72,9 +72,9 @@ class SoloMeeting:
 
     rank = 0
     world_size = 1
-    token = ""
 
     def __init__(self) -> None:
+        self.token = uuid.uuid4().hex  # a process of another container may have the same number
         self._written: dict[str, bytes] = {}
         self._announced: set[str] = set()
 
@@ -126,6 +126,7 @@ class StoreMeeting:
     Args:
         launch: the processes of the launch.
         timeout: seconds for which a rank waits for the others.
+        grace: seconds that each may need before, to leave its step; then it reports.
         stands_in: this process takes the part of a rank that has died. Who has not yet reported does not take it for
             the process of that rank, which would be waited for.
 
@@ -133,11 +134,12 @@ class StoreMeeting:
         token: distinguishes the launch from all others, alike on all ranks and after each restart by torchrun.
     """
 
-    def __init__(self, launch: Launch, timeout: float, *, stands_in: bool = False) -> None:
+    def __init__(self, launch: Launch, timeout: float, *, grace: float = 0.0, stands_in: bool = False) -> None:
         self.rank = launch.rank
         self.world_size = launch.world_size
         self._launch = launch
         self._timeout = timeout
+        self._grace = grace
         store = self._connected()
         self.token = store.compare_set("resume_adapters/launch", "", uuid.uuid4().hex).decode()
         self._store = self._connect("meeting")
@@ -167,14 +169,14 @@ class StoreMeeting:
 
     def exchange(self, topic: str, value: T, kind: type[T]) -> list[T]:
         keys = self._set(topic, msgspec.json.encode(value))
-        lost = self._wait(keys, (_OWN, _STAND_IN))
+        lost = self._wait(keys, (_OWN, _STAND_IN), self._timeout)
         if lost:
             raise PeerFailed(f"the process of rank {lost[0]} has died after a failure, while the ranks met")
         return [msgspec.json.decode(self._store.get(key), type=kind) for key in keys]
 
     def reports(self, topic: str, value: T, kind: type[T]) -> list[T | None]:
         keys = self._set(topic, msgspec.json.encode(value))
-        lost = self._wait(keys, (_OWN,))
+        lost = self._wait(keys, (_OWN,), self._grace + self._timeout)
         return [
             None if rank in lost else msgspec.json.decode(self._store.get(key), type=kind)
             for rank, key in enumerate(keys)
@@ -198,17 +200,18 @@ class StoreMeeting:
         self._store.set(keys[self.rank], value)
         return keys
 
-    def _wait(self, keys: list[str], processes: tuple[str, ...]) -> list[int]:
+    def _wait(self, keys: list[str], processes: tuple[str, ...], seconds: float) -> list[int]:
         """Wait until all ranks have said something; return those that never will, since their process has died.
 
         Args:
             keys: under which they say it.
             processes: of which processes of a rank one is waited for, if it lives.
+            seconds: for how long.
 
         Raises:
             PeerFailed: one does not come, and lives.
         """
-        ends = time.monotonic() + self._timeout
+        ends = time.monotonic() + seconds
         looks = time.monotonic() + _LOOK_EVERY
         while not self._store.check(keys):
             now = time.monotonic()
@@ -221,7 +224,7 @@ class StoreMeeting:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise PeerFailed(
                     f"after a failure, rank {missing[0] if missing else 0} did not meet the others within "
-                    f"{self._timeout:g} s: it is gone, or hangs. This process ends, so that torchrun starts all again "
+                    f"{seconds:g} s: it is gone, or hangs. This process ends, so that torchrun starts all again "
                     "and they resume from the latest checkpoint (--max-restarts)"
                 )
             time.sleep(0.002)

@@ -91,7 +91,7 @@ class OwnStates:
         """Keep this rank's own state of now. Where that fails, nothing more is kept, and the training goes on.
 
         Tensors that are too large for it are left out. They may be taken from another rank if they were alike on all
-        ranks when they were first seen, as an average of weights is.
+        ranks when they were last looked at, as an average of weights is: at the first steps, and ever more seldom.
 
         Args:
             moment: of which moment it is.
@@ -101,7 +101,7 @@ class OwnStates:
             return
         try:
             packed, self._large = self._packer.pack(tree)
-            if len(self._large) != len(self._digests):
+            if len(self._large) != len(self._digests) or self._count & (self._count - 1) == 0:
                 self._digests = [xxhash.xxh3_128_hexdigest(bits(each).numpy().data) for each in self._large]
             head = msgspec.json.encode(_Head(moment, self._digests))
             digest = xxhash.xxh3_64_intdigest(head + packed)
