@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from resume_adapters.core.checkpoint.manifest import finite_metrics
 from resume_adapters.core.state.records import Record
 from resume_adapters.errors import UnsupportedSetting
 
@@ -111,9 +110,9 @@ class LoopMetrics:
         if self._is_new_best:
             self.best_checkpoint = checkpoint
 
-    def of_manifest(self) -> dict[str, float | None]:
-        """Return the newest value of each metric since the last checkpoint."""
-        return finite_metrics({name: float(value) for name, value in self._current.items()})
+    def of_manifest(self) -> dict[str, Any]:
+        """Return the newest value of each metric since the last checkpoint; a tensor is not waited for."""
+        return dict(self._current)
 
     def begin_manifest(self, step: int) -> None:
         """Begin to collect what the next manifest says, after a save of this step."""

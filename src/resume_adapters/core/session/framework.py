@@ -131,12 +131,13 @@ class CheckpointFacts:
 
     Attributes:
         epoch: epochs completed, with the fraction of the running one.
-        metrics: the evaluation of these weights; ``None`` where a value was not a finite number.
+        metrics: the evaluation of these weights; ``None`` where a value was not a finite number. A tensor is waited for
+            where a manifest is written.
         best: name of the best checkpoint so far, which retention keeps.
     """
 
     epoch: float
-    metrics: dict[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     best: str | None = None
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry
+from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.native_files import LoadableFiles
 from resume_adapters.core.log import logger
 from resume_adapters.core.recovery.attempt import running_attempt
@@ -539,7 +540,9 @@ class _SessionContent:
             "architecture": architecture_digest(session.architecture()),
             "cursor": cursor,
             "epoch": facts.epoch,
-            "metrics": facts.metrics,
+            "metrics": finite_metrics(
+                {name: math.nan if value is None else float(value) for name, value in facts.metrics.items()}
+            ),
             "best": session.best.of_manifest(facts.best, self._name, resumed.best if resumed else None),
         }
 
