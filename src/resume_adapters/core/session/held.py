@@ -30,7 +30,7 @@ from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import SaveFailed, UnsupportedSetting
 
 
 class CallContent(Protocol):
@@ -299,6 +299,10 @@ class HeldCall:
             assert self._run.attempt_checkpoint is not None, "it resumed from memory, and has done no step since"
             return self._run.attempt_checkpoint
         assert self._buffers is not None, "they were taken with the rest"
+        if not self._buffers.is_intact:
+            raise SaveFailed(
+                "a buffer that is too large to copy at each step has changed, and torch has not counted it"
+            )
         self._buffers.restore()
         self.attempt.updates.restore_schedules()
         path = memory / moment.form.name

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from resume_adapters.core.state.captured import Captured
+from resume_adapters.core.state.comparison import same_bits
 from resume_adapters.core.state.records import Record, tree_of
 
 _LARGE = 1 << 16
@@ -82,22 +83,71 @@ class FrozenBuffers:
     """
 
     def __init__(self, modules: Iterable[Any]) -> None:
-        holders = {id(each): each._buffers for module in modules for each in module.modules()}
+        from torch.nn.modules.batchnorm import _NormBase  # seam: torch 2.6-2.13
+
+        owners = {id(each): each for module in modules for each in module.modules()}.values()
+        found = {f"{number}.{name}": (each, name) for number, each in enumerate(owners) for name in each._buffers}
         self._places: dict[str, tuple[MutableMapping[str, Any], str]] = {
-            f"{number}.{name}": (holder, name) for number, holder in enumerate(holders.values()) for name in holder
+            key: (each._buffers, name) for key, (each, name) in found.items()
         }
         self._taken: dict[str, tuple[Any, int, Any]] = dict.fromkeys(self._places, (None, -1, None))
+        # The kernel of a batch normalisation does not count what it changes.
+        self._uncounted = {key for key, (each, _) in found.items() if isinstance(each, _NormBase)}
+        self._times = 0
 
     def take(self) -> None:
-        """Copy the buffers; of large ones, those that have changed since the last time."""
+        """Copy the buffers; of large ones, those that have changed since the last time.
+
+        torch counts most of what changes a tensor, but not what is done to its ``data``. So a large one that seems to
+        be the same is compared, ever more seldom; one that is not the same is copied each time from then on.
+        """
+        self._times += 1
+        compares = self._times & (self._times - 1) == 0
         for key, (holder, name) in self._places.items():
-            live, version, _ = self._taken[key]
             now = holder.get(name)
             if now is None:
                 self._taken[key] = (None, -1, None)
-            # The kernel of a batch normalisation does not count what it changes.
-            elif now is not live or now._version != version or now.numel() * now.element_size() < _LARGE:
+                continue
+            if compares and self._is_unnoticed(key):
+                self._uncounted.add(key)
+            if key in self._uncounted or not self._seems_unchanged(key):
                 self._taken[key] = (now, now._version, now.detach().clone())
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether no large buffer has changed unnoticed. It reads them all."""
+        return not any(map(self._is_unnoticed, self._places))
+
+    def _seems_unchanged(self, key: str) -> bool:
+        (holder, name), (live, version, _) = self._places[key], self._taken[key]
+        now = holder.get(name)
+        if now is None or now is not live:
+            return False
+        return bool(now._version == version and now.numel() * now.element_size() >= _LARGE)
+
+    def _is_unnoticed(self, key: str) -> bool:
+        """Return whether a buffer has changed, and neither torch nor this object knows of it."""
+        if key in self._uncounted or not self._seems_unchanged(key):
+            return False
+        live, _, copied = self._taken[key]
+        return not same_bits(live, copied)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether no large buffer has changed unnoticed. It reads them all."""
+        return not any(map(self._is_unnoticed, range(len(self._places))))
+
+    def _seems_unchanged(self, number: int) -> bool:
+        (holder, name), (live, version, _) = self._places[number], self._taken[number]
+        now = holder[name]
+        return now is live and now._version == version and now.numel() * now.element_size() >= _LARGE
+
+    def _is_unnoticed(self, number: int) -> bool:
+        """Return whether a buffer has changed, and neither torch nor this object knows of it."""
+        if number in self._uncounted or not self._seems_unchanged(number):
+            return False
+        live, _, copied = self._taken[number]
+        return not bool((live == copied).all())
 
     def taken(self) -> dict[str, Any]:
         """Return what was taken last."""
