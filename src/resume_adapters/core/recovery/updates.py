@@ -116,7 +116,8 @@ def _with_own(base: type, name: str) -> Iterator[type]:
     """Yield the classes, of one and those derived from it, that define a method of a name."""
     if name in vars(base):
         yield base
-    for each in base.__subclasses__():
+    derived: list[type] = base.__subclasses__()
+    for each in derived:
         yield from _with_own(each, name)
 
 
