@@ -122,7 +122,8 @@ def train(
     launch()
     faults.raise_at("at the end", launch.loop.global_step)
     before.remove()
-    return {"end": launch.end, "trace": launch.trace}
+    timeout = dist.distributed_c10d._get_default_store().timeout.total_seconds()
+    return {"end": launch.end, "trace": launch.trace, "store timeout": timeout}
 
 
 def effects() -> dict[str, int]:

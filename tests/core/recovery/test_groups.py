@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from torch.distributed import GroupMember
 
+from resume_adapters.core.recovery import groups
 from resume_adapters.core.recovery.groups import BlockGroups
 from waiting import LIMIT
 
@@ -38,6 +42,50 @@ def test_no_operation_is_lost_where_groups_are_cut(server: Server, tmp_path: Pat
 
 def test_a_group_of_which_this_rank_is_no_member_is_none_of_its_groups() -> None:
     """In its place torch gives a number, which has no operations."""
-    groups = BlockGroups()
-    groups._watching(lambda: (GroupMember.NON_GROUP_MEMBER, None))()
-    assert groups.operations() == 0
+    of_block = BlockGroups()
+    of_block._watching(lambda: (GroupMember.NON_GROUP_MEMBER, None))()
+    assert of_block.operations() == 0
+
+
+def test_no_group_is_dropped_once_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_dropping", threading.Lock())
+    rested = [object()]
+    groups._end_dropping()
+    thread = threading.Thread(target=groups._rest, args=(rested, [], 0.01), daemon=True)
+    thread.start()
+    thread.join(0.2)
+    assert rested and thread.is_alive()
+    groups._dropping.release()
+    thread.join()
+    assert not rested
+
+
+PROGRAM = """
+import datetime, os, sys, time
+import torch.distributed as dist
+from resume_adapters.core.recovery import groups
+
+groups._REST = 0.2
+statuses = set()
+for child in range(40):
+    pid = os.fork()
+    if pid == 0:
+        store = dist.HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        held = [dist.new_group([0]) for _ in range(20)]
+        for each in held:
+            dist.barrier(each)
+        dist.destroy_process_group()
+        groups._let_rest(held, [], for_ever=False)
+        del each, held
+        time.sleep(0.19 + child % 8 * 0.003)
+        sys.exit()
+    statuses.add(os.waitpid(pid, 0)[1])
+print(statuses)
+"""
+
+
+@pytest.mark.thorough
+def test_a_process_that_ends_while_its_groups_are_dropped_ends_well() -> None:
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert found.stdout == "{0}\n", found.stderr[-2000:]

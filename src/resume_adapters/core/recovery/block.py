@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import gc
 import itertools
@@ -328,7 +329,8 @@ class Block:
         training, number = running.training, running.attempt.number
         assert training is not None, "a training call holds the state"
         topic = f"{number}/memory"
-        self._groups.use_store(functools.partial(self._meeting.groups_store, topic))
+        timeout = datetime.timedelta(seconds=self._options.meeting_timeout)
+        self._groups.use_store(functools.partial(self._meeting.groups_store, topic), timeout)
         cut, is_announced = self._groups.cut, functools.partial(self._meeting.is_announced, topic)
         watch = PeerWatch(is_announced, cut, cut, self._abandon)
         path, problem = Path(), ""

@@ -12,7 +12,10 @@ what the peer still writes does not fail; and a transfer that is under way may e
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import datetime
+import functools
 import inspect
 import os
 import threading
@@ -52,6 +55,7 @@ class BlockGroups:
         self._held: list[Any] = []
         self._inherited: list[Any] = []
         self._store: Callable[[], Any] | None = None
+        self._store_timeout: datetime.timedelta | None = None
         self._arguments: dict[str, Any] | None = None
 
     @contextlib.contextmanager
@@ -118,6 +122,7 @@ class BlockGroups:
 
     def _initialising(self, native: Callable[..., Any]) -> Callable[..., Any]:
         from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+        from torch.distributed.constants import default_pg_timeout
 
         def init_process_group(*arguments: Any, **keywords: Any) -> Any:
             given = inspect.signature(native).bind(*arguments, **keywords).arguments
@@ -130,19 +135,21 @@ class BlockGroups:
                 return native(**{**given, **_place(), "store": HashStore()})
             with self._remembering_sockets():
                 store = self._store()
+            # torch does so with the stores that it makes itself.
+            store.set_timeout(self._store_timeout or given.get("timeout") or default_pg_timeout)
             return native(**{**given, **_place(), "store": store})
 
         return init_process_group
 
-    def use_store(self, store: Callable[[], Any]) -> None:
-        """Let the groups that are made from now on meet in a store of their own; none of them is cut."""
-        self._store = store
-        self._cut_since = None
+    def use_store(self, store: Callable[[], Any], timeout: datetime.timedelta | None = None) -> None:
+        """Let the groups that are made from now on meet in a store of their own; none of them is cut.
 
-    @property
-    def were_made(self) -> bool:
-        """Whether the block has made a process group."""
-        return self._arguments is not None
+        Args:
+            store: returns it.
+            timeout: how long a rank waits there for another one; by default as long as in the group.
+        """
+        self._store, self._store_timeout = store, timeout
+        self._cut_since = None
 
     def operations(self) -> int:
         """Return how many collective operations this rank has begun in all groups."""
@@ -237,14 +244,35 @@ def _let_rest(groups: list[Any], connections: list[Connection], *, for_ever: boo
         connections: theirs.
         for_ever: an operation may be lost in them: the thread that is in it does not end.
     """
+    _end_dropping_at_exit()
     seconds = None if for_ever else _REST
     threading.Thread(target=_rest, args=(groups, connections, seconds), name=REST_THREAD, daemon=True).start()
 
 
 def _rest(groups: list[Any], connections: list[Connection], seconds: float | None) -> None:
     threading.Event().wait(seconds)
-    for each in connections:
-        each.close()
+    with _dropping:
+        for each in connections:
+            each.close()
+        groups.clear()
+
+
+_dropping = threading.Lock()
+"""Held while groups are dropped, and by a process that ends."""
+
+
+def _end_dropping() -> None:
+    """Let no more groups be dropped: torch would end a process that ends just then by SIGABRT.
+
+    A process that was forked while another thread held the lock does not wait for ever.
+    """
+    _dropping.acquire(timeout=_REST)
+
+
+@functools.cache
+def _end_dropping_at_exit() -> None:
+    """Do it before the interpreter is finalised; once: daemon threads of all blocks may be there until then."""
+    atexit.register(_end_dropping)
 
 
 def _place() -> dict[str, int]:
