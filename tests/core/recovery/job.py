@@ -160,7 +160,7 @@ def run(
     try:
         result = block(Path(name), Faults(faults), attempts, epochs, workers)
     except Exception as error:  # of any kind: the test looks at it
-        result = {"error": type(error).__name__, "message": str(error)}
+        result = {"error": type(error).__name__, "message": str(error), "has group": dist.is_initialized()}
     if dist.is_initialized():
         dist.destroy_process_group()
     left = {"effects": effects(), "hidden": [*HIDDEN]} if measured else {}

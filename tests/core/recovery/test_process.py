@@ -112,6 +112,7 @@ def test_workers_of_loaders_that_are_ended_too_are_no_failure(server: Server, tm
 def test_a_rank_that_has_not_failed_says_which_one_has(server: Server, tmp_path: Path) -> None:
     found = results(server, JOB, tmp_path, 2, {"given up": ([["forward", 1, 3]], {"max_restarts": 0})})
     assert [each["given up"]["error"] for each in found] == ["PeerFailed", "RuntimeError"]
+    assert [each["given up"]["has group"] for each in found] == [False, False], "what was cut cannot be used"
     assert "rank 1 failed after step 3: RuntimeError: forward at 3. The block was" in found[0]["given up"]["message"]
 
 
@@ -129,10 +130,11 @@ def test_torchrun_as_it_is(tmp_path: Path, whole: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.thorough
-def test_where_torchrun_starts_no_more_the_run_has_failed(server: Server, tmp_path: Path) -> None:
-    agent = Agent(server, JOB, [json.dumps({"killed": [[["forward", 1, 3, "kill"]], {}]})], tmp_path, 2, 0)
-    assert agent.statuses[1] == -signal.SIGKILL
-    assert "rank 1 failed after step 3: ProcessDied" in agent.outputs[0]
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_torchrun_starts_no_more_the_run_has_failed(server: Server, tmp_path: Path, rank: int) -> None:
+    agent = Agent(server, JOB, [json.dumps({"killed": [[["forward", rank, 3, "kill"]], {}]})], tmp_path, 2, 0)
+    assert agent.statuses[rank] == -signal.SIGKILL
+    assert f"rank {rank} failed after step 3: ProcessDied" in agent.outputs[0]
     status = json.loads((tmp_path / "killed/.resume/status.json").read_text())
     assert status["state"] == "failed"
     assert not agent.left_in_memory

@@ -104,8 +104,13 @@ class HeldTraining(Protocol):
     def keep_stacks(self, stacks: str) -> None:
         """Write where the threads of this rank are into the run directory."""
 
-    def give_up(self, failure: Failure) -> None:
-        """Write into the status of the run that it has failed."""
+    def give_up(self, failure: Failure, *, leads: bool) -> None:
+        """Write into the status of the run that it has failed.
+
+        Args:
+            failure: why.
+            leads: this rank is the first that is left: the process of the leader may have died.
+        """
 
     def close(self) -> None:
         """Undo what the call patched, started and registered, if that is not done."""

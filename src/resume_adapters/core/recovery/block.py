@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,7 +104,7 @@ class Block:
             while True:
                 running = self._begin(attempt, held, began)
                 watch = self._watching(running)
-                with under_way(running), contextlib.closing(watch):
+                with under_way(running), contextlib.closing(watch), self._leaving(running, watch):
                     result, error = self._try(function, running, watch)
                     if error is None:
                         return result  # type: ignore[return-value]  # without an error there is one
@@ -206,6 +206,21 @@ class Block:
 
     # ---- After it
 
+    @contextlib.contextmanager
+    def _leaving(self, running: RunningAttempt, watch: PeerWatch) -> Iterator[None]:
+        """Leave no group that was cut, where the block ends with an error: the process could not end."""
+        try:
+            yield
+        except BaseException:
+            if running.is_left:
+                self._close(running, watch)
+            raise
+
+    def _close(self, running: RunningAttempt, watch: PeerWatch) -> None:
+        with watch.limited("close what it trained with", self._options.meeting_timeout):
+            running.close()
+            self._groups.destroy()
+
     def _recover(
         self, running: RunningAttempt, error: BaseException, watch: PeerWatch
     ) -> tuple[Attempt, dict[Path, HeldCheckpoint]]:
@@ -218,12 +233,11 @@ class Block:
         number = running.attempt.number
         self._termination.begin_agreeing()
         plan = self._agree(running, error)
-        with watch.limited("close what it trained with", self._options.meeting_timeout):
-            if plan.level is Level.GIVEN_UP:
+        if plan.level is Level.GIVEN_UP:
+            with watch.limited("write that the run has failed", self._options.meeting_timeout):
                 raise self._given_up(running, plan, error)
-            running.close()
-            traceback.clear_frames(error.__traceback__)
-            self._groups.destroy()
+        self._close(running, watch)
+        traceback.clear_frames(error.__traceback__)
         watch.close()
         if self._lost:
             raise self._replaced(running, plan)
@@ -269,8 +283,7 @@ class Block:
         if self._leads and self._options.max_restarts:
             logger.error("%s. It is not tried again: %s.", plan.failure, plan.reason)
         if running.training is not None:
-            running.training.give_up(plan.failure)
-        running.close()
+            running.training.give_up(plan.failure, leads=self._leads)
         return error if running.is_origin else PeerFailed(f"{plan.failure}. {_capitalised(plan.reason)}")
 
     # ---- Where a process has died

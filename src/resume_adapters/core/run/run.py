@@ -495,17 +495,18 @@ class ResumableRun:
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
 
-    def set_state(self, state: RunState, **facts: Any) -> None:
+    def set_state(self, state: RunState, *, leads: bool = False, **facts: Any) -> None:
         """Write ``status.json``, on the leader of a run directory.
 
         If a later start owns the run directory, the status is that start's and stays.
 
         Args:
             state: the new state.
+            leads: write it on this rank in any case.
             facts: fields of :class:`RunStatus` that are known better than from the last
                 step.
         """
-        if self.storage_group.is_leader:
+        if leads or self.storage_group.is_leader:
             self._publisher.set_state(state, facts)
         if self.trace is not None and state is not RunState.RUNNING:
             self.trace.write("end", state=state.value, step=facts.get("step"), reason=facts.get("reason"))

@@ -333,10 +333,21 @@ class HeldCall:
         path = self._run.control.path / f"stacks-{self._run.ranks.rank:05}.txt"
         self._run.storage.write(path, stacks.encode())
 
-    def give_up(self, failure: Failure) -> None:
-        """Write into the status of the run that it has failed, where it got as far as owning its directory."""
-        if self._run.generation:
-            self._run.set_state(RunState.FAILED, step=self.progress, reason=str(failure))
+    def give_up(self, failure: Failure, *, leads: bool) -> None:
+        """Write into the status of the run that it has failed, where it got as far as owning its directory.
+
+        What fails on the way is logged, so that it does not hide the failure.
+        """
+        if not self._run.generation:
+            return
+        try:
+            self._run.set_state(RunState.FAILED, leads=leads, step=self.progress, reason=str(failure))
+        except OSError as of_status:
+            logger.error("The status of the run could not be written: %s", of_status)
+
+    def end(self) -> None:
+        """Know that the call is closed; not where a failure is why."""
+        self.is_over = self.is_over or not self.attempt.is_left
 
     def close(self) -> None:
         """Undo what the call patched, started and registered, if that is not done."""
