@@ -28,7 +28,7 @@ def undisturbed(found: dict[str, Any], name: str) -> None:
 def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None:
     cases = {
         "whole": ([], {}),
-        "each in turn": ([["forward", 1, 3], ["data", 0, 6], ["forward", 0, 9], ["end", 1, 11]], {}),
+        "each in turn": ([["forward", 1, 3], ["data", 0, 6], ["forward", 0, 9], ["end", 1, 13]], {}),
         "updating": ([["before", 1, 7], ["after", 0, 8]], {"measured": True}),
         "at once": ([["forward", 0, 8], ["forward", 1, 8]], {}),
         "left behind": ([["forward", 0, 8], ["hang", 1, 8]], {"grace": 0.2}),
@@ -48,7 +48,10 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         assert levels["left behind"] == levels["hung"] == levels["at the end"] == [None, "memory"]
         assert levels["slow"] == [None], "who is at work is waited for"
         assert found["updating"]["effects"]["children"] == 0
-        assert "in raise_at" in (tmp_path / f"hung/.resume/stacks-{rank:05}.txt").read_text() or rank == 0
+        assert found["whole"]["store timeout"] == 1800, "a rank waits for others that build their model"
+        stacks = (tmp_path / f"hung/.resume/stacks-{rank:05}.txt").read_text()
+        assert "in raise_at" in stacks or rank == 0
+        assert "in watched" in stacks, "the rank that finds it has not left its step yet"
         assert f"The threads of rank {rank} are at" in printed[rank]
     both = "".join(printed)
     assert "rank 1 failed after step 8: Hung: rank 1 hangs in raise_at" in both

@@ -157,6 +157,11 @@ class Block:
 
     def _watching(self, running: RunningAttempt) -> PeerWatch:
         topic, meeting = f"{running.attempt.number}", self._meeting
+
+        def on_hang(found: Failure) -> None:
+            self._keep_stacks(running, found.message)  # before anything is cut
+            running.fail_by_hang(found)
+
         hang = HangWatch(
             meeting,
             topic,
@@ -164,12 +169,12 @@ class Block:
             threading.get_ident(),
             self._options.hang_after,
             self._groups.operations,
-            running.fail_by_hang,
+            on_hang,
         )
 
         def leave() -> None:
             found = hang.found
-            if found:
+            if found and running.hang is None:
                 self._keep_stacks(running, found)
             running.leave()
 
