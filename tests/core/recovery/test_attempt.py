@@ -64,6 +64,46 @@ def test_a_rank_fails_once_and_leaves_once() -> None:
         attempt.end_step()
 
 
+def test_who_fails_on_two_threads_at_once_is_the_origin() -> None:
+    said: list[int] = []
+
+    def announce() -> bool:
+        if said:
+            return True
+        said.append(1)
+        attempt.fail(ValueError("on the other thread"))
+        return False  # the other was first
+
+    attempt = running(announce=announce)
+    attempt.fail(ValueError("on this one"))
+    assert attempt.is_origin
+
+
+class Call:
+    """A training call that holds a step, or none yet."""
+
+    directory, generation, progress, place, is_resumed, has_committed = Path("run"), 1, 4, "", False, False
+
+    def __init__(self, step: int | None, *, is_over: bool = False) -> None:
+        self.step, self.is_over = step, is_over
+
+    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
+        return self.step, ""
+
+
+@pytest.mark.parametrize(
+    ("others", "is_used"),
+    [([], True), ([Call(18, is_over=True)], True), ([Call(None)], True), ([Call(3)], False)],
+)
+def test_of_two_trainings_at_once_none_is_held_alone(others: list[Any], is_used: bool) -> None:
+    """The next attempt would go on with the other from the disk."""
+    attempt = running()
+    for each in (*others, Call(4)):
+        attempt.add(each)
+    found = attempt.report(None)
+    assert found.step == 4 and bool(found.objection) is not is_used
+
+
 def test_a_failure_names_the_line_that_raised_it() -> None:
     assert running().failure(ValueError("x"), 3) == Failure(3, None, "ValueError", "x", "")
 

@@ -19,16 +19,20 @@ import torch
 from resume_adapters import Memory, Remote
 from resume_adapters.core.recovery import block
 from resume_adapters.core.recovery.attempt import running_attempt
+from resume_adapters.core.recovery.meeting import SoloMeeting
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions
 from resume_adapters.core.run_directory.fencing import Fencing
+from resume_adapters.core.run_directory.publisher import StatusPublisher
+from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.session.held import HeldCall
 from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirror import MIRROR_THREAD
 from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
 from resume_adapters.recovery import Attempt, Level, restartable
 
-from plain_torch import Launch
+from plain_torch import Launch, PlainTorch
 
 Fault = Callable[[Launch, Attempt], None]
 
@@ -143,6 +147,37 @@ def stopped(job: Job, kind: type[Stopped] = Stopped, **settings: Any) -> str:
     with pytest.raises(kind) as found:
         job(**settings)
     return found.value.reason
+
+
+def test_nobody_waits_for_a_loss_where_a_step_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still be computed on a device."""
+    read: list[bool] = []
+    holding: list[bool] = []
+    keep = HeldCall.keep
+
+    class Loss(torch.Tensor):
+        def __float__(self) -> float:
+            read.append(bool(holding))
+            return self.item()
+
+    def watched(self: HeldCall, *given: Any) -> None:
+        holding.append(True)
+        keep(self, *given)
+        holding.clear()
+
+    monkeypatch.setattr(HeldCall, "keep", watched)
+
+    @restartable()
+    def main(attempt: Attempt) -> None:
+        launch = Launch(tmp_path / "run")
+        train = launch.framework.train
+        launch.framework.train = lambda batch: train(batch).as_subclass(Loss)  # type: ignore[method-assign]
+        launch()
+
+    main()
+    assert read and not any(read)
+    saved = json.loads((tmp_path / "run/checkpoint-8/resume/manifest.json").read_text())
+    assert isinstance(saved["manifest"]["metrics"]["loss"], float)
 
 
 def newest(directory: Path) -> int:
@@ -518,6 +553,122 @@ def test_a_large_part_that_changes_within_a_step_is_not_used(tmp_path: Path, for
     assert other.main().end == end  # type: ignore[attr-defined]
     assert torch.equal(of_whole[-1].values, of_other[-1].values)
     assert other.levels == [None, Level.DISK]
+
+
+def with_book(monkeypatch: pytest.MonkeyPatch, begins: int) -> None:
+    """Let models have a large buffer that the forward pass changes, from some step on, without torch's knowledge."""
+    native = Launch.__init__
+
+    def made(self: Launch, *arguments: Any, **options: Any) -> None:
+        native(self, *arguments, **options)
+        layer = self.framework.model[0]
+        layer.register_buffer("book", torch.zeros(1 << 15))
+
+        def count(module: Any, given: Any) -> None:
+            if self.loop.global_step >= begins:
+                layer.book.data.add_(1)
+
+        layer.register_forward_pre_hook(count)
+
+    monkeypatch.setattr(Launch, "__init__", made)
+
+
+@pytest.mark.parametrize(("begins", "level"), [(0, Level.MEMORY), (8, Level.DISK)])
+def test_a_large_buffer_that_changes_behind_the_back_of_torch_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: int, level: Level
+) -> None:
+    with_book(monkeypatch, begins)
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    fails_in_forward(job, 9)
+    assert job().end == whole.end
+    assert job.levels == [None, level]
+
+
+def test_one_training_behind_another_is_held(tmp_path: Path, forward: Callable[..., None]) -> None:
+    levels: list[Level | None] = []
+    job = Job(tmp_path / "second")
+    forward(job, 5)
+
+    @restartable()
+    def main(attempt: Attempt) -> None:
+        levels.append(attempt.level)
+        job.launch = None
+        Launch(tmp_path / "first")()
+        job.launch = Launch(tmp_path / "second")
+        job.launch()
+
+    main()
+    assert levels == [None, Level.MEMORY]
+
+
+def test_a_save_counts_as_a_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silences: list[float] = []
+    save, train = PlainTorch.save, PlainTorch.train
+
+    def saving(self: PlainTorch, directory: Path) -> None:
+        attempt = running_attempt()
+        silence = attempt and attempt.pulse.silence(time.monotonic())
+        silences.append(9.0 if silence is None else silence)
+        save(self, directory)
+
+    def training(self: PlainTorch, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.5)
+        return train(self, batch)
+
+    monkeypatch.setattr(PlainTorch, "save", saving)
+    monkeypatch.setattr(PlainTorch, "train", training)
+    Job(tmp_path / "run", max_steps=5)()
+    assert silences[0] < 0.5
+
+
+def test_a_hook_that_fails_does_not_hide_the_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def abort(attempt: Attempt) -> None:
+        raise ValueError("a hook")
+
+    @restartable(abort=abort)
+    def main(attempt: Attempt) -> int:
+        if attempt.number == 0:
+            raise OSError("lost")
+        assert attempt.failure is not None and attempt.failure.message == "lost"
+        return attempt.number
+
+    assert main() == 1
+    assert "ValueError: a hook" in caplog.text
+
+
+def test_a_status_that_cannot_be_written_does_not_hide_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native = StatusPublisher.set_state
+
+    def set_state(self: StatusPublisher, state: RunState, facts: Any) -> None:
+        if state is RunState.FAILED:
+            raise OSError("no space left")
+        native(self, state, facts)
+
+    monkeypatch.setattr(StatusPublisher, "set_state", set_state)
+    job = Job(tmp_path / "run", fail_at(6))
+    with pytest.raises(RuntimeError, match="lost"):
+        job(max_restarts=0)
+    assert "The status of the run could not be written: no space left" in caplog.text
+
+
+def test_a_device_that_does_not_answer_is_not_waited_for() -> None:
+    def fail() -> None:
+        raise ValueError("an illegal address")
+
+    block.require_answer(lambda: None, 30)
+    with pytest.raises(RuntimeError, match=r"does not answer within 0\.1 s"):
+        block.require_answer(lambda: time.sleep(5), 0.1)
+    with pytest.raises(RuntimeError, match="does not answer") as found:
+        block.require_answer(fail, 30)
+    assert isinstance(found.value.__cause__, ValueError)
+
+
+def test_single_processes_do_not_share_memory() -> None:
+    """In two containers they may have the same number, and the same memory."""
+    assert SoloMeeting().token != SoloMeeting().token
 
 
 def test_blocks_of_one_process_do_not_share_memory() -> None:

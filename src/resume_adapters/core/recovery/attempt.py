@@ -242,7 +242,7 @@ class RunningAttempt:
         if self.error is None:
             self.error = error
         if not self.is_left:
-            self.is_origin = self._announce()
+            self.is_origin = self._announce() or self.is_origin  # another thread may have
             self.leave()
 
     def fail_by_hang(self, hang: Failure) -> None:
@@ -270,6 +270,11 @@ class RunningAttempt:
         if training is None:
             return Report(failure=failure)
         step, objection = training.held(is_updating=self.updates.is_updating)
+        under_way = [
+            each for each in self._trainings if not each.is_over and each.held(is_updating=False)[0] is not None
+        ]
+        if len(under_way) > 1:
+            objection = objection or "several trainings are under way at once, and one of them alone is held"
         return Report(str(training.directory), step, objection, failure, training.place, training.is_resumed)
 
     def report_of(self, rank: int, peer: Report) -> Report:

@@ -127,7 +127,10 @@ class Block:
         def cut() -> None:
             self._termination.defer()
             self._groups.cut()
-            _call(self._options.abort, attempt)
+            try:
+                _call(self._options.abort, attempt)
+            except Exception:  # of any kind: the ranks meet whatever a hook does
+                logger.error("The hook abort has failed:\n%s", traceback.format_exc())
 
         def forget() -> None:
             if self._meeting.rank == 0:
@@ -413,7 +416,7 @@ class Block:
         """
         problem = ""
         try:
-            require_device()
+            require_device(self._options.meeting_timeout)
             _call(self._options.health_check, attempt)
         except Exception as error:  # of any kind: the others must learn of it
             problem = f"{type(error).__name__}: {error}"
@@ -442,8 +445,11 @@ class Block:
             self._memory.clear()
 
 
-def require_device() -> None:
+def require_device(seconds: float) -> None:
     """Check that the accelerator that this process uses still answers.
+
+    Args:
+        seconds: within which it must.
 
     Raises:
         RuntimeError: it does not.
@@ -451,9 +457,38 @@ def require_device() -> None:
     import torch
 
     if torch.cuda.is_available():  # pragma: no cover  # the tests run where there is no accelerator
-        torch.zeros(1, device="cuda").add_(1)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        device = torch.cuda.current_device()
+
+        def ask() -> None:
+            torch.zeros(1, device=f"cuda:{device}").add_(1)
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+
+        require_answer(ask, seconds)
+
+
+def require_answer(ask: Callable[[], object], seconds: float) -> None:
+    """Check that a question is answered; a thread that waits for ever is left behind.
+
+    Raises:
+        RuntimeError: it is not answered in time, or with an error.
+    """
+    answers: list[Exception | None] = []
+
+    def run() -> None:
+        try:
+            ask()
+            answers.append(None)
+        except Exception as error:  # of any kind: another thread raises it
+            answers.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise RuntimeError(f"the device does not answer within {seconds:g} s")
+    if answers[0] is not None:
+        raise RuntimeError("the device does not answer") from answers[0]
 
 
 def _call(hook: Hook | None, attempt: Attempt) -> None:

@@ -9,12 +9,10 @@ class Pulse:
     """The signs of life of one attempt: the ends of its steps, and what it does between two of them.
 
     Attributes:
-        steps: ends of steps.
         slowest: seconds from one end of a step to the next, at most.
     """
 
     def __init__(self) -> None:
-        self.steps = 0
         self.slowest = 0.0
         self._last: float | None = None
         self._last_step: float | None = None
@@ -25,7 +23,6 @@ class Pulse:
         if self._last_step is not None:
             self.slowest = max(self.slowest, now - self._last_step)
         self._last = self._last_step = now
-        self.steps += 1
 
     def beat(self) -> None:
         """Count something else that shows that the training goes on: a batch of an evaluation, a save."""

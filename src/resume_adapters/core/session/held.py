@@ -118,6 +118,9 @@ class HeldCall:
         observed: finds what nobody has declared.
         content: returns what a checkpoint is to hold, for the loop and the name.
         close_call: closes the session.
+
+    Attributes:
+        is_over: it was closed before anything failed.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class HeldCall:
         self._moment: _Moment | None = None
         self._buffers: FrozenBuffers | None = None
         self._stands_in: _OtherRank | None = None
+        self.is_over = False
         attempt.add(self)
 
     def require_whole(self) -> None:
@@ -260,14 +264,14 @@ class HeldCall:
         return self._run.flag
 
     @property
-    def is_resumed(self) -> bool:
-        """Whether it holds what it has resumed from, in memory."""
-        return self._moment is None and self._run.attempt_checkpoint is not None
-
-    @property
     def has_committed(self) -> bool:
         """Whether there is a checkpoint on the disk that is later than what it has resumed from, in memory."""
         return self._run.attempt_checkpoint is not None and self._run.engine.last_committed is not None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it holds what it has resumed from, in memory."""
+        return self._moment is None and self._run.attempt_checkpoint is not None
 
     @property
     def progress(self) -> int:

@@ -266,11 +266,15 @@ class Session:
 
         Every rank asks at the same places between two ends of a step: between the batches of an evaluation.
         """
-        if self.held is not None:
-            self.held.attempt.pulse.beat()
+        self._beat()
         if not self.stopping:
             self._apply(self.run.should_stop())
         return self.stopping
+
+    def _beat(self) -> None:
+        """Show that the training goes on, in what takes longer than a step."""
+        if self.held is not None:
+            self.held.attempt.pulse.beat()
 
     def _apply(self, stop: bool) -> None:
         if stop and not self.stopping:
@@ -326,6 +330,7 @@ class Session:
         self._load_observed()
         self.observed.before_save(is_last=self.stopping, epoch=loop.facts().epoch)
         content = _SessionContent(self, loop, name)
+        self._beat()
         is_last = self.stopping or self._is_ending
         try:
             if to_memory:
@@ -335,6 +340,7 @@ class Session:
         except ResumeError as error:
             self.fail(error, step)
             raise
+        self._beat()
         self.reason = "scheduled"
         self.has_saved = self.has_saved or is_written
 
@@ -469,6 +475,8 @@ class Session:
                 stack.callback(each)
 
     def _undo(self) -> None:
+        if self.held is not None:
+            self.held.end()
         with contextlib.ExitStack() as stack:
             stack.callback(self.loaders.close)
             stack.callback(self.restorer.close)

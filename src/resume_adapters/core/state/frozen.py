@@ -132,23 +132,6 @@ class FrozenBuffers:
         live, _, copied = self._taken[key]
         return not same_bits(live, copied)
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether no large buffer has changed unnoticed. It reads them all."""
-        return not any(map(self._is_unnoticed, range(len(self._places))))
-
-    def _seems_unchanged(self, number: int) -> bool:
-        (holder, name), (live, version, _) = self._places[number], self._taken[number]
-        now = holder[name]
-        return now is live and now._version == version and now.numel() * now.element_size() >= _LARGE
-
-    def _is_unnoticed(self, number: int) -> bool:
-        """Return whether a buffer has changed, and neither torch nor this object knows of it."""
-        if number in self._uncounted or not self._seems_unchanged(number):
-            return False
-        live, _, copied = self._taken[number]
-        return not bool((live == copied).all())
-
     def taken(self) -> dict[str, Any]:
         """Return what was taken last."""
         return {key: copied for key, (_, _, copied) in self._taken.items()}
