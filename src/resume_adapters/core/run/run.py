@@ -502,12 +502,14 @@ class ResumableRun:
 
         Args:
             state: the new state.
-            leads: write it on this rank in any case.
+            leads: this rank writes it where the leader no longer can.
             facts: fields of :class:`RunStatus` that are known better than from the last
                 step.
         """
-        if leads or self.storage_group.is_leader:
+        if self.storage_group.is_leader:
             self._publisher.set_state(state, facts)
+        elif leads and self.control.fencing.generation() == self.generation:  # the leader alone has the token
+            self.control.status.write(replace(self._status(state), **facts))
         if self.trace is not None and state is not RunState.RUNNING:
             self.trace.write("end", state=state.value, step=facts.get("step"), reason=facts.get("reason"))
 
