@@ -347,7 +347,7 @@ def a_kill_loses_no_step_that_memory_has(
     outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, env=env)
     assert outcome.killed, outcome.output[-6000:]
     run_directory = directory / bench.run_directory
-    identity = (run_directory / ".resume" / "identity").read_text().strip()
+    identity = (run_directory / ".resume" / "identity").read_text().split()[0]
     memory = Path(f"/dev/shm/resume-adapters-{os.geteuid()}", identity)
     held, on_disk = (max(committed(each).values(), default=0) for each in (memory, run_directory))
     assert held > on_disk, f"{held} in memory, {on_disk} on the disk\n{outcome.output[-6000:]}"
