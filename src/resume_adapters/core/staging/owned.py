@@ -96,19 +96,22 @@ def owned_storages(
     found = {}
     for name, whole in tensors:
         tensor = local_tensor(whole)
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
+            continue
+        if tensor.untyped_storage().nbytes() >= SMALLEST:  # a step counter of each parameter is not
             owned = OwnedStorage(name, tensor, may_wait=may_wait and name not in restless)
-            if owned.bytes >= SMALLEST:
-                found[owned.address] = owned
+            found[owned.address] = owned
     return found
 
 
 def local_tensor(tensor: Any) -> Any:
     """Return the part of a tensor that this rank holds: its shard, or all of it."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
     import torch
 
     with torch.no_grad():  # else the shard is wrapped for the gradients
-        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return tensor.to_local()
 
 
 def _unwrapped(optimizer: Any) -> Any:
