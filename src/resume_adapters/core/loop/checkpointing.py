@@ -192,7 +192,7 @@ class LoopCheckpointing:
     def rank_state(self) -> LoopRankState:
         """Return what this rank saves for itself."""
         if self._name is not None:  # here the save before is committed, or it is known that it is not
-            self.metrics.assign(self._name, self._session.run.last_commit)
+            self.metrics.assign(self._name, self._step, self._session.run.last_commit)
         return LoopRankState(
             epoch=self._epoch,
             begun=self.passes.begun,

@@ -94,19 +94,22 @@ class LoopMetrics:
 
     # ---- In a checkpoint
 
-    def assign(self, checkpoint: str, last_commit: int | None) -> None:
+    def assign(self, checkpoint: str, step: int, last_commit: int | None) -> None:
         """Let a checkpoint say what came since the one before it, and be the best if a best value did.
 
-        Where the save before it failed or was dropped, it says what that one was to say, too.
+        Where the save before it failed or was dropped, it says what that one was to say, too. It is the best in its
+        place if it repeats it: a save that is dropped is repeated after the next step. Weights of much later are not
+        those that were evaluated.
 
         Args:
             checkpoint: its name.
+            step: optimizer steps completed.
             last_commit: step of the newest checkpoint that is committed.
         """
         given, self._given = self._given, None
         if given is not None and (last_commit is None or last_commit < given.step):
             self._current = {**given.metrics, **self._current}
-            self._is_new_best = self._is_new_best or given.is_best
+            self._is_new_best = self._is_new_best or (given.is_best and step <= given.step + 1)
         if self._is_new_best:
             self.best_checkpoint = checkpoint
 
