@@ -43,9 +43,11 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
 
     def configure_optimizers(self) -> Any:
         self.made = Optimizer(self.parameters(), 1e-2)
-        interval = os.environ.get("INTERVAL", "step")
-        schedule = torch.optim.lr_scheduler.StepLR(self.made, 3 if interval == "step" else 1, 0.5)
-        return [self.made], [{"scheduler": schedule, "interval": interval}]
+        if "PLATEAU" in os.environ:  # moves after the hooks of the epoch's end, unlike others
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.made, factor=0.5, patience=0, threshold=10.0)
+            return [self.made], [{"scheduler": plateau, "monitor": "loss"}]
+        schedule = torch.optim.lr_scheduler.StepLR(self.made, 3, 0.5)
+        return [self.made], [{"scheduler": schedule, "interval": "step"}]
 
 
 class Counting(pl.Callback):  # type: ignore[misc]  # known at run time

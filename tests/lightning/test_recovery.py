@@ -40,7 +40,7 @@ def test_a_failure_behind_a_schedule_that_moves_with_the_epoch_changes_nothing(
 ) -> None:
     """The schedule steps after the end of the epoch is held, and again in the next attempt."""
     cases = {"whole": [], "in the next epoch": [["data", 0, 16]]}
-    for found in recovering.results(bench.server, JOB, tmp_path, 1, cases, settings={"INTERVAL": "epoch"}):
+    for found in recovering.results(bench.server, JOB, tmp_path, 1, cases, settings={"PLATEAU": "1"}):
         assert recovering.require_undisturbed(found)["in the next epoch"] == [None, "memory"]
 
 
