@@ -34,8 +34,8 @@ class Ledger:
         self.fence = Fence(lambda seconds: self.said.append("waited"))
         self.copied = Copied()
 
-    def arm(self) -> None:
-        self.copied = Copied()
+    def arm(self, copied: Copied | None = None) -> None:
+        self.copied = copied or Copied()
         self.fence.arm(self.copied, lambda: self.said.append("passed"))
 
 
@@ -138,7 +138,7 @@ def test_a_hook_that_was_registered_later_is_called_too(ledger: Ledger) -> None:
     assert ledger.said == ["passed", "another hook"]
 
 
-class Interrupted(threading.Event):
+class Interrupted(Copied):
     """A copy during which somebody presses Ctrl-C, once."""
 
     is_interrupted = False
@@ -153,8 +153,7 @@ class Interrupted(threading.Event):
 @pytest.mark.parametrize("by", ["a step", "a load", "a save"])
 def test_who_goes_on_after_an_interrupt_waits_again(ledger: Ledger, by: str) -> None:
     model, optimizer = model_with(KINDS["SGD"])
-    ledger.copied = Interrupted()
-    ledger.arm()
+    ledger.arm(Interrupted())
     acts = {
         "a step": optimizer.step,
         "a load": lambda: model.load_state_dict(model.state_dict()),
@@ -162,9 +161,10 @@ def test_who_goes_on_after_an_interrupt_waits_again(ledger: Ledger, by: str) -> 
     }
     with pytest.raises(KeyboardInterrupt):
         acts[by]()
-    threading.Timer(0.1, ledger.copied.set).start()
+    thread = once_awaited(ledger.copied, bool)
     optimizer.step()
     assert ledger.said == ["waited", "passed"]
+    until_ended(thread)
 
 
 def test_loading_waits(ledger: Ledger) -> None:
