@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import Trainer, TrainingArguments
 
 from resume_adapters.hf import observed
@@ -58,6 +59,8 @@ def test_it_is_said_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp
 
 @pytest.mark.parametrize("entry", observed.IGNORED)
 def test_each_entry_that_is_passed_over_would_be_reported(entry: str, bench: contract.Bench, tmp_path: Path) -> None:
+    if entry == "trainer._mixed_mesh_grads" and not hasattr(Trainer, "_has_mixed_mesh_grads"):
+        pytest.skip(f"the Trainer of transformers {transformers.__version__} clips no gradients of several meshes")
     config = {"looks_at": entry, "args": {"max_steps": 12}}
     output = bench.run(tmp_path, config).require_success().output
     name = entry.removeprefix("*.").removeprefix("trainer.")
