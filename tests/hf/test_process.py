@@ -464,8 +464,51 @@ class Announcing(Trainer):
         return TrainOutput(0, 0.0, {"train_loss": 0.0})
 
 
+class Copied(Trainer):
+    """Has a loop of its own within train(), made of what a loop of the Trainer's is made of, but for how it begins."""
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.create_optimizer_and_scheduler(4)
+        self.model_wrapped, self._total_loss_scalar, self._globalstep_last_logged = self.model, 0.0, 0
+        self._tr_loss, self.current_gradient_accumulation_steps = torch.tensor(0.0), 1
+        self.state.compute_steps(self.args, 4)
+        self.state.max_steps, self.state.epoch, loader, logged = 4, 0.0, self.get_train_dataloader(), []
+        self._announce("train_begin")
+        for _ in range(2):
+            self._announce("epoch_begin")
+            for _, batch in zip(range(2), loader, strict=False):
+                self._announce("step_begin")
+                loss = self.training_step(self.model, batch, None)
+                self.optimizer.step()
+                self.state.global_step += 1
+                self.state.epoch += 0.5
+                self._announce("step_end")
+                self._maybe_log_save_evaluate(loss + 1, None, self.model, None, self.state.epoch, None, 0.0)
+                logged.append(loss.item() + 1)
+            self._announce("epoch_end")
+            self._maybe_log_save_evaluate(torch.tensor(0.0), None, self.model, None, self.state.epoch, None, 0.0)
+        assert [round(each["loss"], 4) for each in self.state.log_history] == [round(each, 4) for each in logged]
+        return TrainOutput(4, 0.0, {"train_loss": 0.0})
+
+    def _announce(self, event: str) -> None:
+        self.control = getattr(self.callback_handler, f"on_{event}")(self.args, self.state, self.control)
+
+
+def test_a_loop_of_its_own_logs_and_saves_as_it_says(tmp_path: Path) -> None:
+    made = Copied(
+        model=Line(),
+        args=arguments(tmp_path, logging_steps=1),
+        train_dataset=samples(),
+        callbacks=[ResumeCallback()],
+    )
+    made.train()
+    assert made.state.max_steps == 4
+    assert [each.name for each in sorted(tmp_path.glob("checkpoint-*"))] == ["checkpoint-2", "checkpoint-4"]
+
+
 def test_a_loop_of_its_own_that_resumes_nothing_is_refused_where_there_is_a_checkpoint(tmp_path: Path) -> None:
     Announcing(model=Line(), args=arguments(tmp_path), train_dataset=samples(), callbacks=[ResumeCallback()]).train()
+    assert not finished._FINISHED, "how far it trained is unknown"
     trainer(tmp_path, save_steps=2, max_steps=2).train()
     finished._FINISHED.clear()
     again = Announcing(model=Line(), args=arguments(tmp_path), train_dataset=samples(), callbacks=[ResumeCallback()])

@@ -7,7 +7,6 @@ one method calls on its way. Nothing of it is copied or rewritten.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,13 +49,16 @@ class LoopEvents:
 
     The running loss is a variable of the loop. What a checkpoint held of it joins the loss of the first step: to add
     it to zero changes no bit.
+
+    Attributes:
+        is_native: the loop has asked how long the run is. A subclass's own does not, and ends where it says.
     """
 
     def __init__(self, trainer: Any, session: TrainerSession, save_now: Callable[[], None]) -> None:
         self.trainer, self.session, self.save_now = trainer, session, save_now
         self.epochs = self.max_steps = 0
         self.per_epoch = StepsPerEpoch(0)
-        self.epoch_is_over = self._loss_has_joined = False
+        self.epoch_is_over = self._loss_has_joined = self.is_native = False
 
     def begin_loop(self) -> None:
         """Give the trainer its running loss, which is a variable of the loop here."""
@@ -65,6 +67,7 @@ class LoopEvents:
     def begin(self, epochs: int, steps_per_epoch: int, max_steps: int) -> StepsPerEpoch:
         """Learn how long the run is; return the steps per epoch as the loop is to divide by them."""
         self.epochs, self.per_epoch, self.max_steps = epochs, StepsPerEpoch(steps_per_epoch), max_steps
+        self.is_native = True
         return self.per_epoch
 
     @contextlib.contextmanager
@@ -96,6 +99,8 @@ class LoopEvents:
         Raises:
             NothingToTrain: the run was left as finished.
         """
+        if not self.is_native:
+            return native(args, state, control)
         state.max_steps = self.max_steps + self.session.session.rescale.shift  # the loop has set it again
         self.trainer.control = native(args, state, control)
         if self.session.phase is SessionPhase.FINISHED:
@@ -125,6 +130,9 @@ class LoopEvents:
 
     def end_step_or_epoch(self, native: Callable[..., None], loss: torch.Tensor) -> None:
         """Log, evaluate and save as is due, and end the training where the loop is about to."""
+        if not self.is_native:
+            native(loss)
+            return
         trainer = self.trainer
         if self._loss_has_joined:
             trainer._tr_loss = loss
@@ -169,7 +177,8 @@ class LoopSeams:
         kwargs["batch_size"] = self.trainer.args.train_batch_size
         try:
             with self.events.patched():
-                return self.session.finish(functools.partial(native, *args, **kwargs))
+                output = native(*args, **kwargs)
+                return self.session.finish(lambda: output) if self.events.is_native else output
         except NothingToTrain:
             return self.session.former_result()
 
