@@ -415,6 +415,8 @@ def shard_on_cpu() -> None:
             "transformer_layer_cls_to_wrap": ["GPT2Block"],
         },
     }
+    if not hasattr(TrainingArguments, "_process_fsdp_args"):  # before transformers 5 it is the launcher that says so
+        os.environ |= {"FSDP_VERSION": str(CONFIG["fsdp_version"]), "FSDP_STATE_DICT_TYPE": CONFIG["fsdp"]}
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         "enable_jit_checkpoint=True saves between steps and ends as if finished; the callback's own stop replaces it": (
             getattr(args, "enable_jit_checkpoint", False)
         ),
-        'FSDP1 flattens the parameters: use FSDP2, fsdp_config={"fsdp_version": 2}': (
+        f"FSDP1 flattens the parameters: use FSDP2, {_choice_of_fsdp2(args)}": (
             trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2
         ),
         f"accelerate {accelerate.__version__}, older than 1.13, does not load the optimizer of FSDP2": (
@@ -41,3 +41,9 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
         ),
     }
     refuse(refused, "change it, or leave the callback out")
+
+
+def _choice_of_fsdp2(args: Any) -> str:
+    """Return how a user chooses FSDP2; a transformers before 5 passes over ``fsdp_version`` among the arguments."""
+    has_setting = hasattr(args, "fsdp_plugin_args")
+    return 'fsdp_config={"fsdp_version": 2}' if has_setting else "`accelerate launch --use_fsdp --fsdp_version 2`"
