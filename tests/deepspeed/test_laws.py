@@ -361,9 +361,11 @@ def staged(way: str, zero: int = 2) -> dict[str, Any]:
 @pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.thorough), (2, 3)])
 def test_the_files_are_those_of_the_bare_engine(
-    ranks: int, zero: int, way: str, bench: contract.Bench, reference: Any
+    ranks: int, zero: int, way: str, bench: contract.Bench, reference: Any, served: Any
 ) -> None:
-    contract.staged_equals_bare(bench, reference, staged(way, zero), ranks=ranks)
+    config = staged(way, zero)
+    served((ranks, config))
+    contract.staged_equals_bare(bench, reference, config, ranks=ranks)
 
 
 @pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
