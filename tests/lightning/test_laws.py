@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -110,8 +111,13 @@ def test_killed_at_any_moment(chain: str, bench: contract.Bench, reference: Any,
 
 # ---- Law 3
 
+SAVES_LAST_AT_EACH_END = "_last_global_step_saved" not in inspect.getsource(
+    pl.callbacks.ModelCheckpoint.on_train_epoch_end
+)
+"""An older ModelCheckpoint saves last.ckpt at the end of each epoch: let it end with a step that is saved anyway."""
+
 SAVES = {
-    "samples": 20,
+    "samples": 16 if SAVES_LAST_AT_EACH_END else 20,
     "trainer": {"max_steps": 6, "max_epochs": -1},
     "checkpoints": [{"every_n_train_steps": 2, "save_top_k": 1, "save_last": True}],
     "trace_files": False,  # a kill between a commit and the removal that follows it leaves one more
