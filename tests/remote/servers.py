@@ -88,9 +88,17 @@ class Process:
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
+        self._launch()
+        wait_for(self.port)
+
+    def start_if_ended(self) -> None:
+        """Start it again, if it has ended by itself: another process may have had one of its ports for a while."""
+        if self._process is not None and self._process.poll() is not None:
+            self._launch()
+
+    def _launch(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for(self.port)
 
     def kill(self) -> None:
         """Kill it by SIGKILL."""
@@ -129,9 +137,14 @@ def make_bucket(port: int) -> None:
     until(lambda: _put(port, "bucket", b"") in (200, 409), lambda: f"port {port} makes no bucket")
 
 
-def until_writable(port: int) -> None:
-    """Wait until the server takes objects: one that was killed lists what it has before that."""
-    until(lambda: _put(port, "bucket/ready", b"yes") == 200, lambda: f"port {port} takes no object")
+def until_writable(server: Process) -> None:
+    """Wait until a server takes objects: one that was killed lists what it has before that."""
+
+    def is_writable() -> bool:
+        server.start_if_ended()
+        return _put(server.port, "bucket/ready", b"yes") == 200
+
+    until(is_writable, lambda: f"port {server.port} takes no object")
 
 
 def _put(port: int, path: str, content: bytes) -> int:

@@ -55,7 +55,7 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Process]:
     server = servers.seaweed(tmp_path_factory.mktemp("servers") / "weed")
     server.start()
     servers.make_bucket(server.port)
-    servers.until_writable(server.port)
+    servers.until_writable(server)
     yield server
     server.kill()
 
@@ -130,7 +130,7 @@ def test_a_server_that_is_killed_at_a_request_loses_no_manifest(
     until(killed.is_set, lambda: f"the save has {len(proxy.requests) - base} requests")
     proxy.fault = lambda count, method, path: None
     weed.start()
-    servers.until_writable(weed.port)
+    servers.until_writable(weed)
     job.run.finish_copies()
     state = job.run._mirrors.states[0]
     job.run.close()
