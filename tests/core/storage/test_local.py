@@ -34,3 +34,17 @@ def test_a_directory_that_another_start_removes_meanwhile_is_removed(tmp_path: P
     (tmp_path / "leftover").mkdir()
     assert remove_tree(Raced(), tmp_path / "leftover") is None
     assert os.listdir(tmp_path) == []
+
+
+def test_a_link_that_goes_while_it_is_followed_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning removes its ``last`` while the retention of this package looks for links."""
+    link = tmp_path / "last"
+    link.symlink_to("target")
+    native = os.readlink
+
+    def readlink(path: str) -> str:
+        link.unlink()
+        return native(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    assert LocalStorage().real_path(link) == link

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -74,7 +75,9 @@ class LocalStorage:
         return os.readlink(path)
 
     def real_path(self, path: Path) -> Path:
-        return Path(os.path.realpath(path))
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # a link went while it was followed: what is there now?
+                return Path(os.path.realpath(path))
 
     def size(self, path: Path) -> int:
         status = os.stat(path)
