@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from resume_adapters import KeepLast
 from resume_adapters.core.run_directory import journal
+from resume_adapters.core.storage.local import LocalStorage
 
 from miniature import Miniature, name, own
 
@@ -81,3 +83,21 @@ def test_a_rewind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [each["event"] for each in events(tmp_path)] == ["start", "commit", "commit", "rewind", "resume"][1:]
     assert (log.committed().has(name(10)), log.committed().has(name(20))) == (True, False)
     job.run.close()
+
+
+def test_a_line_of_which_a_full_disk_took_a_part_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Miniature(tmp_path).run.control.journal
+    whole = LocalStorage.append
+
+    def take_a_part(storage: LocalStorage, path: Path, content: bytes) -> None:
+        whole(storage, path, content[:10])
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "append", take_a_part)
+        with pytest.raises(OSError, match="no space left"):
+            log.append("resume", step=1)
+    log.append("resume", step=2)
+    assert log.history()[-1]["step"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -89,15 +90,33 @@ def asked() -> list[str]:
     return []
 
 
+class FullJournal:
+    """A journal whose disk is full as long as a test says so."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.events: list[str] = []
+
+    def append(self, event: str, **facts: Any) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left")
+        self.events.append(event)
+
+
 @pytest.fixture
-def pair(there: list[TierCheckpoint], asked: list[str]) -> Iterator[Pair]:
+def journal() -> FullJournal:
+    return FullJournal()
+
+
+@pytest.fixture
+def pair(there: list[TierCheckpoint], asked: list[str], journal: FullJournal) -> Iterator[Pair]:
     meeting = Meeting()
     settings = Remote("memory://pair")
 
     def made(rank: int) -> TierMirror:
         tier: Any = ListTier(rank, there)
         ranks: Any = ThreadRanks(rank, meeting)
-        return TierMirror(tier, settings, LIMIT, ranks, lambda event, **facts: None, asked.append, time.time)
+        return TierMirror(tier, settings, LIMIT, ranks, journal.append, asked.append, time.time)
 
     found = made(0), made(1)
     for mirror in found:
@@ -114,6 +133,11 @@ def together(pair: Pair, work: Callable[[TierMirror], object]) -> None:
         thread.start()
     for thread in threads:
         until_ended(thread)
+
+
+def submit(pair: Pair, step: int) -> None:
+    for mirror in pair:
+        mirror.submit(job(step))
 
 
 def steps(there: list[TierCheckpoint]) -> list[int]:
@@ -153,6 +177,23 @@ def test_where_one_rank_fails_both_try_again(
     tier.problem = None
     together(pair, lambda mirror: mirror.finish())
     assert steps(there) == [1]
+
+
+def test_a_journal_whose_disk_is_full_keeps_no_copy_back(
+    pair: Pair, there: list[TierCheckpoint], journal: FullJournal
+) -> None:
+    """What it did not take is in it once there is room again."""
+    tier: Any = pair[0].tier
+    tier.problem = TierUnavailable("it is down")
+    journal.is_full = True
+    submit(pair, 1)
+    until(lambda: pair[0]._problem, lambda: pair[0]._thread.is_alive())
+    tier.problem = None
+    until(lambda: steps(there) == [1] and pair[0].behind == 0, lambda: pair[0]._thread.is_alive())
+    journal.is_full = False
+    submit(pair, 2)
+    together(pair, lambda mirror: mirror.finish())
+    assert journal.events == ["mirror-behind", "mirror", "mirror"]
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError("no room for a part")])

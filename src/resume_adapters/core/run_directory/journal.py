@@ -46,9 +46,10 @@ class Journal:
         entry = {"time": self._clock(), "event": event, **facts}
         # A crash may have left the last line without its end, and would take this one with it.
         line = (b"\n" if self._is_torn else b"") + msgspec.json.encode(entry) + b"\n"
+        self._is_torn = True  # until it is whole: a full disk takes a part of it
         self._storage.append(self._file, line)
-        self._storage.sync(self._file)
         self._is_torn = False
+        self._storage.sync(self._file)
         self._committed.add(entry)
         self._committed_size += len(line)
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.log import logger
@@ -132,6 +132,7 @@ class TierMirror:
         self._rate: float | None = None
         self._step: int | None = None
         self._fenced_off: FencedOff | None = None
+        self._unrecorded: list[tuple[str, dict[str, Any]]] = []
         self._thread = threading.Thread(target=self._work, name=MIRROR_THREAD, daemon=True)
 
     # ---- From the run's own threads
@@ -341,7 +342,7 @@ class TierMirror:
         self._step = checkpoint.manifest.step
         self._drop(job)
         if self._ranks.rank == 0:
-            self._append(
+            self._record(
                 "mirror",
                 checkpoint=checkpoint.name,
                 step=self._step,
@@ -360,7 +361,16 @@ class TierMirror:
             return
         if self._attempts == 1:
             logger.warning("mirror behind: %s: %s. Training goes on; it is tried again.", job.checkpoint.name, message)
-            self._append("mirror-behind", behind=self.behind, tier=self.tier.label, reason=message)
+            self._record("mirror-behind", behind=self.behind, tier=self.tier.label, reason=message)
         late = time.monotonic() - self._failing_since
         if self._settings.on_behind == "stop" and late >= self._timeout:
             self._ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")
+
+    def _record(self, event: str, **facts: Any) -> None:
+        """Append to the journal. What its disk does not take now, it gets with the next entry: the copies go on."""
+        self._unrecorded.append((event, facts))
+        with contextlib.suppress(OSError):
+            while self._unrecorded:
+                event, facts = self._unrecorded[0]
+                self._append(event, **facts)
+                del self._unrecorded[0]
