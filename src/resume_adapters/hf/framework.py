@@ -177,6 +177,10 @@ class TrainerFramework:
         """Return the states of optimizer, schedule and scaler, and weights in torch's own format."""
         return [] if self.engine is not None else files.loaded(directory)
 
+    def is_read(self, key: str) -> bool:
+        """Return that a resume reads all of those files."""
+        return True
+
     def _save_state(self, native: Callable[[str], None], path: str) -> None:
         self._name_best(Path(path).parent)
         native(path)

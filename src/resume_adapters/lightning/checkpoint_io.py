@@ -99,7 +99,7 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint without running code."""
-        with data_only():
+        with data_only(), safe_load.standing_in([Path(path)]):
             content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return content
 

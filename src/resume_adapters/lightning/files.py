@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,12 @@ OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 """Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
 
 
-def read(file: Path) -> dict[str, Any]:
+def read(file: Path, is_read: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
     """Read a checkpoint file without running code.
+
+    Args:
+        file: the file.
+        is_read: returns whether what it has under a key must be data; elsewhere stand-ins take the place of objects.
 
     Raises:
         CheckpointDamaged: it is not whole, or would run code.
@@ -27,13 +34,43 @@ def read(file: Path) -> dict[str, Any]:
     import torch
 
     try:
-        with safe_load.allowing(safe_load.data_classes()):
+        with safe_load.allowing(safe_load.data_classes()), safe_load.standing_in([file]):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(content).__name__}, not a checkpoint", path=file)
+    odd = safe_load.stand_ins(content, is_read)
+    if odd:
+        found = ", ".join(f"{name} at {place}" for name, place in sorted(odd.items()))
+        raise CheckpointDamaged(f"{file.name} would have to run code to be loaded: it holds {found}", path=file)
     return content
+
+
+@contextlib.contextmanager
+def standing_in(files: Iterable[Path], is_read: Callable[[str], bool]) -> Iterator[None]:
+    """Let Lightning read files with stand-ins in place of objects, once it is known that those are not used.
+
+    Args:
+        files: what it reads, where that is not of torch's older format.
+        is_read: see :func:`read`.
+
+    Raises:
+        CheckpointDamaged: one is not whole, or would run code.
+    """
+    found = [file for file in files if zipfile.is_zipfile(file)]
+    for file in found:
+        if _holds_more_than_data(file):
+            read(file, is_read)
+    with safe_load.standing_in(found):
+        yield
+
+
+def _holds_more_than_data(file: Path) -> bool:
+    try:
+        return bool(safe_load.unknown_classes(file))
+    except UNREADABLE as error:
+        raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
 
 
 class ForeignCheckpoints:
@@ -47,7 +84,7 @@ class ForeignCheckpoints:
         """
         if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
             return None
-        content = read(path)
+        content = read(path, is_read=lambda key: False)  # only its keys and its step are looked at
         if "optimizer_states" not in content or "loops" not in content:
             return None
         try:

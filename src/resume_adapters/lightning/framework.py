@@ -36,6 +36,23 @@ from resume_adapters.lightning.compat import VERSION, io, pl
 _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 """Packages whose methods do not read again what they save."""
 
+_BESIDE_SHARDS = "meta.pt"  # seam: lightning 2.4-2.6
+
+_HYPERPARAMETERS = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name", "datamodule_hparams_type"),
+)  # seam: lightning 2.4-2.6
+"""What ``save_hyperparameters()`` adds to a checkpoint."""
+
+_READ = (
+    *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks", "optimizer_states"),
+    *("lr_schedulers", "native_amp_scaling_state"),
+)  # seam: lightning 2.4-2.6
+"""What Lightning itself reads of a checkpoint, beside what a precision plugin and a datamodule have saved."""
+
+_NO_HOOKS = tuple(each.on_load_checkpoint for each in (pl.LightningModule, pl.Callback))
+"""The hooks that nobody has written."""
+
 
 class LightningFramework:
     """The files and live objects of one ``fit``. It is the session's :class:`Framework`.
@@ -151,8 +168,22 @@ class LightningFramework:
             plugin.raise_error()
 
     def loaded_files(self, directory: Path) -> Iterable[Path]:
-        """Return the checkpoint, where it is a file."""
-        return [directory] if directory.is_file() else []
+        """Return the checkpoint, where it is a file; of a sharded one what Lightning puts beside the shards."""
+        return [each for each in (directory, directory / _BESIDE_SHARDS) if each.is_file()]
+
+    def is_read(self, key: str) -> bool:
+        """Return whether Lightning reads what is under a key, or a hook may, which somebody has written.
+
+        Hyperparameters are there for ``load_from_checkpoint``.
+        """
+        if isinstance(self._trainer.strategy, pl.strategies.FSDPStrategy):
+            return True  # it may read the file with an unpickler of its own: see require_data
+        if key in _HYPERPARAMETERS:
+            return False
+        trainer = self._trainer
+        hooks = [each.on_load_checkpoint for each in (trainer.lightning_module, *trainer.callbacks)]
+        states = [type(each).__qualname__ for each in (trainer.precision_plugin, trainer.datamodule)]
+        return key in (*_READ, *states) or any(getattr(each, "__func__", each) not in _NO_HOOKS for each in hooks)
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
@@ -261,7 +292,8 @@ class LightningFramework:
             NotRestored: DeepSpeed loaded something else.
         """
         require_data(self._trainer.strategy, context.path)
-        with distributed_metadata.reading(context.files), data_only(), self._engine_loading(context):
+        stand_ins = files.standing_in(self.loaded_files(context.path), self.is_read)
+        with distributed_metadata.reading(context.files), data_only(), stand_ins, self._engine_loading(context):
             native(context.path)
         # The connector restores modules, callbacks and loops from it afterwards.
         loaded = self._trainer._checkpoint_connector._loaded_checkpoint  # seam: lightning 2.4-2.6

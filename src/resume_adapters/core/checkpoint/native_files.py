@@ -6,7 +6,7 @@ import json
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,45 +78,52 @@ class LoadableFiles:
     def __init__(self) -> None:
         self._are_checked = False
 
-    def require(self, files: Iterable[Path]) -> None:
+    def require(self, files: Iterable[Path], is_read: Callable[[str], bool]) -> None:
         """Check the files that a resume would load, once.
 
+        Args:
+            files: those.
+            is_read: returns whether a resume reads what they have under a key; elsewhere objects of any class may be.
+
         Raises:
-            NotSerialisable: naming what is in one of them.
+            NotSerialisable: naming what is in one of them, and where.
         """
         if self._are_checked:
             return
         for file in files:
             if zipfile.is_zipfile(file):  # torch.save's older format does not list what it holds
-                _require_data(file)
+                _require_data(file, is_read)
         self._are_checked = True
 
 
-def _require_data(file: Path) -> None:
-    import torch
-
-    classes = safe_load.data_classes()
-    allowed = {f"{each.__module__}.{each.__qualname__}" for each in classes}
-    with safe_load.allowing(classes):
-        found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    odd = sorted(name for name in found if not _is_data(name, allowed))
+def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
+    unknown = safe_load.unknown_classes(file)
+    odd = _read_by_a_resume(file, is_read, unknown) if unknown else {}
     if odd:
         raise NotSerialisable(
-            f"{file.name} holds {', '.join(odd)}, which would have to run code to be loaded again, so nothing could be "
-            "resumed from it: keep such objects out of what the model, the optimizer, the scheduler and the callbacks "
-            "save (under Lightning, out of save_hyperparameters() by its `ignore`). If you trust these classes, call "
-            "torch.serialization.add_safe_globals() with them before the training begins",
+            f"{file.name} holds {', '.join(sorted(odd))}{_where(odd)}, which would have to run code to be loaded "
+            "again, so nothing could be resumed from it: keep such objects out of what the model, the optimizer, the "
+            "scheduler and the callbacks save. If you trust these classes, call torch.serialization.add_safe_globals() "
+            "with them before the training begins",
             path=file,
         )
 
 
-def _is_data(name: str, allowed: set[str]) -> bool:
-    # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
-    module, _, attribute = name.rpartition(".")
-    root = module.partition(".")[0]
-    return root in ("numpy", "pathlib") and any(
-        each.startswith(f"{root}.") and each.rpartition(".")[2] == attribute for each in allowed
-    )
+def _read_by_a_resume(file: Path, is_read: Callable[[str], bool], unknown: set[str]) -> dict[str, str]:
+    """Return which of the unknown classes a resume reads, and where they are; all of them where that is not known."""
+    import torch
+
+    try:
+        with safe_load.data_only(safe_load.data_classes()), safe_load.standing_in([file]):
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except UNREADABLE:  # one of them is a container, and nothing stands in for its content
+        return dict.fromkeys(unknown, "")
+    return safe_load.stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
+
+
+def _where(odd: Mapping[str, str]) -> str:
+    places = sorted({place for place in odd.values() if place})
+    return f" (at {', '.join(places[:3])}{' and more' if places[3:] else ''})" if places else ""
 
 
 UNREADABLE = (

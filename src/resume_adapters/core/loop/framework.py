@@ -132,6 +132,10 @@ class LoopFramework(abc.ABC):
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
 
+    def is_read(self, key: str) -> bool:
+        """Return that a resume reads all of those files."""
+        return True
+
     @abc.abstractmethod
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the models that are trained."""

@@ -365,11 +365,12 @@ class Session:
             NotSerialisable: naming what would have to run code.
         """
         rank, framework = self.run.ranks.rank, self.framework
-        self._loadable.require(
+        own = (
             file
             for file in framework.loaded_files(directory)
             if framework.owner_of(Path(file.name) if file == directory else file.relative_to(directory)) == rank
         )
+        self._loadable.require(own, framework.is_read)
 
     def shard_digests(self) -> ShardDigests:
         """Return the digests of what is sharded; of what the save under way copies, they are computed from the copy."""

@@ -7,7 +7,9 @@ import contextlib
 import datetime
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 _FORCED, _FREE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -63,6 +65,30 @@ def numpy_classes() -> list[Callable[..., Any]]:
     ]
 
 
+def unknown_classes(file: Path) -> set[str]:
+    """Return the names of what a file of ``torch.save`` refers to, and is neither torch's own nor a class of data.
+
+    Raises:
+        pickle.UnpicklingError: the file uses instructions that torch does not allow.
+    """
+    import torch
+
+    classes = data_classes()
+    allowed = {f"{each.__module__}.{each.__qualname__}" for each in classes}
+    with allowing(classes):
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    return {name for name in found if not _is_data(name, allowed)}
+
+
+def _is_data(name: str, allowed: set[str]) -> bool:
+    # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
+    module, _, attribute = name.rpartition(".")
+    root = module.partition(".")[0]
+    return root in ("numpy", "pathlib") and any(
+        each.startswith(f"{root}.") and each.rpartition(".")[2] == attribute for each in allowed
+    )
+
+
 class Opaque:
     """An object of a class that is not loaded: it has the arguments and the state that the file has for it."""
 
@@ -88,3 +114,49 @@ def stand_in(name: str) -> type[Opaque]:
     """
     module, _, plain = name.rpartition(".")
     return type(plain, (Opaque,), {"__module__": module, "__qualname__": plain})
+
+
+@contextlib.contextmanager
+def standing_in(files: Iterable[Path]) -> Iterator[None]:
+    """Let torch read files as data though they hold more: objects of other classes are read as stand-ins.
+
+    Args:
+        files: what is going to be read; torch's older format does not list what it holds, and is read as ever.
+    """
+    unknown = {name for file in files if zipfile.is_zipfile(file) for name in unknown_classes(file)}
+    with allowing([stand_in(name) for name in sorted(unknown)]):
+        yield
+
+
+def stand_ins(content: Mapping[Any, Any], is_read: Callable[[str], bool]) -> dict[str, str]:
+    """Return the stand-ins in what was read from a file: the name of each class, by where the first one is.
+
+    Args:
+        content: what torch returned.
+        is_read: returns whether what it has under a key is looked at.
+    """
+    found: dict[str, str] = {}
+    waiting = [(str(key), value) for key, value in content.items() if is_read(str(key))]
+    known: set[int] = set()
+    while waiting:
+        place, value = waiting.pop()
+        if id(value) in known:
+            continue
+        known.add(id(value))
+        kind = value if isinstance(value, type) else type(value)
+        if issubclass(kind, Opaque):
+            found.setdefault(f"{kind.__module__}.{kind.__qualname__}", place)
+        waiting.extend((f"{place}.{key}", child) for key, child in _inside(value))
+    return found
+
+
+def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+        yield from ((key, key) for key in value)
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from enumerate(value)
+    elif getattr(getattr(value, "dtype", None), "hasobject", False):
+        yield from enumerate(value.ravel().tolist())
+    if not isinstance(value, type):
+        yield from getattr(value, "__dict__", {}).items()
