@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from resume_adapters import KeepLast
 from resume_adapters.core.run_directory import journal
 from resume_adapters.core.storage.local import LocalStorage
+from waiting import LIMIT, until_ended
 
 from miniature import Miniature, name, own
 
@@ -101,3 +105,55 @@ def test_a_line_of_which_a_full_disk_took_a_part_spoils_no_other(
             log.append("resume", step=1)
     log.append("resume", step=2)
     assert log.history()[-1]["step"] == 2
+
+
+class Interrupted(LocalStorage):
+    """A disk that lets ``meanwhile`` happen where a journal is appended to for the first time."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] | None = meanwhile
+
+    def append(self, path: Path, content: bytes) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        super().append(path, content)
+
+
+def test_of_two_threads_that_append_each_writes_its_line_after_the_other(tmp_path: Path) -> None:
+    """A mirror records its copies while checkpoints are committed."""
+
+    def record_a_copy() -> None:
+        other.start()
+        other.join(0.2)  # it waits for the lock
+
+    log = journal.Journal(Interrupted(record_a_copy), tmp_path, lambda: 1.0)
+    other = threading.Thread(target=log.append, args=("mirror",))
+    log.append("commit", step=1, checkpoint=name(1))
+    until_ended(other)
+    assert (tmp_path / "journal.jsonl").read_text().count("\n") == len(log.history()) == 2
+    assert [each["event"] for each in log.history()] == ["commit", "mirror"]
+    assert log.committed().has(name(1))
+
+
+def test_a_forked_process_appends_though_a_thread_did_so_when_it_was_forked(tmp_path: Path) -> None:
+    """That thread has not come along, and will never be done."""
+
+    def fork() -> None:
+        if (pid := os.fork()) == 0:
+            other = threading.Thread(target=log.append, args=("resume",), daemon=True)
+            other.start()
+            other.join(LIMIT)
+            os._exit(other.is_alive())
+        assert os.waitpid(pid, 0)[1] == 0
+
+    forking = threading.Thread(target=fork)
+
+    def fork_on_another_thread() -> None:
+        forking.start()
+        until_ended(forking)
+
+    log = journal.Journal(Interrupted(fork_on_another_thread), tmp_path, lambda: 1.0)
+    log.append("mirror")
+    assert sorted(each["event"] for each in log.history()) == ["mirror", "resume"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,27 +42,30 @@ class Journal:
         self._committed = CommitHistory()
         self._committed_size = 0
         self._is_torn = False
+        self._lock, self._process = threading.RLock(), os.getpid()
 
     def append(self, event: str, **facts: Any) -> None:
         """Append one line, durably: what the run has committed is known from here alone."""
         entry = {"time": self._clock(), "event": event, **facts}
-        # A crash may have left the last line without its end, and would take this one with it.
-        line = (b"\n" if self._is_torn else b"") + msgspec.json.encode(entry) + b"\n"
-        self._is_torn = True  # until it is whole: a full disk takes a part of it
-        self._storage.append(self._file, line)
-        self._is_torn = False
-        self._storage.sync(self._file)
-        self._committed.add(entry)
-        self._committed_size += len(line)
+        with self._using():
+            # A crash may have left the last line without its end, and would take this one with it.
+            line = (b"\n" if self._is_torn else b"") + msgspec.json.encode(entry) + b"\n"
+            self._is_torn = True  # until it is whole: a full disk takes a part of it
+            self._storage.append(self._file, line)
+            self._is_torn = False
+            self._storage.sync(self._file)
+            self._committed.add(entry)
+            self._committed_size += len(line)
 
     def committed(self) -> CommitHistory:
         """Return what the run has committed; the file is read only where somebody else has appended to it."""
-        size = self._storage.size(self._file) if self._storage.exists(self._file) else 0
-        if size != self._committed_size:
-            content = self._read()
-            self._committed, self._committed_size = CommitHistory(_entries(content)), len(content)
-            self._is_torn = not content.endswith(b"\n")
-        return self._committed
+        with self._using():
+            size = self._storage.size(self._file) if self._storage.exists(self._file) else 0
+            if size != self._committed_size:
+                content = self._read()
+                self._committed, self._committed_size = CommitHistory(_entries(content)), len(content)
+                self._is_torn = not content.endswith(b"\n")
+            return self._committed
 
     def trim(self, is_there: Callable[[str | int], bool]) -> None:
         """If the journal is large, keep its first and last entries, all stops, and what still counts of the commits.
@@ -85,6 +90,12 @@ class Journal:
     def history(self) -> list[dict[str, Any]]:
         """Return the entries, oldest first, without a line that a crash truncated."""
         return _entries(self._read())
+
+    def _using(self) -> contextlib.AbstractContextManager[object]:
+        """Return what one thread at a time may enter: the one that trains, the one that commits, or one that copies."""
+        if self._process != os.getpid():  # it is a copy, in which the thread that was using it has not come along
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
 
     def _read(self) -> bytes:
         try:
