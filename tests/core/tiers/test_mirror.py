@@ -243,6 +243,26 @@ def test_what_an_earlier_start_has_copied_is_not_copied_again(pair: Pair, there:
     assert steps(there) == [1, 3]
 
 
+def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there: list[TierCheckpoint]) -> None:
+    """The store may answer again a moment later, and have what an earlier start has copied."""
+    there.append(job(1).checkpoint)
+    tier: Any = pair[0].tier
+    looked: list[int] = []
+
+    def look() -> list[TierCheckpoint]:
+        looked.append(1)
+        if len(looked) == 1:
+            raise TierUnavailable("it is down")
+        return there
+
+    tier.checkpoints = look
+    for mirror in pair:
+        mirror.submit(job(1, may_be_there=True))
+    until(lambda: looked)
+    together(pair, lambda mirror: mirror.finish())
+    assert steps(there) == [1] and len(looked) == 2
+
+
 def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     """The other one may train on, or wait for the first in a collective of the training."""
     pair[0].submit(job(1))

@@ -279,16 +279,12 @@ class TierMirror:
             self._copying = identity
             job = next(each for each in self._due if each.identity == identity)
         began = time.monotonic()
-        if job.may_be_there and self._ranks.gather(self._ranks.rank == 0 and self._is_there(job))[0]:
+        is_there, failure = self._looked_for(job)
+        if is_there:
             self._drop(job)
             self._forget_failures()
             return True
-        failures = self._ranks.gather(self._attempt(lambda: self.tier.copy(job.checkpoint.place, job.files)))
-        if not any(failures):
-            self._rate = job.bytes / max(time.monotonic() - began, 1e-3) or None
-            is_leader = self._ranks.rank == 0
-            failures = self._ranks.gather(self._attempt(lambda: self._commit(job)) if is_leader else None)
-        failure = next((each for each in failures if each is not None), None)
+        failure = failure or self._copy(job)
         if failure is None:
             self._succeeded(job, time.monotonic() - began)
         elif failure.is_fenced:
@@ -303,10 +299,27 @@ class TierMirror:
             self._failed(job, failure.message)
         return True
 
-    def _is_there(self, job: Job) -> bool:
-        there: list[bool] = []
-        self._attempt(lambda: there.append(any(each.identity == job.identity for each in self.tier.checkpoints())))
-        return any(there)
+    def _looked_for(self, job: Job) -> tuple[bool, _Failure | None]:
+        """Return whether an earlier start has copied a checkpoint, and why that is not known; alike on all ranks."""
+        if not job.may_be_there:
+            return False, None
+        found: list[bool] = []
+
+        def look() -> None:
+            found.append(any(each.identity == job.identity for each in self.tier.checkpoints()))
+
+        failure = self._attempt(look) if self._ranks.rank == 0 else None
+        return self._ranks.gather((any(found), failure))[0]
+
+    def _copy(self, job: Job) -> _Failure | None:
+        """Copy a checkpoint, on all ranks together, and commit the copy; return why a rank could not."""
+        began = time.monotonic()
+        failures = self._ranks.gather(self._attempt(lambda: self.tier.copy(job.checkpoint.place, job.files)))
+        if not any(failures):
+            self._rate = job.bytes / max(time.monotonic() - began, 1e-3) or None
+            is_leader = self._ranks.rank == 0
+            failures = self._ranks.gather(self._attempt(lambda: self._commit(job)) if is_leader else None)
+        return next((each for each in failures if each is not None), None)
 
     def _attempt(self, work: Callable[[], object]) -> _Failure | None:
         try:
