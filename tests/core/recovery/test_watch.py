@@ -99,9 +99,12 @@ def test_who_cannot_look_for_a_hang_still_sees_that_a_peer_fails(caplog: pytest.
         peer.calls.append("look")
         raise AttributeError("no such group")
 
-    given = (lambda: peer.has_failed, lambda: peer.calls.append("leave"), lambda: peer.calls.append("cut"))
+    def fails_after_two_looks() -> bool:
+        return peer.has_failed and len(peer.calls) >= 2
+
+    given = (fails_after_two_looks, lambda: peer.calls.append("leave"), lambda: peer.calls.append("cut"))
     peer.watch = PeerWatch(*given, peer.calls.append, look)
-    assert peer.wait(lambda: time.sleep(20)) < 10
+    assert peer.wait(lambda: time.sleep(LIMIT)) < LIMIT / 2
     assert peer.calls[:2] == ["look", "look"] and "leave" in peer.calls
     assert caplog.text.count("Ranks that hang may not be found:") == caplog.text.count("AttributeError: no such") == 1
 

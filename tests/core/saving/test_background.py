@@ -16,6 +16,7 @@ from resume_adapters import KeepAll, KeepLast
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
+from waiting import LIMIT
 
 import faults
 from miniature import Miniature
@@ -73,7 +74,7 @@ class Blocked(Stuck):
 
     def replace(self, source: Path, target: Path) -> None:
         if target.name.startswith("remove-") and target.name.endswith("checkpoint-10"):
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(LIMIT)
         super().replace(source, target)
 
 
