@@ -32,7 +32,7 @@ from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import serving, wire
 from resume_adapters.errors import ResumeError, SaveFailed, Stopped
-from waiting import until
+from waiting import LIMIT, until
 
 import faults
 from miniature import Miniature, MiniatureContent, effects, left_behind
@@ -418,7 +418,6 @@ def resume_node(rank: int, directory: str) -> dict[str, Any]:
 def hinder(rank: int, directory: str, how: str) -> dict[str, Any]:
     """Save to memory while the partner of rank zero is out of reach, or slow."""
     node, slow = Node(rank, directory), threading.Event()
-    wire.PATIENCE = 200.0
     if rank == 1 and how == "no port":
         serving._listen = functools.partial(os.stat, "/no such file")  # type: ignore[assignment]
     job = node.start()
@@ -455,6 +454,7 @@ def share(rank: int, directory: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    wire.PATIENCE = LIMIT  # a slow machine is no peer that does not answer
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     everything = (
