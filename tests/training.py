@@ -211,8 +211,10 @@ def kill_at_operation(within: str, event: str, path: str, number: int, by: str =
         number: counted from 1.
         by: the signal.
     """
-    from resume_adapters.core.run.monitor import THREAD_NAME
+    from resume_adapters.core.run import monitor
 
+    if by == "SIGSTOP":  # else it may be frozen between its look whose the run is and its write of the live status
+        monitor._PERIOD = 3600.0
     pattern, seen = re.compile(f"(.*/)?{re.escape(within)}{path}"), 0
     assert event in CHANGING
 
@@ -222,7 +224,7 @@ def kill_at_operation(within: str, event: str, path: str, number: int, by: str =
             return
         if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")):
             return
-        if threading.current_thread().name == THREAD_NAME:
+        if threading.current_thread().name == monitor.THREAD_NAME:
             return  # when it writes the live status is the clock's affair, and the others must be counted alike
         seen += 1
         if seen == number:
