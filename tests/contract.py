@@ -38,7 +38,7 @@ from resume_adapters.errors import MissingFramework
 from staged import OPTIONS, left_for_later
 
 from faults import DAMAGES, flip
-from launch import Outcome, Running, Server, start_fresh
+from launch import LONG, Outcome, Running, Server, start_fresh
 
 Config = dict[str, Any]
 Kill = dict[str, Any]
@@ -859,7 +859,7 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
         config: a job that saves after each step.
         cycles: how often it trains at least, after a warm-up.
     """
-    bench.run(directory, {**config, "cycles": cycles}).require_success()
+    bench.start(directory, {**config, "cycles": cycles}).wait(LONG).require_success()
     lines = [json.loads(line) for line in (directory / "trace.0").read_text().splitlines()]
     trained = [line for line in lines if "cycle" in line]
     assert len(trained) >= cycles
