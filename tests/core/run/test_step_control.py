@@ -373,7 +373,9 @@ def test_a_disk_that_fails_while_skipping_does_not_end_the_run(make: Callable[..
 
 
 def test_a_stop_while_skipping_leaves_without_a_save(make: Callable[..., Miniature], tmp_path: Path) -> None:
-    make().commit(10)
+    first = make()
+    first.commit(10)
+    first.run.close()  # else its monitor may be about to write its status, and do so when the second has stopped
     job = make()
     job.run.skip_batch()
     os.kill(os.getpid(), signal.SIGTERM)
