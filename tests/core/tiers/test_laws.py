@@ -620,7 +620,7 @@ def test_the_last_copy_is_begun_only_if_it_fits(
     mirror._rate = 1.0  # a byte a second
     job.save(2, describe=lambda: {"epoch": 1.0, "reason": "finished"})
     job.run.flush()
-    mirror.finish(seconds_left=5.0)
+    tier_mirror.finish_all([mirror], 5.0)
     job.run.close()
     assert manifests(store) in ([1], [1, 2])
     if manifests(store) == [1]:

@@ -14,7 +14,8 @@ import pytest
 from resume_adapters import Remote
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS
-from resume_adapters.core.tiers.mirror import Job, TierMirror
+from resume_adapters.core.tiers import mirror as tier_mirror
+from resume_adapters.core.tiers.mirror import Job, TierMirror, close_all, finish_all
 from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, TierUnavailable
 from waiting import LIMIT, until, until_ended
@@ -123,8 +124,7 @@ def pair(there: list[TierCheckpoint], asked: list[str], journal: FullJournal) ->
         mirror.start(1)
     yield found
     meeting.barrier.abort()
-    for mirror in found:
-        mirror.close(LIMIT)
+    close_all(found, LIMIT)
 
 
 def together(pair: Pair, work: Callable[[TierMirror], object]) -> None:
@@ -151,9 +151,9 @@ def test_a_rank_that_has_committed_less_is_waited_for(pair: Pair, there: list[Ti
     time.sleep(0.05)
     pair[1].submit(job(1))
     pair[1].submit(job(2))
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there)[-1] == 2 and pair[0].behind == pair[1].behind == 0
-    together(pair, lambda mirror: mirror.close(LIMIT))
+    together(pair, lambda mirror: close_all([mirror], LIMIT))
 
 
 def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierCheckpoint]) -> None:
@@ -161,7 +161,7 @@ def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierChec
     pair[1].submit(job(2))
     time.sleep(0.15)
     pair[0].submit(job(2))
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [2]
 
 
@@ -175,7 +175,7 @@ def test_where_one_rank_fails_both_try_again(
     until(lambda: "rank one cannot reach it" in caplog.text)
     assert there == []
     tier.problem = None
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1]
 
 
@@ -192,7 +192,7 @@ def test_a_journal_whose_disk_is_full_keeps_no_copy_back(
     until(lambda: steps(there) == [1] and pair[0].behind == 0, lambda: pair[0]._thread.is_alive())
     journal.is_full = False
     submit(pair, 2)
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert journal.events == ["mirror-behind", "mirror", "mirror"]
 
 
@@ -206,7 +206,7 @@ def test_a_machine_that_is_short_of_something_is_a_failure_like_any_other(
         mirror.submit(job(1))
     until(lambda: pair[0]._problem == str(problem), lambda: pair[0]._thread.is_alive())
     tier.problem = None
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1]
 
 
@@ -217,7 +217,7 @@ def test_where_the_file_of_one_rank_is_gone_both_leave_the_checkpoint_out(
     tier.problem = CheckpointDamaged("it is gone")
     for mirror in pair:
         mirror.submit(job(1))
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert there == [] and pair[0].behind == pair[1].behind == 0
 
 
@@ -239,7 +239,7 @@ def test_what_an_earlier_start_has_copied_is_not_copied_again(pair: Pair, there:
     for mirror in pair:
         mirror.submit(job(1, may_be_there=True))
         mirror.submit(job(3))
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1, 3]
 
 
@@ -269,7 +269,7 @@ def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     ranks: Any = pair[0]._ranks
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     began = time.monotonic()
-    pair[0].close(LIMIT)
+    close_all([pair[0]], LIMIT)
     assert time.monotonic() - began < LIMIT / 2
     assert not ranks.is_closed, "its thread is in a collective"
 
@@ -278,7 +278,7 @@ def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:
     tier: Any = ListTier(0, there)
     ranks: Any = ThreadRanks(0, Meeting())
     mirror = TierMirror(tier, Remote("memory://x"), 5.0, ranks, print, print, time.time)
-    mirror.close(LIMIT)
+    close_all([mirror], LIMIT)
     assert ranks.is_closed
 
 
@@ -302,7 +302,72 @@ def test_a_store_that_hangs_keeps_nobody(caplog: pytest.LogCaptureFixture) -> No
         join(seconds)
 
     mirror._thread.join = timed_join  # type: ignore[assignment, method-assign]
-    mirror.finish(seconds_left=3.0)
+    finish_all([mirror], 3.0)
     assert waited[0] <= 1.0 and "mirror behind" in caplog.text
     released.set()
-    mirror.close(LIMIT)
+    close_all([mirror], LIMIT)
+
+
+def test_two_stores_that_hang_keep_a_run_no_longer_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are told that the run ends before the first is waited for, at its end and at its close."""
+    released = threading.Event()
+    begun: list[str] = []
+
+    class Hanging(ListTier):
+        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+            begun.append(place)
+            released.wait(LIMIT)
+
+    def made() -> TierMirror:
+        tier: Any = Hanging(0, [])
+        return TierMirror(tier, Remote("memory://x"), 60.0, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+
+    monkeypatch.setattr(tier_mirror, "_LONGEST_GOODBYE", 1.0)
+    mirrors = made(), made()
+    for mirror in mirrors:
+        mirror.start(1)
+        mirror.submit(job(1))
+    until(lambda: len(begun) == 2)
+    waited: list[float] = []
+    for mirror in mirrors:
+        join = mirror._thread.join
+
+        def timed(seconds: float, join: Callable[[float], None] = join) -> None:
+            began = time.monotonic()
+            join(seconds)
+            waited.append(time.monotonic() - began)
+
+        mirror._thread.join = timed  # type: ignore[assignment, method-assign]
+    finish_all(mirrors, 3.0)
+    assert waited[0] > 0.5 and waited[1] < 0.5
+    del waited[:]
+    close_all(mirrors, 3.0)
+    assert waited[0] > 0.5 and waited[1] < 0.5
+    released.set()
+    for mirror in mirrors:
+        until_ended(mirror._thread)
+
+
+def test_two_slow_stores_both_get_the_last_copy_in_the_time_of_the_slower(there: list[TierCheckpoint]) -> None:
+    """The second begins while the first copies: the one that is only due at the end too."""
+    meeting = threading.Barrier(2)
+
+    class Slow(ListTier):
+        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+            meeting.wait(5.0)
+
+    def made() -> TierMirror:
+        tier: Any = Slow(0, there)
+        settings = Remote("memory://x", every=2)
+        return TierMirror(tier, settings, LIMIT, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+
+    mirrors = made(), made()
+    for mirror in mirrors:
+        mirror.submit(job(1))
+        mirror.start(1)
+    until(lambda: mirrors[0].behind == mirrors[1].behind == 0)
+    for mirror in mirrors:
+        mirror.submit(job(2))
+    finish_all(mirrors)
+    assert steps(there) == [1, 1, 2, 2]
+    close_all(mirrors, LIMIT)

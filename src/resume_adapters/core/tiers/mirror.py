@@ -11,7 +11,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,7 +125,7 @@ class TierMirror:
         self._generation = 0
         self._commits = 0
         self._closing_at: float | None = None
-        self._is_abandoned = False
+        self._is_abandoned = self._was_waited_for = False
         self._attempts = self._attempts_at_close = 0
         self._failing_since: float | None = None
         self._problem = ""
@@ -187,24 +187,33 @@ class TierMirror:
         if self._fenced_off is not None:
             raise self._fenced_off
 
-    def finish(self, seconds_left: float | None = None) -> None:
-        """Wait for the copy of the newest checkpoint, which is due now; then end the thread. Every rank calls it.
+    def ask_to_finish(self, seconds_left: float | None) -> float:
+        """Let the newest checkpoint be due now, and the thread end once it is copied; see :func:`finish_all`.
 
         Only here is it known that a save was the last one: a trainer saves at its last step as at any other.
 
         Args:
             seconds_left: until the process is ended from outside; a copy that does not fit is not begun.
+
+        Returns:
+            When that is given up, by :func:`time.monotonic`.
         """
-        if self._closing_at is not None:
-            return
-        left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
         with self._changed:
-            if self._left_out is not None:
-                self._due.append(self._left_out)
-            self._closing_at = time.monotonic() + left
-            self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, left))  # a store that hangs keeps nobody
+            if self._closing_at is None:
+                left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
+                self._closing_at = time.monotonic() + left
+                if self._left_out is not None:
+                    self._due.append(self._left_out)
+                self._changed.notify()
+            return self._closing_at
+
+    def wait_until_finished(self) -> None:
+        """Wait for a thread that was asked to finish, and say what it has not copied; the second time do nothing."""
+        ends = self.ask_to_finish(0.0)
+        if self._was_waited_for:
+            return
+        self._was_waited_for = True
+        self._join(ends)  # a store that hangs keeps nobody
         due = self._due  # the thread may copy it at any moment
         if due and self._fenced_off is None and self._ranks.rank == 0:
             logger.warning(
@@ -214,21 +223,30 @@ class TierMirror:
                 f" ({self._problem})" if self._problem else ", which would not have been copied in the time left",
             )
 
-    def close(self, seconds_left: float) -> None:
-        """End the thread, without waiting for a copy that other ranks may never join. Then close the channel.
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank copies with this one."""
+        return self._ranks.world_size == 1
 
-        Args:
-            seconds_left: for which a single rank may wait for it.
-        """
-        if self._ranks.world_size == 1:
-            self.finish(seconds_left)
+    def abandon(self) -> None:
+        """Let the thread end where it is: a copy may be under way that other ranks never join."""
         with self._changed:
             self._is_abandoned = True
             self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(_LONGEST_GOODBYE)
+
+    def release(self, ends: float) -> None:
+        """Wait for a thread that was abandoned, and close the channel.
+
+        Args:
+            ends: how long it is waited for, by :func:`time.monotonic`.
+        """
+        self._join(ends)
         if not self._thread.is_alive():
             self._ranks.close()
+
+    def _join(self, ends: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, ends - time.monotonic()))
 
     # ---- On the thread
 
@@ -387,3 +405,33 @@ class TierMirror:
                 event, facts = self._unrecorded[0]
                 self._append(event, **facts)
                 del self._unrecorded[0]
+
+
+def finish_all(mirrors: Sequence[TierMirror], seconds_left: float | None = None) -> None:
+    """Wait for the copies of the newest checkpoint, which is due now; then end the threads. Every rank calls it.
+
+    All are told before the first is waited for: two stores take as long as the slower one.
+
+    Args:
+        mirrors: the tiers.
+        seconds_left: until the process is ended from outside; ``None`` if nobody knows.
+    """
+    for mirror in mirrors:
+        mirror.ask_to_finish(seconds_left)
+    for mirror in mirrors:
+        mirror.wait_until_finished()
+
+
+def close_all(mirrors: Sequence[TierMirror], seconds_left: float) -> None:
+    """End the threads, without waiting for copies that other ranks may never join. Then close the channels.
+
+    Args:
+        mirrors: the tiers.
+        seconds_left: for which a single rank may wait for them.
+    """
+    finish_all([mirror for mirror in mirrors if mirror.is_alone], seconds_left)
+    for mirror in mirrors:
+        mirror.abandon()
+    ends = time.monotonic() + _LONGEST_GOODBYE
+    for mirror in mirrors:
+        mirror.release(ends)

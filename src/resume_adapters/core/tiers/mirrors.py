@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.file_system import FileSystemStore
 from resume_adapters.core.tiers.keys import place_of
-from resume_adapters.core.tiers.mirror import Job, TierMirror
+from resume_adapters.core.tiers.mirror import Job, TierMirror, close_all, finish_all
 from resume_adapters.core.tiers.object_store import SCHEMES, ObjectStore
 from resume_adapters.core.tiers.options import Remote
 from resume_adapters.core.tiers.remote import RemoteTier
@@ -207,10 +206,7 @@ class Mirrors:
         Args:
             ends: when the process is ended from outside, in seconds since 1970; ``None`` if nobody knows.
         """
-        began = time.monotonic()
-        left = None if ends is None else ends - self._clock()
-        for mirror in self._mirrors:
-            mirror.finish(None if left is None else left - (time.monotonic() - began))
+        finish_all(self._mirrors, None if ends is None else ends - self._clock())
 
     def close(self, ends: float | None = None) -> None:
         """End the threads, and release what the tiers hold; a run that has failed does not wait for long.
@@ -219,10 +215,7 @@ class Mirrors:
             ends: see :meth:`finish`.
         """
         mirrors, self._mirrors = self._mirrors, []
-        began = time.monotonic()
-        left = _LONGEST_CLOSE if ends is None else min(_LONGEST_CLOSE, ends - self._clock())
-        for mirror in mirrors:
-            mirror.close(left - (time.monotonic() - began))
+        close_all(mirrors, _LONGEST_CLOSE if ends is None else min(_LONGEST_CLOSE, ends - self._clock()))
 
 
 def group_ranks(ranks: Ranks, group: StorageGroup) -> Ranks:
