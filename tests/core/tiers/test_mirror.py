@@ -371,3 +371,66 @@ def test_two_slow_stores_both_get_the_last_copy_in_the_time_of_the_slower(there:
     finish_all(mirrors)
     assert steps(there) == [1, 1, 2, 2]
     close_all(mirrors, LIMIT)
+
+
+def test_a_store_that_is_down_for_a_day_is_still_tried(pair: Pair, there: list[TierCheckpoint]) -> None:
+    """After a thousand attempts the pause that doubles is larger than a float."""
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("it is down")
+    submit(pair, 1)
+    until(lambda: pair[0]._problem)
+    for mirror in pair:
+        mirror._attempts = 2000
+    until(lambda: pair[0]._attempts > 2001, lambda: pair[0]._thread.is_alive())
+    tier.problem = None
+    together(pair, lambda mirror: finish_all([mirror]))
+    assert steps(there) == [1]
+
+
+def test_what_nobody_expected_ends_the_copies_of_all_ranks_and_is_said(
+    pair: Pair,
+    journal: FullJournal,
+    asked: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error in a client, or here: it is no reason to end the run, and none to say nothing."""
+    tier: Any = pair[1].tier
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-for-a-log")
+    tier.problem = KeyError("ETag of not-for-a-log")
+    submit(pair, 1)
+    for mirror in pair:
+        until_ended(mirror._thread)
+    submit(pair, 2)
+    for mirror in pair:
+        assert mirror.state.behind == 2
+        assert mirror.state.problem.startswith("the copies have ended: KeyError: 'ETag of ***' (test_mirror.py:")
+    assert journal.events == ["mirror-ended"] and asked == []
+    assert caplog.text.count("Training goes on, without copies") == 1
+
+
+def test_a_channel_that_is_cut_ends_the_copies_and_is_said(pair: Pair, journal: FullJournal) -> None:
+    """Another rank is gone, or has not answered for too long; then the run may go on in part."""
+    ranks: Any = pair[0]._ranks
+    pair[0].submit(job(1))
+    until(lambda: ranks._meeting.barrier.n_waiting == 1)
+    ranks._meeting.barrier.abort()
+    until_ended(pair[0]._thread)
+    assert "the copies have ended: BrokenBarrierError" in pair[0].state.problem
+    assert journal.events == ["mirror-ended"]
+
+
+def test_copies_that_have_ended_stop_a_run_where_that_is_asked_for() -> None:
+    class Broken(ListTier):
+        def commit(self, found: TierCheckpoint, generation: int) -> None:
+            raise KeyError("ETag")
+
+    tier: Any = Broken(0, [])
+    asked: list[str] = []
+    settings = Remote("memory://x", on_behind="stop")
+    mirror = TierMirror(tier, settings, 60.0, SINGLE_PROCESS, lambda *_, **__: None, asked.append, time.time)
+    mirror.submit(job(1))
+    mirror.start(1)
+    until_ended(mirror._thread)
+    assert len(asked) == 1 and asked[0].startswith("list:// gets no more copies: KeyError: 'ETag'")
+    close_all([mirror], LIMIT)

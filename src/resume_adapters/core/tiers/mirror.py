@@ -8,11 +8,14 @@ growing intervals with jitter, until it succeeds or a newer one takes its place.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from resume_adapters.core.checkpoint.retention import Policy
@@ -21,6 +24,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.tiers.options import OnBehind
 from resume_adapters.core.tiers.retention import prune
+from resume_adapters.core.tiers.secrets import Secrets
 from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff
 
@@ -29,6 +33,9 @@ MIRROR_THREAD = "resume-adapters-mirror"
 
 _LONGEST_PAUSE = 60.0
 """Seconds between two attempts, at most."""
+
+_DOUBLINGS = 6
+"""How often the pause between two attempts grows."""
 
 _LAST_ATTEMPTS = 3
 """How often the last copy of a run is tried."""
@@ -86,6 +93,7 @@ class _Failure:
     message: str
     is_gone: bool = False
     is_fenced: bool = False
+    is_unexpected: bool = False
 
 
 class TierMirror:
@@ -251,16 +259,22 @@ class TierMirror:
     # ---- On the thread
 
     def _work(self) -> None:
-        with contextlib.suppress(RuntimeError):  # of the channel: a rank of the run is gone, and the run with it
+        try:
             while self._wait() and self._round():
                 pass
+        except RuntimeError as error:  # of the channel: a rank is gone, and perhaps the run with it
+            if not self._is_abandoned:
+                self._ended(_described(error))
+        except BaseException as error:  # of any kind: nobody waits for this thread, so the status has to say it
+            self._ended(_described(error))
+            raise
 
     def _wait(self) -> bool:
         """Wait for something to copy, and after a failure a while longer; return whether to go on."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._due) or self._closing_at is not None or self._is_abandoned)
             if self._attempts and not self._is_abandoned:
-                pause = random.uniform(0.0, min(_LONGEST_PAUSE, 2.0**self._attempts))
+                pause = random.uniform(0.0, min(_LONGEST_PAUSE, 2.0 ** min(self._attempts, _DOUBLINGS)))
                 was_closing = self._closing_at is not None
                 self._changed.wait_for(
                     lambda: self._is_abandoned or (self._closing_at is not None and not was_closing),
@@ -309,6 +323,11 @@ class TierMirror:
             self._fenced_off = FencedOff(failure.message)
             self._ask_to_stop(failure.message)
             return False
+        elif failure.is_unexpected:
+            if self._ranks.rank == 0:
+                logger.warning("%s: %s. Training goes on, without copies.", self.tier.label, failure.message)
+            self._ended(failure.message)
+            return False
         elif failure.is_gone:
             logger.warning("%s is not copied to %s: %s", job.checkpoint.name, self.tier.label, failure.message)
             self._drop(job)
@@ -348,6 +367,8 @@ class TierMirror:
             return _Failure(error.message, is_gone=True)
         except SHORTAGES as error:
             return _Failure(str(error) or type(error).__name__)
+        except Exception as error:  # of any kind: the other ranks must learn of it, and then none copies any more
+            return _Failure(_described(error), is_unexpected=True)
         return None
 
     def _commit(self, job: Job) -> None:
@@ -397,6 +418,15 @@ class TierMirror:
         if self._settings.on_behind == "stop" and late >= self._timeout:
             self._ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")
 
+    def _ended(self, reason: str) -> None:
+        """Say that this thread copies nothing more. A launch copies again."""
+        self._problem = f"the copies have ended: {reason}"
+        if self._ranks.rank != 0:
+            return
+        self._record("mirror-ended", behind=self.behind, tier=self.tier.label, reason=reason)
+        if self._settings.on_behind == "stop":
+            self._ask_to_stop(f"{self.tier.label} gets no more copies: {reason}")
+
     def _record(self, event: str, **facts: Any) -> None:
         """Append to the journal. What its disk does not take now, it gets with the next entry: the copies go on."""
         self._unrecorded.append((event, facts))
@@ -405,6 +435,13 @@ class TierMirror:
                 event, facts = self._unrecorded[0]
                 self._append(event, **facts)
                 del self._unrecorded[0]
+
+
+def _described(error: BaseException) -> str:
+    """Return what an error is that nobody expected, and where it was raised: its message may be a single word."""
+    *_, raised = traceback.extract_tb(error.__traceback__)
+    said = Secrets(os.environ).hide(str(error))
+    return f"{type(error).__name__}{said and f': {said}'} ({Path(raised.filename).name}:{raised.lineno})"
 
 
 def finish_all(mirrors: Sequence[TierMirror], seconds_left: float | None = None) -> None:
