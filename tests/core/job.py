@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.ranks import current_ranks
@@ -31,6 +33,7 @@ from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import serving, wire
+from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.errors import ResumeError, SaveFailed, Stopped
 from waiting import LIMIT, until
 
@@ -290,6 +293,29 @@ def mirror(rank: int, directory: str, own: str, url: str) -> dict[str, Any]:
     return found
 
 
+SHORT = 6.0
+"""Seconds for which the ranks of :func:`copy_slowly` wait for each other, where it is half an hour else."""
+
+
+def copy_slowly(rank: int, directory: str, own: str, url: str) -> dict[str, Any]:
+    """As :func:`mirror`, where rank one takes longer for each copy than a group of the training waits for a rank."""
+    distributed_c10d.default_pg_timeout = timedelta(seconds=SHORT)
+
+    def slowly(work: Callable[..., Any]) -> Callable[..., Any]:
+        due = [1.5 * SHORT]
+
+        def delayed(*given: Any) -> Any:
+            if rank == 1 and due:
+                time.sleep(due.pop())
+            return work(*given)
+
+        return delayed
+
+    RemoteTier.copy = slowly(RemoteTier.copy)  # type: ignore[method-assign]
+    RemoteTier.read = slowly(RemoteTier.read)  # type: ignore[method-assign]
+    return mirror(rank, directory, own, url)
+
+
 def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     """Save to the memory of this rank's node, one step to the disk as well, and start again."""
     memory = Path(directory, f"memory-{rank % int(nodes)}")
@@ -459,7 +485,7 @@ def main() -> None:
     rank = dist.get_rank()
     everything = (
         *(agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen),
-        *(mirror, remember, replace_node, save_for_ever, resume_node, hinder, share),
+        *(mirror, copy_slowly, remember, replace_node, save_for_ever, resume_node, hinder, share),
     )
     work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
 from resume_adapters.errors import PeerFailed, ResumeError
@@ -28,10 +29,14 @@ class Ranks(Protocol):
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
-    def new_channel(self) -> Ranks:
-        """Return the same ranks with a channel of their own, for another thread. Every rank calls it."""
+    def new_channel(self, timeout: timedelta | None = None) -> Ranks:
+        """Return the same ranks with a channel of their own, for another thread. Every rank calls it.
 
-    def subset(self, ranks: Sequence[int]) -> Ranks:
+        Args:
+            timeout: how long a rank waits for the others; by default as in a group of the training, half an hour.
+        """
+
+    def subset(self, ranks: Sequence[int], timeout: timedelta | None = None) -> Ranks:
         """Return some of the ranks, in ascending order, with a channel of their own. Every rank calls it."""
 
     def close(self) -> None:
@@ -50,10 +55,10 @@ class SingleProcess:
     def barrier(self) -> None:
         return None
 
-    def new_channel(self) -> Ranks:
+    def new_channel(self, timeout: timedelta | None = None) -> Ranks:
         return self
 
-    def subset(self, ranks: Sequence[int]) -> Ranks:
+    def subset(self, ranks: Sequence[int], timeout: timedelta | None = None) -> Ranks:
         return self
 
     def close(self) -> None:
@@ -68,15 +73,16 @@ class DistributedRanks:
 
     Args:
         members: the ranks, in ascending order; all by default. Every rank makes the group, but only these use it.
+        timeout: see :meth:`Ranks.new_channel`.
     """
 
-    def __init__(self, members: Sequence[int] | None = None) -> None:
+    def __init__(self, members: Sequence[int] | None = None, timeout: timedelta | None = None) -> None:
         import torch.distributed as dist
 
         self._members = list(range(dist.get_world_size()) if members is None else members)
         self.rank = self._members.index(dist.get_rank()) if dist.get_rank() in self._members else -1
         self.world_size = len(self._members)
-        self.group: Any = dist.new_group(self._members, backend="gloo")
+        self.group: Any = dist.new_group(self._members, timeout=timeout, backend="gloo")
         """The group; ``None`` once the channel is closed."""
 
     def gather(self, value: T) -> list[T]:
@@ -89,11 +95,11 @@ class DistributedRanks:
     def barrier(self) -> None:
         self.gather(None)
 
-    def new_channel(self) -> Ranks:
-        return DistributedRanks(self._members)
+    def new_channel(self, timeout: timedelta | None = None) -> Ranks:
+        return DistributedRanks(self._members, timeout)
 
-    def subset(self, ranks: Sequence[int]) -> Ranks:
-        return DistributedRanks(ranks)
+    def subset(self, ranks: Sequence[int], timeout: timedelta | None = None) -> Ranks:
+        return DistributedRanks(ranks, timeout)
 
     def close(self) -> None:
         import torch.distributed as dist

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,10 +93,10 @@ class Threads:
     def barrier(self) -> None:
         self.gather(None)
 
-    def new_channel(self) -> Threads:
+    def new_channel(self, timeout: timedelta | None = None) -> Threads:
         return Threads(self._world, self._of_all, self._members, self._made)
 
-    def subset(self, ranks: Sequence[int]) -> Threads:
+    def subset(self, ranks: Sequence[int], timeout: timedelta | None = None) -> Threads:
         return Threads(self._world, self._of_all, ranks, self._made)
 
     def close(self) -> None:

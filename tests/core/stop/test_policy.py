@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +260,7 @@ def test_a_signal_after_this_rank_has_answered_counts_at_the_next_vote() -> None
             flag.halt("look at the loss")
             return [value, value if isinstance(value, int) else (other.level, other.reason)]
 
-        def new_channel(self) -> SignalledAfterwards:
+        def new_channel(self, timeout: timedelta | None = None) -> SignalledAfterwards:
             return self
 
     ranks = SignalledAfterwards()

@@ -26,6 +26,17 @@ def test_ranks_resume_from_the_mirror(tmp_path: Path, server: Server, own: bool)
     assert (tmp_path / "bucket" / "ranks-00001").exists() == own
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "node-local"])
+def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(tmp_path: Path, server: Server, own: bool) -> None:
+    """In most trainings one rank writes all large files, so it copies and fetches them too; the others have to wait."""
+    words = ["copy_slowly", str(tmp_path / "run"), json.dumps(own), f"file://{tmp_path}/bucket"]
+    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
+    expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
+    assert found == [expected, expected]
+
+
 @pytest.mark.parametrize(
     ("own", "nodes"), [(False, 2), (True, 2), (False, 1)], ids=["shared", "node-local", "one node"]
 )

@@ -33,7 +33,7 @@ from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.fetch import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
-from resume_adapters.core.tiers.mirrors import Mirrors, group_ranks
+from resume_adapters.core.tiers.mirrors import LONGEST_COPY, Mirrors, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
 from resume_adapters.core.tiers.tier import Tier
 from resume_adapters.errors import (
@@ -301,7 +301,7 @@ class Takeover:
                     path=self.directory,
                 )
             return choice
-        channel = group_ranks(self.ranks, self.storage_group)
+        everyone, channel = self.ranks.new_channel(LONGEST_COPY), group_ranks(self.ranks, self.storage_group)
         fetch = Fetch(
             self.storage,
             channel,
@@ -317,7 +317,7 @@ class Takeover:
             mine = identity_of(choice.checkpoint, self.directory)
             if mine is not None and identity <= mine:
                 break
-            error = candidates.bring(identity, fetch)
+            error = candidates.bring(identity, fetch, everyone)
             if error is not None:
                 logger.warning("%s of the mirror is not used: %s", identity.name, error.message)
                 rejected.append(RejectedCheckpoint(self.directory / identity.name, error.message))
@@ -328,7 +328,8 @@ class Takeover:
             except NoValidCheckpoint as none_valid:
                 failure = none_valid
         channel.barrier()  # a rank may still be connecting to the one that has nothing to fetch
-        channel.close()
+        for each in (channel, everyone):
+            each.close()
         if choice.checkpoint is None and unavailable is not None:
             raise unavailable
         if failure is not None:

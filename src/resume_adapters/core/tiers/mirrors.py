@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from resume_adapters.core.checkpoint.manifest import Manifest
@@ -32,6 +33,9 @@ _TOKEN = 12
 
 _LONGEST_CLOSE = 30.0
 """Seconds for which a run that has not waited for its last copies waits at its close."""
+
+LONGEST_COPY = timedelta(days=7)
+"""How long a rank waits for the others, of which one may copy all large files. One that is gone is noticed anyway."""
 
 
 def open_tier(
@@ -219,10 +223,10 @@ class Mirrors:
 
 
 def group_ranks(ranks: Ranks, group: StorageGroup) -> Ranks:
-    """Return the ranks that share a run directory, with a channel of their own. Every rank of the run calls it."""
+    """Return the ranks that share a run directory, with a channel for copies. Every rank of the run calls it."""
     if not group.is_partial:
-        return ranks.new_channel()
-    made = {members: ranks.subset(members) for members in sorted(set(ranks.gather(group.members)))}
+        return ranks.new_channel(LONGEST_COPY)
+    made = {members: ranks.subset(members, LONGEST_COPY) for members in sorted(set(ranks.gather(group.members)))}
     for members, channel in made.items():
         if members != group.members:
             channel.close()

@@ -117,8 +117,13 @@ class TierCandidates:
             return True
         return False
 
-    def bring(self, identity: Identity, fetch: Fetch) -> CheckpointDamaged | TierUnavailable | None:
+    def bring(self, identity: Identity, fetch: Fetch, ranks: Ranks) -> CheckpointDamaged | TierUnavailable | None:
         """Fetch a checkpoint to the run directories that lack it. Every rank calls it.
+
+        Args:
+            identity: which one.
+            fetch: brings it to one run directory.
+            ranks: the ranks of the run, on a channel for copies: some have nothing to fetch, and wait.
 
         Returns:
             Why no copy can be used, alike on all ranks; ``None`` if all have it now.
@@ -143,7 +148,7 @@ class TierCandidates:
                     unavailable = error.message
             return damage, unavailable
 
-        found = run_on_all_ranks(self._ranks, bring, f"fetch {identity.name}")
+        found = run_on_all_ranks(ranks, bring, f"fetch {identity.name}")
         if unavailable := next((each for _, each in found if each), ""):
             return TierUnavailable(unavailable)
         damage = next((each for each, _ in found if each), "")
