@@ -25,16 +25,18 @@ from torch.distributed import distributed_c10d
 from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run import monitor
+from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop import vote
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
+from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import serving, wire
+from resume_adapters.core.tiers import mirrors, serving, wire
 from resume_adapters.core.tiers.remote import RemoteTier
-from resume_adapters.errors import ResumeError, SaveFailed, Stopped
+from resume_adapters.errors import MissingFramework, ResumeError, SaveFailed, Stopped
 from waiting import LIMIT, until
 
 import faults
@@ -348,6 +350,77 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     return found | {"left": [str(each) for each in memory.glob("*/*")]}
 
 
+class Unlisted(LocalStorage):
+    """A disk that works, beside a memory that cannot be listed while a test says so."""
+
+    def __init__(self, memory: Path) -> None:
+        super().__init__()
+        self.memory, self.fails = memory, False
+
+    def entries(self, path: Path) -> list[Entry]:
+        if self.fails and path.is_relative_to(self.memory):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().entries(path)
+
+
+def tidy(rank: int, directory: str, when: str) -> dict[str, Any]:
+    """Use a memory that rank zero, which leads the node, cannot list at the begin of the run, or at its end."""
+    memory = Path(directory, "memory")
+    memory.mkdir(exist_ok=True)
+    storage = Unlisted(memory)
+    job = Miniature(
+        Path(directory, "run"), ranks=None, storage=storage, mirror=[Memory(directory=str(memory), save_every=1)]
+    )
+    storage.fails = rank == 0 and when == "begin"
+    job.run.begin(0, 0.0)
+    storage.fails = False
+    job.commit(1)
+    held = len([*memory.glob("*/*/checkpoint-1")])
+    storage.fails = rank == 0 and when == "end"
+    job.run.finish_copies()
+    (state,) = job.run._status(RunState.RUNNING).mirrors
+    job.run.close()
+    return {"held": held, "problem": state.problem, "step": job.run.last_commit}
+
+
+def fence_memory(rank: int, directory: str) -> dict[str, Any]:
+    """Save to memory where rank zero, which leads the node, learns that a later start owns the run directory."""
+    memory = Path(directory, "memory")
+    memory.mkdir(exist_ok=True)
+    job = Miniature(Path(directory, "run"), ranks=None, mirror=[Memory(directory=str(memory), save_every=1)])
+    job.run.begin(0, 0.0)
+    for step in (1, 2, 3):
+        job.commit(step)  # the first of them is removed before the fourth is written
+    if rank == 0:
+        ControlDirectory(job.run.storage, job.run.directory, time.time).fencing.take_over(job.run.generation)
+    content = MiniatureContent(job.run, "state at 4", 4, None, None)
+    error = ""
+    try:
+        job.run.save_to_memory("checkpoint-4", 2, content)
+        job.run.flush()
+    except ResumeError as found:
+        error = type(found).__name__
+    ended = job.run.ranks.gather(error)  # no rank waits in another collective
+    with contextlib.suppress(ResumeError):
+        job.run.close()
+    return {"errors": ended}
+
+
+def lack(rank: int, directory: str) -> dict[str, Any]:
+    """Start with a mirror for which rank one lacks what it needs."""
+
+    def missing(*_: object) -> None:
+        raise MissingFramework("it needs obstore")
+
+    if rank == 1:
+        mirrors.ObjectStore = missing  # type: ignore[assignment, misc]
+    try:
+        Miniature(Path(directory, "run"), ranks=None, mirror=[Remote("memory://a"), Remote("memory://b")])
+    except ResumeError as error:
+        return {"error": type(error).__name__, "message": error.message}
+    return {}
+
+
 class Node:
     """One of two nodes: a run directory and a memory of its own, which the other does not see."""
 
@@ -485,7 +558,19 @@ def main() -> None:
     rank = dist.get_rank()
     everything = (
         *(agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen),
-        *(mirror, copy_slowly, remember, replace_node, save_for_ever, resume_node, hinder, share),
+        *(
+            mirror,
+            copy_slowly,
+            remember,
+            replace_node,
+            save_for_ever,
+            resume_node,
+            hinder,
+            share,
+            tidy,
+            fence_memory,
+            lack,
+        ),
     )
     work = {each.__name__: each for each in everything}[sys.argv[1]]
     try:

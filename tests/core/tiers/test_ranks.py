@@ -108,3 +108,29 @@ def test_copies_on_other_nodes_need_a_run_directory_of_each(tmp_path: Path, serv
     for rank in range(2):
         found = json.loads((tmp_path / f"result.{rank}").read_text())
         assert found["error"] == "UnsupportedSetting" and "the nodes share the run directory" in found["message"]
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_memory_that_the_leader_of_a_node_cannot_tidy_ends_no_run(tmp_path: Path, server: Server, when: str) -> None:
+    """The other ranks learn of it: all go on without the memory, or leave what is there."""
+    output = server.start(JOB, ["tidy", str(tmp_path), when], tmp_path, 2, {}).wait().require_success().output
+    for rank in range(2):
+        found = json.loads((tmp_path / f"result.{rank}").read_text())
+        assert found["step"] == 1 and found["held"] == (when == "end")
+        assert "rank 0 could not" in found["problem"] or "cannot be" in found["problem"]
+    assert output.count("nothing more is kept in memory") == (when == "begin")
+    assert output.count("What is left is removed with rm -r") == (when == "end")
+
+
+def test_of_a_later_start_that_one_rank_finds_in_memory_all_learn(tmp_path: Path, server: Server) -> None:
+    server.start(JOB, ["fence_memory", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
+    for rank in range(2):
+        assert json.loads((tmp_path / f"result.{rank}").read_text())["errors"] == ["FencedOff", "PeerFailed"]
+
+
+def test_of_a_mirror_that_one_rank_cannot_open_all_learn(tmp_path: Path, server: Server) -> None:
+    """The others would wait for its channel."""
+    server.start(JOB, ["lack", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
+    found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
+    assert [each["error"] for each in found] == ["PeerFailed", "MissingFramework"]
+    assert "rank 1 could not open the mirrors" in found[0]["message"]

@@ -291,7 +291,7 @@ class ResumableRun:
         self._step_control.begin(Progress(step, epoch), is_leader=self.storage_group.is_leader)
         self._mirrors.start(self.generation)
         if self._memory_tier is not None:
-            self._memory_tier.begin(self.resumed.step if self.resumed else 0)
+            self._memory_tier.begin(self.ranks, self.resumed.step if self.resumed else 0)
         self._saver.begin(self.resumed)
         self.set_state(RunState.RUNNING, step=step, epoch=epoch)
 
@@ -534,7 +534,7 @@ class ResumableRun:
         deadline = self._step_control.deadline
         self._mirrors.finish(deadline.at if deadline else None)
         if self._memory_tier is not None and (self.last_commit or 0) >= (self._memory_tier.step or 0):
-            self._memory_tier.clear()
+            self._memory_tier.clear(self.ranks)
         if self._mirrors and self.storage_group.is_leader:
             self._publisher.repeat()
         self._mirrors.require_owned()

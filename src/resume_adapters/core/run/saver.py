@@ -34,7 +34,7 @@ from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import Mirrors
 from resume_adapters.core.trace.log import TraceLog
-from resume_adapters.errors import FencedOff, ResumeError
+from resume_adapters.errors import ResumeError
 
 
 class Saver:
@@ -248,8 +248,6 @@ class Saver:
                 request = self._written(pending, content, began, self._staging.capturing, to_memory=True)
                 self.engine.submit_to_memory(memory, request)
                 is_written = True
-            except FencedOff:
-                raise
             except ResumeError as error:
                 memory.failed(self._ranks, error)
         self._step_control.saved_to_memory(began, is_written=is_written)

@@ -23,7 +23,7 @@ from resume_adapters.core.staging.owned import OwnedStorage
 from resume_adapters.core.staging.staging import StagedSave, Staging
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
-from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
+from resume_adapters.errors import ResumeError, SaveFailed
 
 THREAD_NAME = "resume-adapters-commit"
 """How the names of the threads that commit begin."""
@@ -147,8 +147,6 @@ class ThreadSaveEngine:
         """Commit a checkpoint in memory; what goes wrong there is said, and does not end the run."""
         try:
             manifest = self._write_marker(request)
-        except FencedOff:
-            raise
         except ResumeError as error:
             memory.failed(self._ranks, error)
             return None

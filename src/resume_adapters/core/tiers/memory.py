@@ -13,6 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
@@ -38,6 +39,8 @@ from resume_adapters.errors import (
     SaveFailed,
     UnsupportedSetting,
 )
+
+T = TypeVar("T")
 
 _KEPT = 2
 """Checkpoints in memory: the newest, and the one before it while the newest is written."""
@@ -141,18 +144,30 @@ class MemoryTier:
             self._peers = Peers(self._storage, copies, self._held, self._fence, self._clock)
             self._peers.connect(ranks, seen, os.environ)
 
-    def begin(self, step: int) -> None:
-        """Remove what crashed saves have left, and checkpoints from which this start does not resume. Ranks call it.
+    def begin(self, ranks: Ranks, step: int) -> None:
+        """Remove what crashed saves have left, and checkpoints from which this start does not resume.
+
+        Every rank calls it. Where that fails, nothing is kept in memory by this launch.
 
         Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
             step: the step from which this start resumes; 0 for a fresh start.
+
+        Raises:
+            FencedOff: a later start owns the run directory.
         """
-        if not self.group.is_leader:
-            return
-        self._held.sweep()
-        if self._peers is not None:
-            self._peers.sweep()
-        self.set_aside(step)
+
+        def tidy() -> None:
+            if not self.group.is_leader:
+                return
+            self._held.sweep()
+            if self._peers is not None:
+                self._peers.sweep()
+            self.set_aside(step)
+
+        _, problem = _on_all(ranks, tidy, "tidy the memory")
+        if problem:
+            self._turn_off(ranks, problem)
 
     def set_aside(self, after: int, before: int | None = None) -> None:
         """Remove the checkpoints whose step is later. The leaders of run directories call it.
@@ -212,11 +227,10 @@ class MemoryTier:
         try:
             mine = [entry for entry in manifest.files if entry.rank == ranks.rank]
             write_copy(pending, manifest, mine, functools.partial(self._read_committed, captured, path), str(path))
-            self.committed(pending, manifest)
-        except FencedOff:
-            raise
         except ResumeError as error:
             self.failed(ranks, error)
+        else:
+            self.committed(pending, manifest)
 
     def _read_committed(self, captured: Captured, path: Path, entry: FileEntry) -> Iterator[Bytes]:
         file = layout.locate(self._storage, path, entry.path)
@@ -250,12 +264,8 @@ class MemoryTier:
             has = self._storage.free_bytes(self.directory) + kept
             return "" if needed <= has else self._too_small(has, needed)
 
-        try:
-            problem = next(filter(None, run_on_all_ranks(ranks, look, "look at the memory", _unusable)), "")
-        except FencedOff:
-            raise
-        except ResumeError as error:
-            problem = error.message
+        found, problem = _on_all(ranks, look, "look at the memory")
+        problem = next(filter(None, found), problem)
         if problem:
             self._turn_off(ranks, problem)
         return not problem
@@ -290,7 +300,12 @@ class MemoryTier:
             self._peers.submit(pending.path.name)
 
     def failed(self, ranks: Ranks, error: ResumeError) -> None:
-        """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it."""
+        """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it.
+
+        Raises:
+            FencedOff: that is what went wrong, on any rank.
+        """
+        _raise_if_fenced(ranks, error)
         is_full = isinstance(error, SaveFailed) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if any(ranks.gather(is_full)):
             self._turn_off(ranks, f"{error.message} (Memory: {self._settings.directory})")
@@ -306,12 +321,27 @@ class MemoryTier:
 
     # ---- The end
 
-    def clear(self) -> None:
-        """Give the memory back: what the run directory has is newer. Every rank calls it, and uses it no more."""
+    def clear(self, ranks: Ranks) -> None:
+        """Give the memory back: what the run directory has is newer. Every rank calls it, and uses it no more.
+
+        Args:
+            ranks: the ranks of the run, on the channel of the calling thread.
+
+        Raises:
+            FencedOff: a later start owns the run directory.
+        """
         self._is_off = True
         self.close()
-        if self.group.is_leader and self._storage.is_directory(self.directory):
-            delete_all(self._storage, self.directory, self._fence)
+
+        def delete() -> None:
+            if self.group.is_leader and self._storage.is_directory(self.directory):
+                delete_all(self._storage, self.directory, self._fence)
+
+        _, problem = _on_all(ranks, delete, "give the memory back")
+        if problem:
+            self._problem = problem
+            if ranks.rank == 0:
+                logger.warning("%s. What is left is removed with rm -r %s.", problem, self.directory)
 
     def close(self) -> None:
         """Give no more to other nodes, and take no more from them. The checkpoints stay."""
@@ -321,3 +351,22 @@ class MemoryTier:
 
 def _unusable(cause: Exception) -> ResumeError:
     return SaveFailed(f"the memory cannot be used: {cause}")
+
+
+def _on_all(ranks: Ranks, work: Callable[[], T], doing: str) -> tuple[list[T], str]:
+    """Run ``work`` on every rank; return all results, or none and the problem, on every rank.
+
+    Raises:
+        FencedOff: a later start owns the run directory; on a rank that has not found that, :class:`PeerFailed`.
+    """
+    try:
+        return run_on_all_ranks(ranks, work, doing, _unusable), ""
+    except ResumeError as error:
+        _raise_if_fenced(ranks, error)
+        return [], error.message
+
+
+def _raise_if_fenced(ranks: Ranks, error: ResumeError) -> None:
+    """Raise an error that all ranks have, each its own, if that of any is :class:`FencedOff`. Every rank calls it."""
+    if any(ranks.gather(isinstance(error, FencedOff))):
+        raise error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.status import MirrorStatus, job_number
 from resume_adapters.core.storage.base import Storage
@@ -106,17 +106,25 @@ class Mirrors:
 
         Raises:
             MissingFramework: what a tier needs is not installed.
+            PeerFailed: another rank could not make one.
         """
         if not self._settings:
             return
         self._group = group
         self._token = ranks.gather(token)[group.leader]
         name = f"ranks-{group.leader:05d}" if group.is_partial else ""
-        for settings in self._settings:
-            self._require_own(settings.url)
+        tiers: list[Tier] = []
+
+        def open_all() -> None:
+            for settings in self._settings:
+                self._require_own(settings.url)
+                tiers.append(open_tier(settings, self._storage, self._token, name))
+
+        run_on_all_ranks(ranks, open_all, "open the mirrors")
+        for settings, tier in zip(self._settings, tiers, strict=True):
             self._mirrors.append(
                 TierMirror(
-                    open_tier(settings, self._storage, self._token, name),
+                    tier,
                     settings,
                     settings.timeout.total_seconds(),
                     group_ranks(ranks, group),
