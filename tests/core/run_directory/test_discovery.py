@@ -450,6 +450,7 @@ def test_nodes_that_share_a_run_directory_copy_what_is_committed_to_their_memori
         job.run.set_state(RunState.STOPPED)
         job.run.finish_copies()
         assert not held.exists()
+        job.run.close()
         return job.step
 
     assert on_nodes(work) == [0] * NODES
