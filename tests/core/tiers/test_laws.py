@@ -16,6 +16,7 @@ import pytest
 from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.walltime import Deadline
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import mirror as tier_mirror
 from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.claims import Claims
@@ -30,6 +31,7 @@ from resume_adapters.errors import (
 )
 from waiting import LIMIT, until, until_ended
 
+import faults
 import miniature
 from miniature import Miniature, committed, leftovers, set_aside
 from object_stores import FaultyStore
@@ -158,6 +160,51 @@ def test_a_damaged_copy_is_found_and_the_one_before_taken(
     job = Miniature(tmp_path / "b", mirror=remote())
     assert (job.step, job.text) == (1, "state at 1")
     assert "ema.safetensors has the digest" in caplog.text
+    job.run.close()
+
+
+class Reading(LocalStorage):
+    """Knows of which files the digests were read from the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.digested: list[str] = []
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        self.digested.append(path.name)
+        return super().digest(path)
+
+
+def test_what_was_compared_on_its_way_is_not_read_again(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
+) -> None:
+    """A start that finds it in its run directory reads it, and so does one that fetches another one."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    storage = Reading()
+    job = Miniature(tmp_path / "b", mirror=remote(), storage=storage)
+    assert (job.step, job.text, storage.digested) == (2, "state at 2", [])
+    job.run.close()
+    job = Miniature(tmp_path / "b", mirror=remote(), storage=storage)
+    assert job.step == 2 and "ema.safetensors" in storage.digested
+    job.run.close()
+
+
+def test_only_what_was_compared_on_its_way_is_not_read_again(
+    tmp_path: Path, remote: Mirror, store: FaultyStore
+) -> None:
+    """A fetched checkpoint, and a newer one that lies beside it and is damaged."""
+    job = train(tmp_path / "a", remote(), 1, 2)
+    store.down = True
+    job.commit(3)
+    job.run.close()
+    store.down = False
+    lose(tmp_path / "a" / "checkpoint-2")
+    faults.flip(tmp_path / "a" / "checkpoint-3" / "model.bin")
+    storage = Reading()
+    job = Miniature(tmp_path / "a", mirror=remote(), storage=storage)
+    assert (job.step, job.text) == (2, "state at 2")
+    assert storage.digested.count("model.bin") == 3, "of 3 and 1 at first, and of 3 beside what was fetched"
     job.run.close()
 
 

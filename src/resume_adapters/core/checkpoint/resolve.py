@@ -52,6 +52,7 @@ def latest_valid(
     history: CommitHistory,
     require_usable: Callable[[Checkpoint], object] = bool,
     catalog: Catalog | None = None,
+    proved: tuple[str, Manifest] | None = None,
 ) -> ResumeChoice:
     """Return the newest checkpoint that is valid on every rank. Every rank calls it.
 
@@ -64,6 +65,8 @@ def latest_valid(
         history: what the run has committed, the same on all ranks that share the run directory.
         require_usable: raises :class:`CheckpointDamaged` where what this rank saved cannot be used.
         catalog: remembers what it reads of the manifests.
+        proved: the name and the manifest of a checkpoint whose files this rank has written just now, and of which it
+            has compared the digests with the manifest as it wrote them: they are not read again for that.
 
     Raises:
         NoValidCheckpoint: there are checkpoints, and none is valid.
@@ -78,7 +81,7 @@ def latest_valid(
     )
     keys = {name: key for of_rank in reversed(seen) for name, key in of_rank.items()}
     rejected: list[RejectedCheckpoint] = []
-    validate = functools.partial(_validate_here, storage, storage_group, foreign, history, require_usable)
+    validate = functools.partial(_validate_here, storage, storage_group, foreign, history, require_usable, proved)
     for name in sorted(keys, key=lambda name: newest_first(name, *keys[name])):
         path = run_directory / name
         answers = run_on_all_ranks(
@@ -165,6 +168,7 @@ def _validate_here(
     foreign: ForeignDetector,
     history: CommitHistory,
     require_usable: Callable[[Checkpoint], object],
+    proved: tuple[str, Manifest] | None,
     path: Path,
 ) -> _Answer:
     path = _local_name(storage, path)
@@ -179,8 +183,9 @@ def _validate_here(
         mine = tuple(
             entry for entry in manifest.files if storage_group.owner_in_group(entry.rank) == storage_group.rank
         )
-        for _ in check_digests(storage, path, mine):
-            pass
+        if proved != (path.name, manifest):
+            for _ in check_digests(storage, path, mine):
+                pass
         require_readable(CheckpointFiles(storage, path, manifest), mine)
         require_usable(Checkpoint(path, manifest.step, manifest))
         return _Answer(manifest.step, manifest=manifest)

@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.catalog import Catalog, candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.latest import Pointer, point_latest
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
+from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignDetector
@@ -242,7 +243,8 @@ class Takeover:
                 step=status.step,
             )
 
-    def _choose(self) -> ResumeChoice:
+    def _choose(self, proved: tuple[str, Manifest] | None = None) -> ResumeChoice:
+        """Return the newest checkpoint of the run directory that is valid; for ``proved`` see :func:`latest_valid`."""
         if self.attempt_checkpoint is not None:
             return ResumeChoice(self._named(Path(self.attempt_checkpoint.path)), ())
         if self.resume == "scratch!":
@@ -267,6 +269,7 @@ class Takeover:
             histories[self.storage_group.leader],
             self._require_usable,
             self.catalog,
+            proved,
         )
         if choice.checkpoint is None and self.resume != "auto" and not self._is_own_pending():
             choice = ResumeChoice(self._named(Path(self.resume)), ())
@@ -324,7 +327,7 @@ class Takeover:
                 unavailable = error if isinstance(error, TierUnavailable) else unavailable
                 continue
             try:
-                choice, failure = self._choose(), None
+                choice, failure = self._choose(candidates.fetched), None
             except NoValidCheckpoint as none_valid:
                 failure = none_valid
         channel.barrier()  # a rank may still be connecting to the one that has nothing to fetch

@@ -13,6 +13,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
@@ -36,6 +37,10 @@ class TierCandidates:
         ranks: the ranks of the run.
         group: those that share the run directory.
         on_leaders: runs work on the leaders.
+
+    Attributes:
+        fetched: name and manifest of what this rank has fetched with :meth:`bring`, and proved; ``None`` where it has
+            fetched nothing, because its run directory has the checkpoint.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class TierCandidates:
         self._ranks = ranks
         self._group = group
         self._on_leaders = on_leaders
+        self.fetched: tuple[str, Manifest] | None = None
         self._here: dict[Identity, list[tuple[int, TierCheckpoint]]] = {}
 
     def find(self, *, has_local: bool) -> list[Identity]:
@@ -133,6 +139,8 @@ class TierCandidates:
         )
         sources: list[tuple[int, TierCheckpoint]] = lacking[self._group.leader]
 
+        self.fetched = None
+
         def bring() -> tuple[str, str]:
             damage = unavailable = ""
             for number, found in sources:
@@ -141,6 +149,7 @@ class TierCandidates:
                     logger.info("%s is fetched from %s.", identity.name, tier.label)
                 try:
                     fetch.bring(tier, found)
+                    self.fetched = found.name, found.manifest
                     return "", ""
                 except CheckpointDamaged as error:
                     damage = error.message
