@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +17,11 @@ from resume_adapters import KeepLast, Remote
 from resume_adapters.core.checkpoint.manifest import FileEntry
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import transfer
+from resume_adapters.core.tiers import object_store, transfer
 from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.tier import LocalFile
-from resume_adapters.errors import NoValidCheckpoint
+from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, TierUnavailable
 from waiting import LIMIT, until
 
 import servers
@@ -83,6 +85,41 @@ def test_a_large_file_goes_in_parts(tmp_path: Path, url: str, proxy: servers.Pro
     transfer.upload(store, storage, [("file", LocalFile(file, entry))])
     assert sum("partNumber=" in path for _, path in proxy.requests) == 2
     assert b"".join(transfer.download(store, "file", entry.bytes)) == file.read_bytes()
+
+
+def unfinished(port: int) -> int:
+    """Return how many uploads the bucket has of which parts are there, and no object."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/bucket?uploads") as answer:
+        return int(answer.read().count(b"<UploadId>"))
+
+
+@pytest.mark.parametrize("fault", ["changed", "refused", "ended"])
+def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
+    tmp_path: Path, s3: int, url: str, proxy: servers.Proxy, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts are in no listing, and paid for. Only of a process that is killed they stay."""
+    monkeypatch.setattr(object_store, "IN_FLIGHT", transfer.PART)  # one part at a time
+    file, storage = tmp_path / "file", LocalStorage()
+    file.write_bytes(os.urandom(2 * transfer.PART + 1000))
+    entry = FileEntry("file", *storage.digest(file))
+    tier = RemoteTier(ObjectStore(url, timedelta(seconds=1)), storage, "0", "a test")
+    counts: list[int] = []
+
+    def fail(number: int, method: str, path: str) -> str | None:
+        if "partNumber=1" in path:
+            counts.append(unfinished(s3))
+            if fault == "ended":
+                tier.give_up()
+        return "503" if fault == "refused" and "partNumber=2" in path else None
+
+    proxy.fault = fail
+    if fault == "changed":
+        with file.open("r+b") as changed:
+            changed.seek(-1, os.SEEK_END)
+            changed.write(bytes([file.read_bytes()[-1] ^ 1]))
+    with pytest.raises(CheckpointDamaged if fault == "changed" else TierUnavailable):
+        tier.copy("place", [LocalFile(file, entry)])
+    assert counts == [1] and unfinished(s3) == 0
 
 
 def test_the_commands_know_urls(tmp_path: Path, url: str) -> None:

@@ -59,6 +59,10 @@ class ListTier:
         self.rank = rank
         self.there = there
         self.problem: Exception | None = None
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        self.is_given_up = True
 
     def copy(self, place: str, files: Sequence[LocalFile]) -> None:
         if self.problem is not None:
@@ -272,6 +276,7 @@ def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     close_all([pair[0]], LIMIT)
     assert time.monotonic() - began < LIMIT / 2
     assert not ranks.is_closed, "its thread is in a collective"
+    assert pair[0].tier.is_given_up and not pair[1].tier.is_given_up  # type: ignore[attr-defined]
 
 
 def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:

@@ -241,6 +241,7 @@ class TierMirror:
         with self._changed:
             self._is_abandoned = True
             self._changed.notify()
+        self.tier.give_up()  # else the store would keep the parts of a large file
 
     def release(self, ends: float) -> None:
         """Wait for a thread that was abandoned, and close the channel.
@@ -404,6 +405,8 @@ class TierMirror:
             )
 
     def _failed(self, job: Job, message: str) -> None:
+        if self._is_abandoned:
+            return
         self._attempts += 1
         self._attempts_at_close += self._closing_at is not None
         self._problem = message

@@ -34,6 +34,7 @@ class RemoteTier:
         self._claims = Claims(store, token, f"{owner}, {token}")
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
+        self._is_given_up = False
 
     @property
     def label(self) -> str:
@@ -104,7 +105,14 @@ class RemoteTier:
     def copy(self, place: str, files: Sequence[LocalFile]) -> None:
         there = self._store.list(f"{place}/")
         missing = [(key, file) for file in files if there.get(key := f"{place}/{file.entry.path}") != file.entry.bytes]
-        upload(self._store, self._storage, missing)
+        upload(self._store, self._storage, missing, self._require_wanted)
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+
+    def _require_wanted(self) -> None:
+        if self._is_given_up:
+            raise TierUnavailable(f"{self.label} gets nothing more: this run ends")
 
     def commit(self, found: TierCheckpoint, generation: int) -> None:
         if (missing := self.missing(found)) is not None:

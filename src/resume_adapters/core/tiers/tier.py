@@ -136,6 +136,9 @@ class Tier(Source, Protocol):
             CheckpointDamaged: a file is no longer what the manifest says: it was pruned, or its name saved again.
         """
 
+    def give_up(self) -> None:
+        """Let a copy that is under way raise :class:`TierUnavailable` soon, and any other one; from another thread."""
+
     def commit(self, found: TierCheckpoint, generation: int) -> None:
         """Check that all files of a checkpoint are there, and write its manifest: from then on it is on the tier.
 

@@ -42,24 +42,31 @@ THREAD_NAME = "resume-adapters-transfer"
 """How the names of the threads begin that copy."""
 
 
-def upload(store: Store, storage: Storage, files: Sequence[tuple[str, LocalFile]]) -> None:
+def upload(
+    store: Store,
+    storage: Storage,
+    files: Sequence[tuple[str, LocalFile]],
+    require_wanted: Callable[[], object] = bool,
+) -> None:
     """Copy files to a store.
 
     Args:
         store: the store.
         storage: where the files are.
         files: each after its key.
+        require_wanted: is called before each file and part, and raises where no more is to be copied. The client then
+            tells the store to forget the parts of the file that are there.
 
     Raises:
         CheckpointDamaged: a file is no longer what the manifest says; it is not in the store.
         TierUnavailable: the store does not answer.
     """
     whole = [each for each in files if each[1].entry.bytes <= PART]
-    _in_parallel([functools.partial(_upload_whole, store, storage, key, file) for key, file in whole])
+    _in_parallel([functools.partial(_upload_whole, store, storage, key, file, require_wanted) for key, file in whole])
     for key, file in files:
         if file.entry.bytes > PART:
             part = part_of(file.entry.bytes)
-            store.put_parts(key, _ahead(_content(storage, file, part)), part)
+            store.put_parts(key, _while(require_wanted, _ahead(_content(storage, file, part))), part)
 
 
 def part_of(size: int) -> int:
@@ -97,9 +104,18 @@ def _in_parallel(work: Sequence[Callable[[], object]]) -> None:
         raise errors[0]
 
 
-def _upload_whole(store: Store, storage: Storage, key: str, file: LocalFile) -> None:
+def _upload_whole(
+    store: Store, storage: Storage, key: str, file: LocalFile, require_wanted: Callable[[], object]
+) -> None:
+    require_wanted()
     content = b"".join(_content(storage, file, max(file.entry.bytes, 1)))
     store.put(key, content)
+
+
+def _while(require_wanted: Callable[[], object], pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        require_wanted()
+        yield piece
 
 
 def _ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
