@@ -75,9 +75,9 @@ class ListTier:
         return self.there[::-1]
 
 
-def job(step: int, *, may_be_there: bool = False) -> Job:
+def job(step: int, *, may_be_there: bool = False, written: float = 0.0) -> Job:
     entry = FileEntry("a", 1, "")
-    manifest = Manifest(step=step, epoch=0.0, world_size=2, generation=1, written=0.0, reason="", files=(entry,))
+    manifest = Manifest(step=step, epoch=0.0, world_size=2, generation=1, written=written, reason="", files=(entry,))
     found = TierCheckpoint(f"place-{step}", f"checkpoint-{step}", manifest)
     return Job(found, (LocalFile(Path("a"), entry),), may_be_there)
 
@@ -167,6 +167,19 @@ def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierChec
     pair[0].submit(job(2))
     together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [2]
+
+
+def test_what_was_saved_last_is_copied_last_whatever_the_clock_said(pair: Pair, there: list[TierCheckpoint]) -> None:
+    """A clock that is set back makes a step that is saved again look older; its files are those that are there."""
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("it is down")
+    for mirror in pair:
+        mirror.submit(job(5, written=100.0))
+        mirror.submit(job(5, written=90.0))
+    until(lambda: pair[0]._problem)
+    tier.problem = None
+    together(pair, lambda mirror: finish_all([mirror]))
+    assert there[-1].manifest.written == 90.0
 
 
 def test_where_one_rank_fails_both_try_again(

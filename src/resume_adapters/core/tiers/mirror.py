@@ -287,8 +287,8 @@ class TierMirror:
         """Agree with the other ranks what to copy now, and try it; return whether to go on."""
         found = self._ranks.gather((self._proposed(), self._closing_at is not None))
         common = set.intersection(*(set(proposed) for proposed, _ in found))
-        if common:
-            return self._copied(max(common))
+        if common:  # what was committed last, which a clock that was set back may say otherwise
+            return self._copied(next(each for each in reversed(found[0][0]) if each in common))
         if all(is_closing for _, is_closing in found):
             return False
         time.sleep(0.05)  # another rank has committed less, or is not closing yet
@@ -381,7 +381,7 @@ class TierMirror:
     def _drop(self, job: Job) -> None:
         """Forget a checkpoint, and those before it."""
         with self._changed:
-            self._due = [each for each in self._due if each.identity > job.identity]
+            self._due = self._due[self._due.index(job) + 1 :]
 
     def _forget_failures(self) -> None:
         """Forget the failures so far: the next one is the first again."""
