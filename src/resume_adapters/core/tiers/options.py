@@ -31,7 +31,7 @@ class Remote:
             the time allows it.
         keep: which copies are kept, beside the newest and the best; ``None`` keeps all.
         on_behind: ``"warn"``: a store that does not answer is tried again, and the run goes on; ``"stop"``: it saves
-            and stops once a copy is ``timeout`` late.
+            and stops once copies have failed for ``timeout``, or have ended by an error that nobody expected.
         timeout: how long a start waits for the store, and an end for the last copy.
 
     Raises:
