@@ -131,6 +131,19 @@ def test_a_machine_that_is_short_of_something_copies_the_next(pair: Pair, monkey
     assert (pair.copy(2), pair.copies()) == ("", [2])
 
 
+def test_what_nobody_expected_ends_the_copies_and_is_said(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each save to memory would be left out, because the copy before it is not there yet."""
+
+    def fail(request: Request) -> Iterator[bytes]:
+        raise KeyError("a part")
+
+    monkeypatch.setattr(threading, "excepthook", lambda found: None)
+    monkeypatch.setattr(pair.client, "read", fail)
+    pair.copy(1)
+    until_ended(pair.replica._thread)
+    assert pair.copy(2) == "the copies have ended: KeyError: 'a part'"
+
+
 def test_a_start_that_is_locked_out_copies_nothing(pair: Pair) -> None:
     pair.is_fenced = True
     pair.copy(1)

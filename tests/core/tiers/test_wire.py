@@ -191,6 +191,21 @@ def test_a_server_that_cannot_accept_for_a_while_goes_on(monkeypatch: pytest.Mon
     until_ended(server._thread)
 
 
+def test_a_server_that_has_no_thread_for_a_client_goes_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = iter([RuntimeError("can't start new thread")])
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    with pytest.raises(TierUnavailable):
+        fetched(server.port)
+    assert fetched(server.port) == FILE
+
+
 def test_what_is_no_server_of_this_run_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

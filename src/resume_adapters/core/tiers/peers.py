@@ -8,7 +8,6 @@ has saved is for that rank alone: the manifest of each part names the ranks, and
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,7 +132,7 @@ class Replica:
         self._thread.join(GOODBYE)
 
     def _work(self) -> None:
-        with contextlib.suppress(FencedOff):  # the run learns of it at its own next save
+        try:
             while (name := self._next()) is not None:
                 problem, step = "", self._progress.step
                 try:
@@ -144,6 +143,13 @@ class Replica:
                     problem = str(error) or type(error).__name__
                 with self._changed:
                     self._progress = Progress(step, self._due is not None, problem)
+        except FencedOff:  # the run learns of it at its own next save
+            pass
+        except BaseException as error:  # of any kind: else saves to memory would wait for this copy without a word
+            with self._changed:
+                problem = f"the copies have ended: {type(error).__name__}: {error}"
+                self._progress = self._progress._replace(problem=problem)
+            raise
 
     def _next(self) -> str | None:
         with self._changed:

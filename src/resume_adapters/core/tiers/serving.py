@@ -69,7 +69,13 @@ class Server:
                 continue
             thread = threading.Thread(target=self._answer, args=(client,), name=THREAD_NAME, daemon=True)
             self._clients[client] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no more threads now; the client comes again
+                del self._clients[client]
+                client.close()
+                self._free.release()
+                self._is_closing.wait(_PAUSE)
 
     def _answer(self, client: socket.socket) -> None:
         with client:
