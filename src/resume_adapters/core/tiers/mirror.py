@@ -43,6 +43,9 @@ _LAST_ATTEMPTS = 3
 _LONGEST_GOODBYE = 2.0
 """Seconds for which the end of a run that has failed waits for the thread."""
 
+_TO_GIVE_UP = 0.5
+"""Seconds in which a store can be told to forget the parts of a file that is not copied on."""
+
 _TO_LEAVE = 2.0
 """Seconds that a process needs to leave, after it has waited for its last copy."""
 
@@ -241,10 +244,19 @@ class TierMirror:
         with self._changed:
             self._is_abandoned = True
             self._changed.notify()
-        self.tier.give_up()  # else the store would keep the parts of a large file
+
+    def give_up(self, ends: float) -> None:
+        """Wait for a thread that was abandoned; then let its copy fail, or the store would keep parts of large files.
+
+        Args:
+            ends: how long it is waited for, by :func:`time.monotonic`.
+        """
+        self._join(ends)
+        if self._thread.is_alive():
+            self.tier.give_up()
 
     def release(self, ends: float) -> None:
-        """Wait for a thread that was abandoned, and close the channel.
+        """Wait for a thread that was given up, and close the channel.
 
         Args:
             ends: how long it is waited for, by :func:`time.monotonic`.
@@ -267,7 +279,7 @@ class TierMirror:
             if not self._is_abandoned:
                 self._ended(_described(error))
         except BaseException as error:  # of any kind: nobody waits for this thread, so the status has to say it
-            self._ended(_described(error))
+            self._ended(_described(error), is_unexpected=True)
             raise
 
     def _wait(self) -> bool:
@@ -327,7 +339,7 @@ class TierMirror:
         elif failure.is_unexpected:
             if self._ranks.rank == 0:
                 logger.warning("%s: %s. Training goes on, without copies.", self.tier.label, failure.message)
-            self._ended(failure.message)
+            self._ended(failure.message, is_unexpected=True)
             return False
         elif failure.is_gone:
             logger.warning("%s is not copied to %s: %s", job.checkpoint.name, self.tier.label, failure.message)
@@ -421,13 +433,13 @@ class TierMirror:
         if self._settings.on_behind == "stop" and late >= self._timeout:
             self._ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")
 
-    def _ended(self, reason: str) -> None:
-        """Say that this thread copies nothing more. A launch copies again."""
-        self._problem = f"the copies have ended: {reason}"
+    def _ended(self, reason: str, *, is_unexpected: bool = False) -> None:
+        """Say that this thread copies nothing more. A launch copies again, and so does a block that is run again."""
+        self._copying, self._problem = None, f"the copies have ended: {reason}"
         if self._ranks.rank != 0:
             return
         self._record("mirror-ended", behind=self.behind, tier=self.tier.label, reason=reason)
-        if self._settings.on_behind == "stop":
+        if is_unexpected and self._settings.on_behind == "stop":
             self._ask_to_stop(f"{self.tier.label} gets no more copies: {reason}")
 
     def _record(self, event: str, **facts: Any) -> None:
@@ -474,4 +486,6 @@ def close_all(mirrors: Sequence[TierMirror], seconds_left: float) -> None:
         mirror.abandon()
     ends = time.monotonic() + _LONGEST_GOODBYE
     for mirror in mirrors:
-        mirror.release(ends)
+        mirror.give_up(ends)
+    for mirror in mirrors:
+        mirror.release(ends + _TO_GIVE_UP)
