@@ -9,19 +9,17 @@ import operator
 import random
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from resume_adapters.core.state.captured import Captured
-from resume_adapters.core.state.twister import NumpyTwister, PythonTwister, TorchTwister
+from resume_adapters.core.state.twister import GlobalTwisters
 from resume_adapters.errors import UnsupportedSetting
 
 CpuState: TypeAlias = tuple[Any, Any, Any]
 """The states of python's, numpy's and torch's CPU generator, as each of them returns it."""
 
-_PYTHON = PythonTwister()
-_NUMPY = NumpyTwister()
-_TORCH = TorchTwister()
+_TWISTERS = GlobalTwisters()
 
 _WORDS = "I"
 """Array code of python's Mersenne Twister words (unsigned 32 bit)."""
@@ -87,9 +85,8 @@ def _device_states() -> list[Any]:
 # ---- The CPU's generators alone
 
 
-def capture_cpu() -> CpuState:
-    """Return the state of python's, numpy's and torch's CPU generator; in a few microseconds if none has drawn."""
-    return _PYTHON.state(), _NUMPY.state(), _TORCH.state()
+capture_cpu: Callable[[], CpuState] = _TWISTERS.states
+"""Return the state of python's, numpy's and torch's CPU generator; in a microsecond if none has drawn."""
 
 
 def restore_cpu(state: CpuState) -> None:

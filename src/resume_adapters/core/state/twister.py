@@ -4,8 +4,9 @@
 ``torch.get_rng_state()`` takes 2 us, but 10 us between two steps, whose data have emptied the caches. A loader without
 workers needs them all at every batch that it fetches. Most processes do not draw from these generators between two
 batches. A draw moves the position among the words of the generator or, where they are used up, makes all of them
-again. So the position and a few of the words are compared with what they were at the last call, and the generator is
-asked only if it has drawn since: 0.5 us for each. All of its 2.5 kB would have to come from memory at each step.
+again. So the position and a few of the words are compared with what they were at the last call, those of all three at
+once, and the generators are asked only if one has drawn since. All of their 2.5 kB would have to come from memory at
+each step.
 
 Over 5,000 batches of four integers, tracking a loader added 7 us per fetched batch. It added 19 to 24 us with
 ``random.getstate()``, and 69 to 81 us with both calls (CPython 3.11, numpy 2.4; see ``benchmarks/positions.py``).
@@ -18,9 +19,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import operator
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from resume_adapters.core.state.captured import Captured
@@ -53,31 +55,36 @@ def _view(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address))
 
 
+_content: Callable[[Iterable[memoryview]], bytes] = b"".join
+
+
 class PythonTwister:
     """Reads python's global generator.
 
     Attributes:
-        fast: the memory has the expected layout.
+        generator: the generator.
+        watched: the memory that a draw changes, but for a normal deviate that is kept; empty where the layout is not
+            the expected one.
     """
 
     def __init__(self) -> None:
-        self._generator: Any = random.getstate.__self__  # type: ignore[attr-defined]  # a bound method
+        self.generator: Any = random.getstate.__self__  # type: ignore[attr-defined]  # a bound method
         # seam: CPython 3.10 to 3.13, the layout of _random.Random: object header, position, words. Verified below.
-        self._address = id(self._generator) + object.__basicsize__
-        self._watched = _view(self._address, 4 + _WATCHED)
-        self._memory: bytes | None = None
-        self._state: Any = None
+        address = id(self.generator) + object.__basicsize__
         words = random.getstate()[1]
         expected = array(_WORD_CODE, [words[-1], *words[:-1]]).tobytes()
-        self.fast = ctypes.string_at(self._address, _SIZE) == expected
+        is_expected = ctypes.string_at(address, _SIZE) == expected
+        self.watched: tuple[memoryview, ...] = (_view(address, 4 + _WATCHED),) if is_expected else ()
+        self._memory: bytes | None = None
+        self._state: Any = None
 
     def state(self) -> Any:
         """Return what ``random.getstate()`` returns."""
-        if not self.fast:
+        if not self.watched:
             return random.getstate()
-        memory = self._watched.tobytes()
+        memory = _content(self.watched)
         # A normal deviate that is kept for the next call is state outside of the words.
-        if memory != self._memory or self._generator.gauss_next != self._state[2]:
+        if memory != self._memory or self.generator.gauss_next != self._state[2]:
             self._memory, self._state = memory, random.getstate()
         return self._state
 
@@ -92,13 +99,17 @@ def _numpy_functions() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 class NumpyTwister:
-    """Reads numpy's global generator."""
+    """Reads numpy's global generator.
+
+    Attributes:
+        watched: the memory that a draw changes, and so does another generator in its place; empty where the layout is
+            not the expected one, for another kind of generator, and before the first look.
+    """
 
     def __init__(self) -> None:
+        self.watched: tuple[memoryview, ...] = ()
         self._generator: Any = None
-        self._words: Any = None
-        self._position: Any = None
-        self._memory: tuple[bytes, bytes] | None = None
+        self._memory: bytes | None = None
         self._state: Any = None
 
     def state(self) -> Any:
@@ -107,11 +118,10 @@ class NumpyTwister:
         generator = find()
         if generator is not self._generator:
             self._look_at(generator)
-        if self._words is None:
+        if not self.watched:
             return read()
-        memory = self._words.tobytes(), self._position.tobytes()
-        # A normal deviate that is kept for the next call is state outside of the words: its use does not change them.
-        if memory != self._memory or self._state["has_gauss"]:
+        memory = _content(self.watched)
+        if memory != self._memory:
             self._memory, self._state = memory, Captured(read())
         return self._state
 
@@ -119,11 +129,39 @@ class NumpyTwister:
         """Find what is compared of a generator; nothing, if it is no Mersenne Twister."""
         import numpy as np
 
-        self._generator, self._words, self._memory = generator, None, None
-        if isinstance(generator, np.random.MT19937):
-            address = generator.ctypes.state_address
-            self._words = _view(address, _WATCHED)
-            self._position = _view(address + 4 * _WORDS, 4)
+        self._generator, self._memory = generator, None
+        is_known = isinstance(generator, np.random.MT19937) and _is_numpy_as_expected()
+        of_module: Any = np.random.get_state  # a bound method
+        self.watched = _numpy_memory(generator, of_module.__self__) if is_known else ()
+
+
+def _numpy_memory(generator: Any, drawing: Any) -> tuple[memoryview, ...]:
+    """Return where a draw shows in the memory of numpy.
+
+    Args:
+        generator: the generator.
+        drawing: the ``RandomState`` that draws from it. It keeps a normal deviate for the next call, whose use changes
+            no word.
+    """
+    address = generator.ctypes.state_address
+    size = type(drawing).__basicsize__ - object.__basicsize__  # seam: numpy 2.4, RandomState. Verified below.
+    own = _view(id(drawing) + object.__basicsize__, size)
+    return _view(address, _WATCHED), _view(address + 4 * _WORDS, 4), own
+
+
+@functools.cache
+def _is_numpy_as_expected() -> bool:
+    """Return whether each draw of a generator shows in its memory, also one that only uses up a normal deviate."""
+    import numpy as np
+
+    generator = np.random.MT19937(1)
+    drawing = np.random.RandomState(generator)
+    watched = _numpy_memory(generator, drawing)
+    seen = [_content(watched)]
+    for draw in (drawing.random_sample, drawing.standard_normal, drawing.standard_normal):
+        draw()
+        seen.append(_content(watched))
+    return all(before != after for before, after in itertools.pairwise(seen))
 
 
 @functools.cache
@@ -144,7 +182,7 @@ class TorchTwister:
 
     def __init__(self) -> None:
         self.watched: tuple[memoryview, ...] | None = None
-        self._memory: list[bytes] | None = None
+        self._memory: bytes | None = None
         self._state: Any = None
 
     def state(self) -> Any:
@@ -153,7 +191,7 @@ class TorchTwister:
             self.watched = _torch_memory() if _is_torch_as_expected() else ()
         if not self.watched:
             return _torch_function()()
-        memory = [each.tobytes() for each in self.watched]
+        memory = _content(self.watched)
         if memory != self._memory:
             self._memory, self._state = memory, _torch_function()()
         return self._state
@@ -188,9 +226,36 @@ def _is_torch_as_expected() -> bool:
     generator = torch.Generator()
     generator.manual_seed(1)
     watched = _torch_memory(generator)
-    seen = [[each.tobytes() for each in watched]]
+    seen = [_content(watched)]
     for dtype in (torch.float64, torch.float32):
         for draw in (torch.rand, torch.randn, torch.randn):
             draw(1, generator=generator, dtype=dtype)
-            seen.append([each.tobytes() for each in watched])
+            seen.append(_content(watched))
     return bool(watched) and all(before != after for before, after in itertools.pairwise(seen))
+
+
+class GlobalTwisters:
+    """Reads all three: between two steps, one comparison takes a third of the time that three take."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = PythonTwister(), NumpyTwister(), TorchTwister()
+        self._generator = self._python.generator
+        self._watched: tuple[memoryview, ...] = ()
+        self._known: tuple[bytes | None, Any] = None, None
+
+    def states(self) -> tuple[Any, Any, Any]:
+        """Return the states of python's, numpy's and torch's generator; the same object until one has drawn."""
+        memory, states = self._known
+        # Of a normal deviate that python keeps for the next call, the state holds the very object.
+        if memory == _content(self._watched) and self._generator.gauss_next is states[0][2]:
+            return states  # type: ignore[no-any-return]
+        return self._ask()
+
+    def _ask(self) -> tuple[Any, Any, Any]:
+        before, watched = _content(self._watched), self._watched  # read first: another thread may draw meanwhile
+        states = self._python.state(), self._numpy.state(), self._torch.state()
+        found = self._python.watched, self._numpy.watched, self._torch.watched or ()
+        self._watched = tuple(itertools.chain(*found)) if all(found) else ()
+        is_same = len(watched) == len(self._watched) and all(map(operator.is_, watched, self._watched))
+        self._known = before if is_same and watched else None, states
+        return states
