@@ -1,7 +1,8 @@
 """The project's sessions. ``nox -s <session> -- <arguments>`` passes the arguments through; environments are reused.
 
-``hf``, ``lightning``, ``accelerate`` and ``deepspeed`` run the tests of one adapter, each in several versions of its
-framework: ``nox -s "hf(transformers='5.3.0')" -- -k seams``. ``versions`` writes what they found into the docs.
+``hf``, ``lightning``, ``accelerate`` and ``deepspeed`` run the usual tests of one adapter, each in several versions of
+its framework: ``nox -s "hf(transformers='5.3.0')" -- -k seams``. ``-- -m ""`` adds the thorough ones. ``versions``
+writes what the usual ones found into the docs.
 ``nox -t ci`` runs what every change must pass.
 """
 
@@ -34,12 +35,12 @@ PYTHONS = ["3.10", "3.14"]
 """The oldest Python that pyproject.toml allows, and the newest for which there is a torch."""
 
 ADAPTERS = {
-    "transformers": ("hf", TRANSFORMERS),
-    "lightning": ("lightning", LIGHTNING),
-    "accelerate": ("accelerate", ACCELERATE),
-    "deepspeed": ("deepspeed", DEEPSPEED),
+    "transformers": (("hf",), TRANSFORMERS),
+    "lightning": (("lightning", "fabric"), LIGHTNING),
+    "accelerate": (("accelerate",), ACCELERATE),
+    "deepspeed": (("deepspeed",), DEEPSPEED),
 }
-"""Of each framework the adapter, which is its folder of tests, and the versions."""
+"""Of each framework the folders of its tests, and the versions."""
 
 LIBRARIES = {
     "newest": (),
@@ -59,10 +60,18 @@ def install(session: nox.Session, *what: str) -> None:
 
 
 def run_tests(session: nox.Session, *folders: str, require: str = "", only: str = "not thorough") -> None:
-    """Run folders of tests; what follows ``--`` is added, and says itself what to run where it names a path."""
-    named = any((ROOT / word.partition("::")[0]).exists() for word in session.posargs)
+    """Run folders of tests; what follows ``--`` is added, and says itself what to run where it names a path.
+
+    Of two ``-m`` pytest takes the last: ``-- -m ""`` runs the thorough tests of the folders too.
+    """
+    named = names_a_path(session.posargs)
     words = [*_AT_ONCE, "-m", only, *(() if named else folders), *session.posargs]
     session.run("python", "-m", "pytest", *words, env={**_ONE_THREAD, "RESUME_ADAPTERS_REQUIRE": require})
+
+
+def names_a_path(words: Iterable[str]) -> bool:
+    """Return whether a word is a file or folder of this project, or a test of one; the ``""`` of ``-m ""`` is none."""
+    return any(word and (ROOT / word.partition("::")[0]).exists() for word in words)
 
 
 @nox.session(tags=["ci"])
@@ -109,7 +118,7 @@ def fuzz(session: nox.Session) -> None:
     environment = {"RESUME_ADAPTERS_FUZZ": options.get("--count", "5000"), **_ONE_THREAD}
     if "--seed" in options:
         environment["RESUME_ADAPTERS_FUZZ_SEED"] = options["--seed"]
-    files = [f"tests/{adapter}/test_fuzz.py" for adapter, _ in ADAPTERS.values()]
+    files = [f"tests/{folders[0]}/test_fuzz.py" for folders, _ in ADAPTERS.values()]
     session.run("python", "-m", "pytest", "-s", "-m", "", *files, env=environment)
 
 
@@ -119,7 +128,7 @@ def staged(session: nox.Session, stage: str) -> None:
     """Run the adapters' tests with saves that are copied, go straight to the disk, or are waited for."""
     install(session, "-e", ".[test-all]")
     session.env["RESUME_ADAPTERS_STAGE"] = stage
-    run_tests(session, *(f"tests/{adapter}" for adapter, _ in ADAPTERS.values()), "tests/fabric")
+    run_tests(session, *(f"tests/{each}" for folders, _ in ADAPTERS.values() for each in folders))
 
 
 @nox.session
@@ -144,16 +153,16 @@ def hf(session: nox.Session, transformers: str) -> None:
     """Run the tests of the Trainer's adapter with one version of transformers."""
     free = ("transformers", "tokenizers", "huggingface-hub", "datasets", "dill", "fsspec", "multiprocess", "peft")
     wanted = (f"transformers=={transformers}", "accelerate", "datasets>=4", "peft", "deepspeed", "filelock")
-    run_version(session, "hf", f"transformers {transformers}", free, *wanted)
+    run_version(session, "transformers", transformers, free, *wanted)
 
 
 @nox.session
 @nox.parametrize("lightning", LIGHTNING)
 def lightning(session: nox.Session, lightning: str) -> None:
-    """Run the tests of Lightning's adapter with one version of it."""
+    """Run the tests of Lightning's adapter and Fabric's with one version of Lightning."""
     free = ("lightning", "pytorch-lightning", "lightning-utilities", "torchmetrics", "packaging", "fsspec")
     wanted = (f"lightning=={lightning}", f"pytorch-lightning=={lightning}", "torchdata", "deepspeed", "filelock")
-    run_version(session, "lightning", f"lightning {lightning}", free, *wanted)
+    run_version(session, "lightning", lightning, free, *wanted)
 
 
 @nox.session
@@ -161,7 +170,7 @@ def lightning(session: nox.Session, lightning: str) -> None:
 def accelerate(session: nox.Session, accelerate: str) -> None:
     """Run the tests of Accelerate's adapter with one version of it."""
     wanted = (f"accelerate=={accelerate}", "transformers", "torchdata", "peft", "deepspeed", "filelock")
-    run_version(session, "accelerate", f"accelerate {accelerate}", ("accelerate",), *wanted)
+    run_version(session, "accelerate", accelerate, ("accelerate",), *wanted)
 
 
 @nox.session
@@ -169,22 +178,25 @@ def accelerate(session: nox.Session, accelerate: str) -> None:
 def deepspeed(session: nox.Session, deepspeed: str) -> None:
     """Run the tests of DeepSpeed's adapter with one version of it."""
     wanted = (f"deepspeed=={deepspeed}", "filelock")
-    run_version(session, "deepspeed", f"deepspeed {deepspeed}", ("deepspeed",), *wanted)
+    run_version(session, "deepspeed", deepspeed, ("deepspeed",), *wanted)
 
 
-def run_version(session: nox.Session, adapter: str, version: str, free: Iterable[str], *wanted: str) -> None:
+def run_version(session: nox.Session, framework: str, version: str, free: Iterable[str], *wanted: str) -> None:
     """Install the package without an extra, and the framework in a version that constraints.txt does not name; test.
 
-    A run of the whole folder is recorded for the session ``versions``.
+    The tests are the usual ones, as in ``tests``: the thorough ones take most of an hour. A run of all usual tests is
+    recorded for the session ``versions``.
 
     Args:
-        adapter: the folder of its tests.
-        version: the framework and its version, in a reader's words.
+        framework: one of ADAPTERS.
+        version: of the framework.
         free: what that version has other requirements of than the newest: left out of the constraints.
         wanted: what is installed beside the package and its tests' tools.
     """
     session.install("-c", str(_constraints(session, free)), "-e", ".[test,trackers]", *wanted)
-    run_tests(session, f"tests/{adapter}", *recorded(session, version), require=adapter, only="")
+    folders = ADAPTERS[framework][0]
+    record = recorded(session, f"{framework} {version}")
+    run_tests(session, *(f"tests/{each}" for each in folders), *record, require=",".join(folders))
 
 
 def recorded(session: nox.Session, name: str) -> list[str]:
@@ -210,15 +222,15 @@ def versions(session: nox.Session) -> None:
     assert mark and of_torch
     title = "| framework | passed | left out | failed | minutes | date |\n| --- | --- | --- | --- | --- | --- |\n"
     rows = [
-        _row(adapter, f"{framework} {version}", is_newest=version == each[-1])
-        for framework, (adapter, each) in ADAPTERS.items()
+        _row(folders, f"{framework} {version}", is_newest=version == each[-1])
+        for framework, (folders, each) in ADAPTERS.items()
         for version in reversed(each)
     ]
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}, torch {of_torch[1]}, {os.cpu_count()} cores."
     page.write_text(f"{before}{mark}\n{title}{''.join(rows)}\n{where}\n")
 
 
-def _row(adapter: str, version: str, *, is_newest: bool) -> str:
+def _row(folders: tuple[str, ...], version: str, *, is_newest: bool) -> str:
     """Return a row of the table; the session ``tests`` runs the newest versions too."""
     record = RECORDS / f"{version}.xml"
     if is_newest and not record.is_file():
@@ -228,7 +240,7 @@ def _row(adapter: str, version: str, *, is_newest: bool) -> str:
     suite = ElementTree.parse(record).getroot().find("testsuite")
     assert suite is not None
     full = {each: f"{each.attrib['classname']}.{each.attrib['name']}" for each in suite.iter("testcase")}
-    cases = [each for each, name in full.items() if f"tests.{adapter}." in name]
+    cases = [each for each, name in full.items() if any(f"tests.{folder}." in name for folder in folders)]
     skipped = sum(each.find("skipped") is not None for each in cases)
     failed = sum(each.find("failure") is not None or each.find("error") is not None for each in cases)
     minutes = sum(float(each.attrib["time"]) for each in cases) / 60
@@ -312,7 +324,7 @@ def strangers(session: nox.Session, libraries: str) -> None:
     The loops with Accelerate and DeepSpeed run with the newest versions alone.
     """
     pins = LIBRARIES[libraries]
-    named = any((ROOT / word.partition("::")[0]).exists() for word in session.posargs)
+    named = names_a_path(session.posargs)
     folder = "tests/strangers/test_strangers.py" if pins else "tests/strangers"
     if pins:
         free = ("tokenizers", "huggingface-hub", "dill", "fsspec", "multiprocess")

@@ -95,9 +95,10 @@ class FolderScheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FolderScheduling | None:
-    """Give each worker whole adapters, where several are tested; the tests of one adapter alone go to all workers."""
-    asked = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
-    one_alone = any(all(path.is_relative_to(HERE / name) for path in asked) for name in FRAMEWORKS)
+    """Give each worker whole adapters, where several are tested; the tests of one framework alone go to all workers."""
+    asked = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    groups = [[HERE / name for name in FRAMEWORKS if FRAMEWORKS[name] == needs] for needs in {*FRAMEWORKS.values()}]
+    one_alone = any(all(any(path.is_relative_to(folder) for folder in group) for path in asked) for group in groups)
     return None if one_alone else FolderScheduling(config, log)
 
 
