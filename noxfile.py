@@ -267,7 +267,7 @@ def minimums(session: nox.Session) -> None:
 # ---- The package as it is shipped
 
 
-@nox.session(reuse_venv=False)
+@nox.session(reuse_venv=False, venv_backend="virtualenv")  # with pip, which an environment of uv lacks
 def wheel(session: nox.Session) -> None:
     """Build the wheel, install it where nothing else is, and hold it to the contract with the sources out of reach."""
     built = Path(session.create_tmp()) / "wheel"
