@@ -122,6 +122,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(envelope) + b"\n"
 
 
+# Made here, once: msgspec crashes where two threads are the first to decode the same class.
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_format = msgspec.json.Decoder(_FormatOnly).decode
+_decode_record = msgspec.json.Decoder(Manifest).decode
+
+
 def decode_manifest(document: bytes) -> Manifest:
     """Read the JSON document of a manifest.
 
@@ -130,17 +136,17 @@ def decode_manifest(document: bytes) -> Manifest:
         FormatTooNew: it was written by a later format.
     """
     try:
-        envelope = msgspec.json.decode(document, type=_Envelope)
+        envelope = _decode_envelope(document)
         record = bytes(envelope.manifest)
         if xxhash.xxh3_128_hexdigest(record) != envelope.digest:
             raise CheckpointDamaged("manifest.json fails its own digest")
-        written_by = msgspec.json.decode(record, type=_FormatOnly).format
+        written_by = _decode_format(record).format
         if written_by > FORMAT:
             raise FormatTooNew(
                 f"the manifest has format {written_by}, this version of resume-adapters reads up to {FORMAT}: "
                 "upgrade resume-adapters to resume from it"
             )
-        manifest = msgspec.json.decode(record, type=Manifest)
+        manifest = _decode_record(record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamaged(f"manifest.json is not a manifest ({len(document)} bytes): {error}") from error
     for entry in manifest.files:

@@ -34,6 +34,10 @@ class _Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
         return f"start {self.generation}{where}"
 
 
+# Made here, once: msgspec crashes where two threads are the first to decode the same class.
+_decode = msgspec.json.Decoder(_Generation).decode
+
+
 class Fencing:
     """The generation and the token of one start.
 
@@ -151,6 +155,6 @@ class Fencing:
 
     def _read_generation(self) -> _Generation | None:
         try:
-            return msgspec.json.decode(self._storage.read(self._file), type=_Generation)
+            return _decode(self._storage.read(self._file))
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None

@@ -132,6 +132,10 @@ def job_number() -> str:
     return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
 
 
+# Made here, once: msgspec crashes where two threads are the first to decode the same class.
+_decode = msgspec.json.Decoder(RunStatus).decode
+
+
 class StatusFile:
     """``status.json``.
 
@@ -171,7 +175,7 @@ class StatusFile:
     def read(self) -> RunStatus | None:
         """Return the last status; ``None`` if there is none, or it cannot be decoded."""
         try:
-            return msgspec.json.decode(self._storage.read(self._file), type=RunStatus)
+            return _decode(self._storage.read(self._file))
         except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 

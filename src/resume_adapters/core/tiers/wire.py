@@ -65,6 +65,11 @@ class _Header(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+# Made here, once: msgspec crashes where two threads are the first to decode the same class.
+_decode_request = msgspec.json.Decoder(Request).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
+
+
 @dataclass(frozen=True)
 class Content:
     """A file that a server has: its size in bytes, and its content in pieces."""
@@ -173,7 +178,7 @@ def answer(connection: socket.socket, token: bytes, holder: int, find: Callable[
     challenge = secrets.token_bytes(_CHALLENGE)
     connection.sendall(_MAGIC + challenge)
     line = _Line(connection, token, challenge + _receive(connection, _CHALLENGE, ends), ends)
-    request = msgspec.json.decode(line.receive(b"request"), type=Request)
+    request = _decode_request(line.receive(b"request"))
     try:
         found = find(request)
     except CheckpointDamaged as error:
@@ -217,7 +222,7 @@ def _ask(address: tuple[str, int], token: bytes, request: Request) -> Iterator[b
         connection.sendall(mine)
         line = _Line(connection, token, theirs + mine, ends)
         line.send(b"request", msgspec.json.encode(request))
-        header = msgspec.json.decode(line.receive(b"header"), type=_Header)
+        header = _decode_header(line.receive(b"header"))
         if header.holder != request.holder:
             raise TierUnavailable(f"the other side is the node of rank {header.holder}")
         if header.problem:
