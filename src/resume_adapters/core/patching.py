@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -42,24 +43,15 @@ def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.A
 
 def overridden(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Wrap a method of an object as :func:`wrapped` does; a deep copy of the object has the method as it was."""
-    return replaced(owner, name, _Override(getattr(owner, name), function))
+    return replaced(owner, name, _Override(function, getattr(owner, name)))
 
 
-class _Override:
-    """A method of an object while it is wrapped.
+class _Override(functools.partial[Any]):
+    """A method of an object while it is wrapped: a function, with the former method as its first argument.
 
-    Args:
-        former: the method.
-        function: is called instead, with the former method and the arguments of the call.
+    A partial is called without a function of python, and some of these methods are called at each step.
     """
-
-    def __init__(self, former: Callable[..., Any], function: Callable[..., Any]) -> None:
-        self._former = former
-        self._function = function
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(self._former, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Bound to the copy of its owner, as copies of methods are.
-        return copy.deepcopy(self._former, memo)
+        return copy.deepcopy(self.args[0], memo)

@@ -160,11 +160,12 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave before the first step if a stop was asked for while data were skipped."""
-        if self.session is not None:
-            self._outside.end()
-            self.session.begin_step()
-        else:
+        if (session := self.session) is None:
             self._outside.warn("the callback was not there when train() began")
+            return
+        if not session.session.has_begun:
+            self._outside.end()
+        session.session.begin_step()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""

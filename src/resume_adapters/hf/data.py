@@ -73,10 +73,6 @@ class TrainingData:
         """Count a micro-batch."""
         self.consumed += 1
 
-    def begun_in_step(self) -> int:
-        """Return the micro-batches of the next step that are done: in steps of another size."""
-        return self.consumed % self._session.rescale.accumulation
-
     def left_of(self, batches: int) -> int:
         """Return how many of some micro-batches the epoch still has, by its length: a loader may yield more."""
         if self._length is None or self._session.loaders.topology_changes:

@@ -158,11 +158,11 @@ class InterruptibleEvaluation:
         if self._is_interruptible and self._session.ask_to_stop():
             raise EvaluationInterrupted
 
-    def run_interruptible(self, native: Callable[[], None]) -> None:
+    def run_interruptible(self, native: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Let the trainer log, evaluate and save as is due; an interrupted evaluation is due in the next launch."""
         self._is_interruptible = True
         try:
-            native()
+            native(*args, **kwargs)
         except EvaluationInterrupted:
             self.is_due = True
         finally:

@@ -87,7 +87,10 @@ class TrainerSeams:
     def _maybe_log_save_evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        self.session.log_evaluate_save(functools.partial(native, *args, **kwargs), self.save_now, self.write_now)
+        session = self.session
+        session.evaluation.run_interruptible(native, *args, **kwargs)
+        if session.has_to_act:
+            session.act(self.save_now, self.write_now)
 
     def _evaluate(  # seam: transformers 4.57 to 5.23
         self, native: Callable[..., dict[str, float]], *args: Any, **kwargs: Any

@@ -253,54 +253,54 @@ class TrainerSession:
             self.data.begin_epoch()
         self.phase = SessionPhase.IN_EPOCH
 
-    def begin_step(self) -> None:
-        """Leave before the first step if a stop was asked for while data were skipped."""
-        self.session.begin_step()
-
     def window(self, batches: int) -> int:
         """Return the micro-batches of the next step: fewer, where samples of it were consumed in other steps."""
-        begun = self.data.begun_in_step()
+        accumulation = self.session.rescale.accumulation
+        begun = self.data.consumed % accumulation
         if begun:
-            self.begin_step()  # the trainer has no event for the beginning of such a step
-        return min(batches, self.session.rescale.accumulation - begun)
+            self.session.begin_step()  # the trainer has no event for the beginning of such a step
+        return min(batches, accumulation - begun)
 
     def end_substep(self) -> None:
         """Count a micro-batch within a step."""
         self.data.count()
 
     def end_step(self, control: Any) -> None:
-        """Count the last micro-batch of a step, and ask whether to save or to stop."""
-        self.data.count()
-        if self.framework.engine is not None:
-            self.framework.engine.has_stepped()
+        """Count the last micro-batch of a step, and ask whether to save or to stop.
+
+        Where ``save_every`` is given, it decides about saving in the trainer's place.
+        """
+        self.data.consumed += 1
+        engine = self.framework.engine
+        if engine is not None:
+            engine.has_stepped()
+            if self.session.trace is not None:
+                self.session.trace.set_grad_norm(engine.engine.get_global_grad_norm())
         live = self.trainer.state
-        if self.session.trace is not None and self.framework.engine is not None:
-            self.session.trace.set_grad_norm(self.framework.engine.engine.get_global_grad_norm())
         decision = self.session.end_step(live.global_step, live.epoch, live.max_steps)
         self._save_due, self._is_due_in_memory = decision.save, decision.save_to_memory
-        self.apply_cadence(control)
+        if self._replaces_cadence:
+            control.should_save = decision.save
 
     def end_epoch(self, control: Any) -> None:
         """What is saved from now on is saved between two epochs."""
         self.phase = SessionPhase.BETWEEN_EPOCHS
-        self.apply_cadence(control)
-
-    def apply_cadence(self, control: Any) -> None:
-        """Let ``save_every``, where it is given, decide about saving in the trainer's place."""
         if self._replaces_cadence:
             control.should_save = self._save_due
 
-    def log_evaluate_save(
-        self, native: Callable[[], None], save: Callable[[], None], write: Callable[[], None]
-    ) -> None:
-        """Let the trainer do what is due after a step or an epoch; then save and leave where that is agreed on.
+    @property
+    def has_to_act(self) -> bool:
+        """Whether :meth:`act` has something to do after this step or epoch."""
+        session = self.session
+        return self._save_due or self._is_due_in_memory or session.stopping or session.held is not None
+
+    def act(self, save: Callable[[], None], write: Callable[[], None]) -> None:
+        """Save and leave where that is agreed on, when the trainer has done what was due after a step or an epoch.
 
         Args:
-            native: the trainer's own way.
             save: saves a checkpoint through the trainer.
             write: lets the trainer write one that is in memory alone; no callback hears of it.
         """
-        self.evaluation.run_interruptible(native)
         live = self.trainer.state
         if (self._save_due or self.session.stopping) and self.run.last_commit != live.global_step:
             save()

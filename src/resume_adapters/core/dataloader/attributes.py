@@ -51,6 +51,9 @@ class LoaderAttributes:
     Args:
         roots: the objects, by the name under which a user knows them.
         without: objects that hang on these and are not looked at.
+
+    Attributes:
+        changing: what is known to change, by its path: its kind, and the type that it had at first.
     """
 
     def __init__(self, roots: Mapping[str, Any], *, without: Iterable[Any] = ()) -> None:
@@ -62,7 +65,7 @@ class LoaderAttributes:
             largest=_VALUES,
         )
         self._start = self._walk()
-        self._known: dict[Path, tuple[LeafKind, str]] = {}
+        self.changing: dict[Path, tuple[LeafKind, str]] = {}
         self._fresh: dict[Path, list[Any]] = {}
         self._missing: dict[Path, str] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
@@ -79,7 +82,7 @@ class LoaderAttributes:
         """Find what has changed. Call it where a pass begins."""
         if not self._subjects.roots:
             return
-        changed = {path: leaf for path, leaf in self._start.changed(self._walk()).items() if path not in self._known}
+        changed = {path: leaf for path, leaf in self._start.changed(self._walk()).items() if path not in self.changing}
         opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE}
         opened |= {path.owner for path in self._missing}
         for path, leaf in changed.items():
@@ -87,7 +90,7 @@ class LoaderAttributes:
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_small(path)
             if is_plain or leaf.kind is LeafKind.STATEFUL:
                 before = self._start.leaves.get(path)
-                self._known[path] = (leaf.kind, before.type if before else type_name(ABSENT))
+                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT))
             else:
                 self._missing[path] = leaf.type
 
@@ -110,17 +113,17 @@ class LoaderAttributes:
 
     def capture(self) -> list[Any]:
         """Return what is known to change, as data that later changes do not reach."""
-        if not self._known:
+        if not self.changing:
             return []
         found = []
-        for path, (kind, before) in list(self._known.items()):
+        for path, (kind, before) in list(self.changing.items()):
             live = object_path.get(self._subjects.roots, path)
             try:
                 if live is ABSENT or (kind in _PLAIN and _count(live) > _VALUES):
                     raise NotSerialisable("it is gone, or has become large")
                 value = copy.deepcopy(leaf_values.capture(live, kind))
             except NotSerialisable:
-                del self._known[path]
+                del self.changing[path]
                 self._missing[path] = type_name(live)
                 continue
             found.append([path.root, [list(step) for step in path.steps], kind.value, before, type_name(live), value])
@@ -135,8 +138,8 @@ class LoaderAttributes:
             if owner is ABSENT or type_name(live) not in (before, kept):
                 logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
                 continue
-            if path not in self._known:
-                self._known[path] = (LeafKind(kind), before)
+            if path not in self.changing:
+                self.changing[path] = (LeafKind(kind), before)
                 if live is not ABSENT:
                     self._fresh[path] = [kind, kept, before, copy.deepcopy(leaf_values.capture(live, LeafKind(kind)))]
             leaf_values.restore(self._subjects.roots, path, copy.deepcopy(value), LeafKind(kind), in_place=False)

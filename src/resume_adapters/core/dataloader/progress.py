@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -13,7 +14,7 @@ from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttri
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
-from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.rng import GeneratorState, capture_cpu
 from resume_adapters.errors import NotSerialisable
 
 _WATCHED = 8
@@ -137,6 +138,10 @@ class Fetch(NamedTuple):
     worker_state: Any
 
 
+_fetch: Callable[[tuple[int, Before | None, int | None, Any]], Fetch] = functools.partial(tuple.__new__, Fetch)
+"""Makes a :class:`Fetch` at each batch; its constructor is a function of python, which takes five times as long."""
+
+
 class WorkerStates:
     """The random state of a loader's workers.
 
@@ -218,11 +223,13 @@ class FetchLog:
         self._has_generators = any(rng.is_generator(value) for each in held for value in each.values())
         self._watched = 0
         self._is_watching = True
+        self._is_plain = False
         self._has_drawn = False
 
     def capture_generators(self, generators: Mapping[str, GeneratorState]) -> None:
         """Capture the state of these generators with every position from now on."""
         self.generators = generators
+        self._find_plain()
 
     def begin(self, start: int = 0) -> None:
         """Begin a pass at a batch of its epoch."""
@@ -237,8 +244,24 @@ class FetchLog:
         Raises:
             StopIteration: the pass has ended.
         """
+        if self._is_plain and not self._content.changing:  # as nearly all are: this is done at each step
+            before: Before | None = (capture_cpu(), {}, [])
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self.exhausted = True
+                raise
+            number = self.fetched
+            self._recent.append(_fetch((number, before, None, None)))
+            self._last_batch = batch
+            self.fetched = number + 1
+            return batch
+        return self._fetch_any(batches)
+
+    def _fetch_any(self, batches: Iterator[Any]) -> Any:
         # Without workers the fetch itself may draw random numbers, so a prefetch must be repeatable.
-        before = None if self._has_workers else self._before()
+        has_workers = self._has_workers
+        before = None if has_workers else self._before()
         try:
             batch = next(batches)
         except StopIteration:
@@ -247,26 +270,28 @@ class FetchLog:
         worker: int | None = None
         worker_state: Any = None
         progress: Any = None
-        if self._has_workers:
+        number = self.fetched
+        if has_workers:
             batch, worker, worker_state, progress = batch
             self.workers.update(worker, worker_state)
         elif self.elastic:
             progress = self.elastic.reader_progress()
         if self.elastic:
-            self.elastic.add(self.fetched, progress)
+            self.elastic.add(number, progress)
         if before[2] if before is not None else len(worker_state) == WITH_CHANGES:
             self._has_drawn = True
         if self._is_watching:
             self._watch(before, worker_state, worker)
-        self._recent.append(Fetch(self.fetched, before, worker, worker_state))
+        self._recent.append(_fetch((number, before, worker, worker_state)))
         self._last_batch = batch
-        self.fetched += 1
+        self.fetched = number + 1
         return batch
 
     def _before(self) -> Before:
         """Return what a fetch in this process may draw from or change."""
-        registered = rng.capture_generators(self.generators) if self.generators else {}
-        return rng.capture_cpu(), registered, self._content.capture()
+        generators = self.generators
+        registered = rng.capture_generators(generators) if generators else {}
+        return capture_cpu(), registered, self._content.capture()
 
     def _watch(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
         """Look whether one of the first fetches drew random numbers or changed an object."""
@@ -274,6 +299,12 @@ class FetchLog:
         if not self._has_drawn and self.fetched > self._begun:  # in the first of a pass, the sampler may draw
             self._watch_generators(before, worker_state, worker)
         self._is_watching = looks_again or not (self._has_drawn or self._watched >= _WATCHED)
+        self._find_plain()
+
+    def _find_plain(self) -> None:
+        """Find out whether a fetch brings no more than a batch, and may change no more than the random state."""
+        is_busy = self._has_workers or self.elastic or self.generators or self._is_watching
+        self._is_plain = not is_busy
 
     def _watch_generators(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
         if before is not None:

@@ -231,7 +231,7 @@ class TrackedLoader:
     # ---- What it hands out
 
     def keep_digests(self) -> None:
-        """Keep the digest of each batch that is handed out, for :meth:`take_digests`."""
+        """Keep the digest of each batch that is handed out from the next pass on, for :meth:`take_digests`."""
         self._digests = deque()
 
     def take_digests(self, count: int) -> list[str]:
@@ -419,7 +419,8 @@ class TrackedLoader:
         inner = self._begin(following, make)
         if self._log.elastic and self.workers:
             self._log.elastic.workers_started()
-        return TrackedIterator(self._next, inner)
+        is_plain = self._replay is None and self._digests is None
+        return TrackedIterator(self._log.fetch if is_plain else self._next, inner)
 
     def _begin(self, beginning: Beginning, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if isinstance(beginning, Resumed):

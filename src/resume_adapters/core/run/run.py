@@ -420,7 +420,7 @@ class ResumableRun:
             epoch: epochs completed, with the fraction of the current one.
             horizon: number of steps after which the run is finished, if known.
         """
-        return self._step_control.end_step(Progress(step, epoch, horizon))
+        return self._step_control.end_step(step, epoch, horizon)
 
     def should_stop(self) -> bool:
         """Return whether all ranks save and leave now. Every rank calls it at the same places.

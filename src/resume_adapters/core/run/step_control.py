@@ -65,7 +65,6 @@ class StepControl:
 
     Attributes:
         flag: this rank's stop flag.
-        progress: steps and epochs completed.
         deadline: when the run is ended from outside, if that is known.
     """
 
@@ -81,7 +80,7 @@ class StepControl:
         memory_cadence: Cadence | None = None,
     ) -> None:
         self.flag = StopFlag(on)
-        self.progress = Progress(0, 0.0)
+        self._done: tuple[int, float, int | None] = (0, 0.0, None)
         self.deadline: Deadline | None = None
         self._ranks = ranks
         self._control = control
@@ -92,6 +91,7 @@ class StepControl:
         self._messages = messages
         self._clock = clock
         self._vote = StopVote(ranks, self.flag)
+        self._is_alone = memory_cadence is None and not self._vote.is_behind
         self._margin = ShutdownMargin(on.reserve)
         self._rate = StepRate()
         self._process_began = 0.0
@@ -117,7 +117,7 @@ class StepControl:
         Raises:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
-        self.progress = progress
+        self._done = progress
         self._process_began = start_time(os.getpid()) or self._clock()
         self.deadline = self._find_deadline()
         history = self._control.journal.history() if self._ranks.rank == 0 else []
@@ -157,22 +157,27 @@ class StepControl:
 
     # ---- At the end of a step
 
-    def end_step(self, progress: Progress) -> Decision:
+    @property
+    def progress(self) -> Progress:
+        """Steps and epochs completed."""
+        return Progress(*self._done)
+
+    def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
         """Store the progress, and return what all ranks do now; see :meth:`ResumableRun.end_step`."""
         now = time.monotonic()
-        self.progress = progress
+        self._done = (step, epoch, horizon)
         if self._first_step_ended is None:
             self._first_step_ended = self._clock()
             self._margin.stepped()
         self._margin.polled(now)
-        is_due = self._cadence is not None and self._cadence.is_due(progress.step, now)
-        if not (is_due or self._must_repeat) and self._memory_cadence is None and self._vote.has_nothing_to_say:
+        is_due = self._cadence is not None and self._cadence.is_due(step, now)
+        if self._is_alone and not (is_due or self._must_repeat or self.flag.reason):
             self._just_saved = False
-            return _GO_ON
+            return _GO_ON  # a vote would say no more, and take longer
         wants_save = (is_due and self._decides_saves) or (self._must_repeat and self._ranks.rank == 0)
         votes_save = wants_save and not self._voted_save
         self._voted_save = self._voted_save or votes_save
-        wish = SaveWish.TO_DISK if votes_save else self._wish_for_memory(progress.step, now)
+        wish = SaveWish.TO_DISK if votes_save else self._wish_for_memory(step, now)
         stop = self._announced(self._vote.poll(save=wish))
         # All ranks know of a save between a vote and its result; the vote for a save is then void.
         is_void = self._vote.is_behind and self._just_saved
@@ -183,7 +188,7 @@ class StepControl:
         save = agreed is SaveWish.TO_DISK or (is_due and by_steps)
         if save:  # not once it is written: by then the thread that commits may have dropped it already
             self._must_repeat = False
-        to_memory = agreed is SaveWish.TO_MEMORY or self._is_due_in_memory(progress.step, now)
+        to_memory = agreed is SaveWish.TO_MEMORY or self._is_due_in_memory(step, now)
         return Decision(save, stop, to_memory and not (save or stop))
 
     def _wish_for_memory(self, step: int, now: float) -> SaveWish:

@@ -59,7 +59,7 @@ class Cadence:
         self._learns = mtbf is None
         self._to_memory = to_memory
         self._shortest = (SHORTEST_IN_MEMORY if to_memory else SHORTEST).total_seconds()
-        self._costs: list[float] = []
+        self._saves, self._cost = 0, 0.0
         self._since = 0.0
 
     def start(self, now: float, history: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -81,12 +81,12 @@ class Cadence:
             cost: seconds for which the save kept the training waiting.
         """
         self._since = now
-        self._costs.append(cost)
+        self._saves, self._cost = self._saves + 1, self._cost + cost
 
     def waited(self, seconds: float) -> None:
         """Add to the cost of the last save: the training had to wait for its copy."""
-        if self._costs:
-            self._costs[-1] += seconds
+        if self._saves:
+            self._cost += seconds
 
     def postpone(self, now: float) -> None:
         """Wait for another interval after a save that failed. Its cost is that of the failure, and not counted."""
@@ -103,10 +103,9 @@ class Cadence:
         """Seconds between two saves; meaningless if saves are counted in steps."""
         if self._fixed is not None:
             return self._fixed
-        if not self._costs:  # the first save is what measures the cost
+        if not self._saves:  # the first save is what measures the cost
             return self._shortest
-        cost = sum(self._costs) / len(self._costs)
-        return min(max(optimal(cost, self._mtbf), self._shortest), LONGEST.total_seconds())
+        return min(max(optimal(self._cost / self._saves, self._mtbf), self._shortest), LONGEST.total_seconds())
 
     def next_save(self, step: int, now: float, rate: float | None) -> int | None:
         """Return the step of the next save; ``None`` if it is not known.

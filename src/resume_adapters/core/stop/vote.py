@@ -67,11 +67,6 @@ class StopVote:
         """Whether a request takes effect only at the next poll."""
         return self._group is not None
 
-    @property
-    def has_nothing_to_say(self) -> bool:
-        """Whether a poll without a wish would change nothing, and return ``False``: as a rule, of a run of one rank."""
-        return self._group is None and not self._save and self.flag.reason is None
-
     def poll(self, place: str = "step", *, save: SaveWish = SaveWish.NOTHING) -> bool:
         """Return whether all ranks stop now. Every rank calls it at the same places.
 

@@ -135,9 +135,9 @@ class ShutdownMargin:
 
     def polled(self, now: float) -> None:
         """Count a poll of the stop flag; the longest time between two polls is the slowest step."""
-        if self._polled is not None and now - self._polled > self._gap:
-            self._gap = now - self._polled
-        self._polled = now
+        before, self._polled = self._polled, now
+        if before is not None and now - before > self._gap:
+            self._gap = now - before
 
     def stepped(self) -> None:
         """Count a step of this launch: a stop now saves something, so the whole reserve holds."""
