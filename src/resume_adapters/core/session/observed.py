@@ -103,6 +103,7 @@ class ObservedState:
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
+        self._frozen: tuple[object_path.Paths, list[tuple[Path, Leaf]]] | None = None
         self._made: set[Path] = set()
         self._censuses = 0
         self._has_evaluated = False
@@ -271,11 +272,13 @@ class ObservedState:
 
     def _compare_frozen(self) -> None:
         """Compare which parameters are trained: layers are often unfrozen late, and looking at that costs little."""
-        for path, leaf in self._start.leaves.items():
-            if path.steps[-1].kind == "requires_grad" and path not in self._observed:
-                live = object_path.get(self._roots, path)
-                if live is not ABSENT and live != leaf.fingerprint:
-                    self._observe(path, leaf)
+        if self._frozen is None:
+            leaves = {path: leaf for path, leaf in self._start.leaves.items() if path.steps[-1].kind == "requires_grad"}
+            self._frozen = object_path.Paths(leaves), [*leaves.items()]
+        paths, leaves_of = self._frozen
+        for live, (path, leaf) in zip(paths.get(self._roots), leaves_of, strict=True):
+            if live is not ABSENT and live != leaf.fingerprint and path not in self._observed:
+                self._observe(path, leaf)
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""

@@ -43,7 +43,7 @@ from resume_adapters.core.state.ddp_hooks import hook_states
 from resume_adapters.core.state.object_path import is_module
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.stateful import Stateful, StaticState
-from resume_adapters.core.state.weights import architecture, architecture_digest, require_unchanged
+from resume_adapters.core.state.weights import architecture, architecture_digest, forms, require_unchanged
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 
@@ -104,6 +104,7 @@ class Session:
         self._has_loaded_observed = False
         self._loadable = LoadableFiles()
         self._architecture: dict[str, str] | None = None
+        self._forms: dict[str, Any] = {}
         attempt = running_attempt()
         self.held = (
             None
@@ -356,7 +357,11 @@ class Session:
         Raises:
             UnsupportedSetting: naming the first tensors that differ.
         """
-        require_unchanged(self.architecture(), architecture(dict(self.framework.state_dict())))
+        state = self.framework.state_dict()
+        found = forms(state)
+        if found != self._forms:
+            require_unchanged(self.architecture(), architecture(dict(state)))
+            self._forms = found
 
     def require_loadable(self, directory: Path) -> None:
         """Refuse at the first save what no resume could load; each rank looks at its own files.
