@@ -276,3 +276,24 @@ def test_rows_of_a_csv_file_stay_and_are_there_once(version: int | None, tmp_pat
         assert halves == [whole] and len(whole) > 12
     else:
         assert len(halves[0]) > len(whole)
+
+
+class Hooked(ResumeCallback):
+    """A callback of the script that has a hook of each step of its own."""
+
+    calls = 0
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_after_backward(trainer, pl_module)
+        self.calls += 1
+
+
+def test_hooks_that_a_callback_has_are_called_and_the_others_are_there_again_after_the_fit(tmp_path: Path) -> None:
+    callback, cleared = Hooked(), []
+    callback.on_before_zero_grad = lambda *_: cleared.append(True)  # type: ignore[method-assign]
+    trainer_of(tmp_path, callback, plugins=[ResumeCheckpointIO()], max_epochs=1).fit(
+        Line(None), DataLoader(torch.ones(4, 1), 2)
+    )
+    assert (callback.calls, len(cleared)) == (2, 2)
+    assert callable(callback.on_before_backward) and callable(callback.on_before_optimizer_step)
+    assert "on_before_backward" not in vars(callback)

@@ -75,7 +75,7 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
         assign_directories(trainer, str(self.options.resume))
         if is_only_tuning(trainer):
             return
-        self._resuming = ResumingTrainer(trainer, self.options, self._former)
+        self._resuming = ResumingTrainer(trainer, self, self.options, self._former)
         self._resuming.begin(pl_module)
 
     # ---- Events

@@ -101,9 +101,11 @@ class Loops:
         return int(self.fit.epoch_progress.current.processed)
 
     @property
-    def batches_ready(self) -> int:
-        """Batches of the running epoch that were begun."""
-        return int(self.epoch.batch_progress.current.ready)
+    def epochs_reached(self) -> float:
+        """The epochs that are done, with the fraction of the running one whose batches were begun."""
+        begun: int = self.epoch.batch_progress.current.ready
+        done: int = self.fit.epoch_progress.current.processed
+        return done + begun / float(self.trainer.num_training_batches)
 
     @property
     def is_last_batch(self) -> bool:

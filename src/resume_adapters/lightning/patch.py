@@ -29,6 +29,7 @@ class ResumingTrainer:
 
     Args:
         trainer: the trainer.
+        callback: the callback.
         options: the options of the run.
         former: the directories of the ModelCheckpoints where the environment has named another one.
 
@@ -36,10 +37,11 @@ class ResumingTrainer:
         session: the session, from the moment at which the trainer loads a checkpoint.
     """
 
-    def __init__(self, trainer: Any, options: ResumeOptions, former: Collection[Path]) -> None:
+    def __init__(self, trainer: Any, callback: Any, options: ResumeOptions, former: Collection[Path]) -> None:
         self.session: FitSession | None = None
         self._former = former
         self._trainer = trainer
+        self._callback = callback
         self._options = options
         self._is_tuning = False
         self._undo = contextlib.ExitStack()
@@ -50,6 +52,8 @@ class ResumingTrainer:
         after_saves = AfterSaves(self)
         trainer.callbacks.append(after_saves)
         self._undo.callback(trainer.callbacks.remove, after_saves)
+        for each in (self._callback, after_saves):
+            self._leave_out_hooks(each)
         for finder, search in tuning.finders(trainer):
             self._undo.enter_context(wrapped(finder, search, self._tune))
         if trainer.world_size > 1:
@@ -68,6 +72,12 @@ class ResumingTrainer:
                 "Without ResumeCheckpointIO() among the plugins, a rank whose disk is full leaves the others waiting."
             )
         self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
+
+    def _leave_out_hooks(self, callback: Any) -> None:
+        """Let Lightning not call the hooks of each step that a callback does not have: a call to one takes 5 us."""
+        for name in _OF_EACH_STEP:
+            if getattr(type(callback), name) is getattr(pl.Callback, name) and name not in vars(callback):
+                self._undo.enter_context(replaced(callback, name, None))
 
     def end(self) -> None:
         """Undo everything, and close the session."""
@@ -158,6 +168,13 @@ class ResumingTrainer:
         for each in behind:
             self._wrap(each, "on_train_batch_end", lambda native, *args: None)
         self._wrap(module, "on_train_batch_end", on_train_batch_end)
+
+
+_OF_EACH_STEP = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_before_zero_grad"),
+)
+"""The hooks that Lightning calls on every callback at each step; one that is not callable is left out."""
 
 
 def _config_writers(trainer: Any) -> list[Any]:

@@ -263,13 +263,15 @@ class FitSession:
             self._framework.engine.has_stepped()
             if self._session.trace is not None:
                 self._session.trace.set_grad_norm(self._framework.engine.engine.get_global_grad_norm())
-        decision = self._session.end_step(self._trainer.global_step, self._epoch(), self._horizon())
+        decision = self._session.end_step(self._trainer.global_step, self.loops.epochs_reached, self._horizon())
         if decision.save:
             self._save_if_needed()
         elif decision.save_to_memory and not self._is_saved:
             self._save_to_memory()
-        self._leave_if_asked()
-        self.keep()
+        if self._session.stopping:
+            self._leave_if_asked()
+        if self._session.held is not None:
+            self.keep()
 
     def keep(self) -> None:
         """Hold the state of now, within a restartable block."""
@@ -353,7 +355,7 @@ class FitSession:
         """Return the epochs done, with the fraction of the running one."""
         if self._save_point is None or not self._save_point.in_epoch:
             return float(self.loops.epochs_done)
-        return self.loops.epochs_done + self.loops.batches_ready / float(self._trainer.num_training_batches)
+        return self.loops.epochs_reached
 
     # ---- Saving
 
