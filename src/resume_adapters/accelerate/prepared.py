@@ -89,9 +89,12 @@ class StepCounter:
 
     def has_stepped(self) -> bool:
         """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
-        stepped, self._steps = self._steps > 0 or not self._prepared.optimizers, 0
-        skipped = any(each.step_was_skipped for each in self._prepared.optimizers)
-        return bool(self._prepared.accelerator.sync_gradients and (stepped or skipped))
+        steps, self._steps = self._steps, 0
+        prepared = self._prepared
+        if not prepared.accelerator.sync_gradients:
+            return False
+        optimizers = prepared.optimizers
+        return steps > 0 or not optimizers or any(each.step_was_skipped for each in optimizers)
 
     def reset(self) -> None:
         """Forget the steps that were taken only to load."""

@@ -60,6 +60,7 @@ class LoopGuard:
         self._is_given = is_given
         self._hooks: list[Any] = []
         self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
+        self._usual: Any = None
         self._window = 0
         self._steps = self._steps_before = 0
         self._is_counted = self._was_ever_counted = False
@@ -74,6 +75,7 @@ class LoopGuard:
 
     def close(self) -> None:
         """Watch no longer."""
+        self._usual = None
         while self._hooks:
             self._hooks.pop().remove()
             _unwatch(self)
@@ -110,11 +112,15 @@ class LoopGuard:
     # ---- Unsaved optimizers
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if optimizer is self._usual:
+            self._steps += 1
+            return
         seen = self._seen.get(optimizer)
         if seen is None:
             seen = self._seen[optimizer] = _Optimizer(self._obstacle(optimizer))
         if not seen.obstacle:
             self._steps += 1
+            self._usual = optimizer  # it is saved, and need not be looked up at its next step
         elif seen.is_new_in(self._window):
             seen.obstacle = self._obstacle(optimizer)
             if seen.obstacle:

@@ -104,6 +104,7 @@ class LoopLoader:
             limit: batches after which the pass is over.
         """
         self.is_paired, self._limit = True, limit
+        vars(self).pop("end_of_pass", None)
         if not self.continues(number):
             self._restored = None
             self.is_reused = bool(self.numbers)
@@ -126,12 +127,14 @@ class LoopLoader:
         """Yield the batches that are left of the pass, and count them."""
         self._restored = None
         self._batches, self._ahead = iter(self.prepared), []
-        while not self.is_at_limit:
+        limit, usual = self._limit, self._usual_end()
+        while limit is None or self.consumed < limit:
             batch = self._ahead.pop() if self._ahead else next(self._batches, _OVER)
             if batch is _OVER:
                 break
             self.consumed += 1
-            self._require_length()
+            if usual is not None and self.consumed > usual:
+                raise other_length(usual)
             yield batch
         self._add_end(0)
 
@@ -140,15 +143,14 @@ class LoopLoader:
         """Whether the pass has had as many batches as it may have."""
         return self._limit is not None and self.consumed >= self._limit
 
-    def _require_length(self) -> None:
-        """Refuse a resumed pass that goes on where the script has left every pass before.
+    def _usual_end(self) -> int | None:
+        """Return the batches after which the script has left every pass before; ``None`` where any may follow.
 
-        Raises:
-            UnsupportedSetting: it does.
+        A resumed pass that goes on there is refused.
         """
         ends = set(self._left_at)
-        if self._is_resumed and len(self._left_at) > 1 and len(ends) == 1 and 0 < min(ends) < self.consumed:
-            raise other_length(min(ends))
+        is_usual = self._is_resumed and len(self._left_at) > 1 and len(ends) == 1
+        return min(ends) or None if is_usual else None
 
     def leave(self) -> None:
         """Remember that the script leaves the pass here."""
@@ -170,7 +172,7 @@ class LoopLoader:
         """Batches in a whole pass; ``None`` for a stream without a length."""
         return length_of(self.prepared)
 
-    @property
+    @functools.cached_property
     def end_of_pass(self) -> int | None:
         """Batches after which this pass is over; ``None`` where that is not known."""
         length, limit = self.length, self._limit

@@ -194,7 +194,7 @@ class ResumableLoop:
             NotRestored: the data that come now are not those that would have come.
             UnsupportedSetting: a pass goes on in the next epoch, or beyond where every pass before was left.
         """
-        handed = (batch for _, batch in self._pass(loader, limit))
+        handed = self._pass(loader, limit)
         self._checkpointing.watch_counting(handed)
         return handed
 
@@ -209,16 +209,16 @@ class ResumableLoop:
         Raises:
             ResumeError: as :meth:`batches`.
         """
-        return ((start + index, batch) for index, batch in self._pass(loader, limit))
+        return self._pass(loader, limit, start)
 
-    def _pass(self, loader: Any, limit: int | None) -> Iterator[tuple[int, Any]]:
+    def _pass(self, loader: Any, limit: int | None, start: int | None = None) -> Iterator[Any]:
+        """Yield the batches of a pass; with a start, each with its number, counted from there."""
         self.resume()
         open_pass = None if self._over else self._passes.begin(loader, limit)
         if open_pass is None:
             return
         try:
-            for batch in self._batches(open_pass):
-                yield open_pass.consumed - 1, batch
+            yield from self._batches(open_pass, start)
         except GeneratorExit:
             self._passes.leave(open_pass)
             raise
@@ -226,22 +226,23 @@ class ResumableLoop:
             if not self._is_through():
                 self._passes.end(open_pass)
 
-    def _batches(self, open_pass: LoopLoader) -> Iterator[Any]:
+    def _batches(self, open_pass: LoopLoader, start: int | None) -> Iterator[Any]:
         if open_pass.at_end:
             self._passes.skip(open_pass)
             return
         if self._is_through():
             return
+        session, passes, last = self._session, self._passes, self._horizon[1]
         for batch in open_pass:
-            self._session.begin_step()
-            if self._session.trace is not None:
-                self._session.trace.add_batch(batch)
-            yield batch
+            session.begin_step()
+            if session.trace is not None:
+                session.trace.add_batch(batch)
+            yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
-            if self._passes.begins_round(open_pass):
+            if passes.begins_round(open_pass):
                 self._guard.end_body()
                 self._end_of_body(open_pass)
-            if self._is_through():
+            if last is not None and self.global_step >= last:
                 return
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
@@ -264,7 +265,9 @@ class ResumableLoop:
             trace.add_digests(self._passes.take_external_digests())
             trace.add_loss(loss)
         self._is_accumulating = not self._framework.has_stepped()
-        differs = self._windows.add(has_stepped=not self._is_accumulating, is_last=self._passes.may_be_last)
+        done, end = self._passes.reached()
+        is_last = end is None or done >= end
+        differs = self._windows.add(has_stepped=not self._is_accumulating, is_last=is_last)
         if differs and not self._session.loaders.topology_changes:  # which may change the accumulation, too
             raise other_window()
         if self._is_accumulating:
@@ -272,9 +275,10 @@ class ResumableLoop:
         if trace is not None:
             trace.set_grad_norm(self._framework.grad_norm())
         self.global_step += 1
-        decision = self._session.end_step(self.global_step, self._fraction(), self._horizon[1])
-        self._due = self._due or decision.save or decision.stop
-        self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
+        epoch = self.epoch + (done / end if end else 0.0)
+        save, stop, save_to_memory = self._session.end_step(self.global_step, epoch, self._horizon[1])
+        self._due = self._due or save or stop
+        self._is_due_in_memory = self._is_due_in_memory or save_to_memory
         if not self._passes.are_open:
             self._end_of_body()
 
@@ -339,7 +343,7 @@ class ResumableLoop:
         if self._is_through() and self._run.last_commit != self.global_step:
             self._due = True
         is_due = self._due or self._is_due_in_memory
-        if not (is_due or self._checkpointing.holds) or self._is_accumulating or self._framework.is_accumulating():
+        if not (is_due or self._session.held is not None) or self._is_accumulating or self._framework.is_accumulating():
             return
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:

@@ -48,7 +48,7 @@ class LoopMetrics:
         self.best_checkpoint: str | None = None
         self.names: set[str] = set()
         self.has_evaluated = False
-        self._losses = LossSum(0, 0.0)
+        self._count, self._sum = 0, 0.0
         self._current: dict[str, Any] = {}
         self._best: dict[str, float] = {}
         self._is_new_best = False
@@ -58,7 +58,7 @@ class LoopMetrics:
         """Add the loss and the metrics of a batch; a loss that is a tensor is not waited for."""
         if loss is not None:
             value = loss.detach() if hasattr(loss, "detach") else loss
-            self._losses = LossSum(self._losses.count + 1, self._losses.sum + value)
+            self._count, self._sum = self._count + 1, self._sum + value
             self._current["loss"] = value
             self.names.add("loss")
         if metrics:
@@ -67,12 +67,12 @@ class LoopMetrics:
 
     def begin_epoch(self) -> None:
         """Begin a new mean of the losses."""
-        self._losses = LossSum(0, 0.0)
+        self._count, self._sum = 0, 0.0
 
     @property
     def mean_loss(self) -> float:
         """The mean of the losses since the epoch began; 0.0 before the first."""
-        return float(self._losses.sum) / self._losses.count if self._losses.count else 0.0
+        return float(self._sum) / self._count if self._count else 0.0
 
     def is_best(self, metric: float, mode: str, name: str) -> bool:
         """Return whether a metric is the best so far; if so, the next checkpoint is the one that has it.
@@ -124,7 +124,7 @@ class LoopMetrics:
 
     def losses(self) -> LossSum:
         """Return the running sum of the losses; each rank has its own."""
-        return self._losses
+        return LossSum(self._count, self._sum)
 
     def best(self) -> BestMetrics:
         """Return the best values, and which checkpoint has them: alike on all ranks."""
@@ -132,5 +132,5 @@ class LoopMetrics:
 
     def restore(self, losses: LossSum, best: BestMetrics) -> None:
         """Restore what :meth:`losses` and :meth:`best` returned."""
-        self._losses = losses
+        self._count, self._sum = losses.count, losses.sum
         self._best, self.best_checkpoint = best.best, best.checkpoint

@@ -149,18 +149,16 @@ class EpochPasses:
     @property
     def fraction(self) -> float:
         """The fraction of the epoch that is done, by the first open loader; 0.0 where its length is not known."""
-        loader = self._external or (self._open[0] if self._open else None)
-        end = None if loader is None else loader.end_of_pass
-        return loader.consumed / end if loader is not None and end else 0.0
+        done, end = self.reached()
+        return done / end if end else 0.0
 
-    @property
-    def may_be_last(self) -> bool:
-        """Whether the running batch is, or may be, the last of its pass."""
+    def reached(self) -> tuple[int, int | None]:
+        """Return the batches of the running pass that are done, and those after which it is over, where it is known.
+
+        With several it is the pass over the first open loader; outside of a pass, one batch is left.
+        """
         loader = self._external or (self._open[0] if self._open else None)
-        if loader is None:
-            return False
-        end = loader.end_of_pass
-        return end is None or loader.consumed >= end
+        return (0, 1) if loader is None else (loader.consumed, loader.end_of_pass)
 
     # ---- Where the loop cannot be wrapped
 

@@ -59,6 +59,10 @@ class StepWindows:
             Whether this is the first window after a resume, and has another length than all before.
         """
         self._count += 1
+        if not self._is_resumed and (not has_stepped or self._count in self._lengths):  # as nearly always
+            if has_stepped:
+                self._count, self._is_first = 0, False
+            return False
         expected = self._lengths[0] if self._is_resumed and len(self._lengths) == 1 else 1
         is_short = has_stepped and self._count < expected and not is_last
         differs = expected > 1 and (is_short or self._count > expected)
