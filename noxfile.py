@@ -215,14 +215,17 @@ def _constraints(session: nox.Session, free: Iterable[str], pins: Iterable[str] 
 
 @nox.session(python=False)
 def versions(session: nox.Session) -> None:
-    """Write the table of docs/versions.md from what the last runs of ``tests`` and of the adapters recorded."""
+    """Write the table of docs/versions.md from what the last runs of ``tests`` and of the adapters recorded.
+
+    A version that was not run on this machine keeps its row.
+    """
     page = ROOT / "docs" / "versions.md"
-    before, mark, _ = page.read_text().partition("<!-- written by nox -s versions -->\n")
+    before, mark, table = page.read_text().partition("<!-- written by nox -s versions -->\n")
     of_torch = re.search(r"^torch==(.+)$", CONSTRAINTS.read_text(), re.MULTILINE)
     assert mark and of_torch
-    title = "| framework | passed | left out | failed | minutes | date |\n| --- | --- | --- | --- | --- | --- |\n"
+    title = "| framework | passed | left out | failed | date |\n| --- | --- | --- | --- | --- |\n"
     rows = [
-        _row(folders, f"{framework} {version}", is_newest=version == each[-1])
+        _row(folders, f"{framework} {version}", table, is_newest=version == each[-1])
         for framework, (folders, each) in ADAPTERS.items()
         for version in reversed(each)
     ]
@@ -230,22 +233,25 @@ def versions(session: nox.Session) -> None:
     page.write_text(f"{before}{mark}\n{title}{''.join(rows)}\n{where}\n")
 
 
-def _row(folders: tuple[str, ...], version: str, *, is_newest: bool) -> str:
-    """Return a row of the table; the session ``tests`` runs the newest versions too."""
+def _row(folders: tuple[str, ...], version: str, table: str, *, is_newest: bool) -> str:
+    """Return a row of the table, which is that of the table before where there is no record.
+
+    The session ``tests`` runs the newest versions too.
+    """
     record = RECORDS / f"{version}.xml"
     if is_newest and not record.is_file():
         record = RECORDS / "tests.xml"
     if not record.is_file():
-        return f"| {version} | not run | | | | |\n"
+        kept = [line for line in table.splitlines() if line.startswith(f"| {version} |")]
+        return f"{kept[0]}\n" if kept else f"| {version} | not run | | | |\n"
     suite = ElementTree.parse(record).getroot().find("testsuite")
     assert suite is not None
     full = {each: f"{each.attrib['classname']}.{each.attrib['name']}" for each in suite.iter("testcase")}
     cases = [each for each, name in full.items() if any(f"tests.{folder}." in name for folder in folders)]
     skipped = sum(each.find("skipped") is not None for each in cases)
     failed = sum(each.find("failure") is not None or each.find("error") is not None for each in cases)
-    minutes = sum(float(each.attrib["time"]) for each in cases) / 60
     passed, date = len(cases) - skipped - failed, suite.attrib["timestamp"][:10]
-    return f"| {version} | {passed} | {skipped} | {failed} | {minutes:.0f} | {date} |\n"
+    return f"| {version} | {passed} | {skipped} | {failed} | {date} |\n"
 
 
 @nox.session
