@@ -137,7 +137,7 @@ def coverage(session: nox.Session) -> None:
     install(session, "-e", ".[data,test]", "coverage")
     for step in (
         ["erase"],
-        ["run", "-m", "pytest", "-m", "", "tests/core", "tests/cli", *session.posargs],
+        ["run", "-m", "pytest", *_AT_ONCE, "-m", "", "tests/core", "tests/cli", *session.posargs],
         ["combine"],
         ["report"],
     ):
