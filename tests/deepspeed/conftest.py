@@ -18,6 +18,16 @@ HERE = Path(__file__).parent
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the limit of a test be that of itself alone: the setup of the first one compiles DeepSpeed's operators.
+
+    That takes a minute on an idle machine, and more than the limit on a loaded one.
+    """
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
+
+
 @pytest.fixture(scope="session")
 def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "numpy", *DEEPSPEED, "deepspeed_operators")
