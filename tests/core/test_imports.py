@@ -172,7 +172,8 @@ def module_name(file: Path) -> str:
     return ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip(".")
 
 
-ALL = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+# A wheel also brings the examples, which are scripts: the demo trains them.
+ALL = {module_name(file): file for file in PACKAGE.rglob("*.py") if file.parent != PACKAGE / "examples"}
 
 
 def level(name: str) -> int:
