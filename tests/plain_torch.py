@@ -39,6 +39,7 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.frozen import FrozenState
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
@@ -238,6 +239,9 @@ class Still(PlainTorch):
     def rank_state(self) -> Any:
         return StillState(self.rank)
 
+    def hold(self) -> FrozenState:
+        return FrozenState(self.rank_state())
+
     def parts(self) -> dict[str, Stateful]:
         return {}
 
@@ -306,7 +310,7 @@ class Launch:
             return DataLoader(Counting(), batch)
         dataset = self.options.get("dataset", range(22))
         workers = self.options.get("workers", {})
-        shuffled = DataLoader(dataset, batch, shuffle=True, **workers)
+        shuffled = DataLoader(dataset, batch, **{"shuffle": True, **workers})
         return Ahead(shuffled) if kind == "ahead" else shuffled
 
     def __call__(self) -> Launch:

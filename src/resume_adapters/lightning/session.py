@@ -25,6 +25,7 @@ from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state.frozen import FrozenState
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.lightning import (
     csv_logs,
@@ -387,6 +388,10 @@ class FitSession:
                 is_file=not self._framework.saves_directories,
                 to_memory=self._saves_to_memory,
             )
+
+    def hold(self) -> FrozenState:
+        """Return what this rank would save for itself now, as it stays."""
+        return FrozenState(self.rank_state())
 
     def rank_state(self) -> FitRankState:
         """Return what this rank saves for itself; while a validation runs, as it was before that."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from resume_adapters import Memory
 from resume_adapters.core.loop.framework import Resumed
-from resume_adapters.core.loop.loader import LoopLoader, PassState
+from resume_adapters.core.loop.loader import HeldPass, PassState
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.session import finished
 from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
@@ -150,12 +150,12 @@ def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_t
     death: int, saves: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As earlier versions wrote it."""
-    native = LoopLoader.state
+    native = HeldPass.state
 
-    def state(loader: LoopLoader, *args: Any, **options: Any) -> PassState:
-        return replace(native(loader, *args, **options), numbers=None)
+    def state(held: HeldPass, *args: Any, **options: Any) -> PassState:
+        return replace(native(held, *args, **options), numbers=None)
 
-    monkeypatch.setattr(LoopLoader, "state", state)
+    monkeypatch.setattr(HeldPass, "state", state)
     require_same(tmp_path, [death], script="two", **saves)
 
 

@@ -107,7 +107,7 @@ def test_what_would_be_of_no_use_is_not_kept(ranks: list[OwnStates], tmp_path: P
         attempt: Any = SimpleNamespace(own_states=ranks[1], add=lambda call: None)
         run: Any = SimpleNamespace(directory=tmp_path)
         nothing: Any = None
-        return HeldCall(attempt, run, framework, ResumeOptions(), nothing, nothing, nothing)
+        return HeldCall(attempt, run, framework, ResumeOptions(), nothing, nothing, nothing, nothing)
 
     framework = Still()
     call(framework).require_whole()

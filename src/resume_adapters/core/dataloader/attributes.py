@@ -108,6 +108,11 @@ class LoaderAttributes:
             self.look()
         return self._looks[moment] > 0
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether a position has nothing to capture, and nothing to look for."""
+        return not (self.changing or self._looks["position"])
+
     def _is_small(self, path: Path) -> bool:
         return _count(object_path.get(self._subjects.roots, path)) <= _VALUES
 

@@ -23,6 +23,7 @@ class LoaderRandomState:
         self._loader = loader
         self._attributes = attributes
         self._edges: list[_Edge] | None = None
+        self._holders: list[tuple[str, Any]] = []
 
     def capture(self) -> dict[str, Any]:
         """Return the current state."""
@@ -43,15 +44,15 @@ class LoaderRandomState:
 
     def generators(self) -> dict[str, Any]:
         """Return the state of the loader's own generators, by the path at which each was found."""
-        edges = self._edges
-        if edges is None or not _are_there(edges):  # a search at each step would cost more than all else
-            edges = self._edges = list(_edges(self._loader, _HELD, "", _DEPTH))
-        return {path: generator.get_state() for path, generator in _generators(self._loader, edges).items()}
+        if self._edges is None or not _are_there(self._edges):  # a search at each step would cost more than all else
+            self._edges = list(_edges(self._loader, _HELD, "", _DEPTH))
+            self._holders = _holders(self._loader, self._edges)
+        return {path: generator.get_state() for path, generator in _generators(self._holders).items()}
 
     def restore_generators(self, states: dict[str, Any]) -> None:
         """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
-        edges = list(_edges(self._loader, _HELD, "", _DEPTH))
-        for path, generator in _generators(self._loader, edges).items():
+        holders = _holders(self._loader, list(_edges(self._loader, _HELD, "", _DEPTH)))
+        for path, generator in _generators(holders).items():
             if path in states:
                 generator.set_state(states[path])
 
@@ -204,12 +205,21 @@ def samplers_of(loader: Any) -> dict[str, Any]:
     return {each.path: each.inner for each in _edges(loader, _HELD, "", _DEPTH)}
 
 
-def _generators(loader: Any, edges: Sequence[_Edge]) -> dict[str, Any]:
+def _holders(loader: Any, edges: Sequence[_Edge]) -> list[tuple[str, Any]]:
+    """Return a loader and its samplers, each with its path."""
+    return [("loader", loader), *((each.path, each.inner) for each in edges)]
+
+
+def _generators(holders: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the ``torch.Generator`` objects of a loader and its samplers, by the path at which each was found."""
     found: dict[str, Any] = {}
-    for path, holder in [("loader", loader), *((each.path, each.inner) for each in edges)]:
+    for path, holder in holders:
         generator = getattr(holder, "generator", None)
-        if hasattr(generator, "get_state") and not any(generator is other for other in found.values()):
+        if (
+            generator is not None
+            and hasattr(generator, "get_state")
+            and not any(generator is other for other in found.values())
+        ):
             found[path] = generator
     return found
 

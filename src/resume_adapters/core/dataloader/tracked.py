@@ -34,13 +34,13 @@ from resume_adapters.core.dataloader.next_pass import (
     beginning_of,
 )
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
-from resume_adapters.core.dataloader.progress import FetchLog, LoaderPosition, batch_size, length_of
+from resume_adapters.core.dataloader.progress import FetchLog, LoaderMark, LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.core.state.rng import GeneratorState, ProcessState
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 OnSkip: TypeAlias = Callable[[], None]
@@ -199,12 +199,29 @@ class TrackedLoader:
         Args:
             consumed: batches that completed steps have used; at most those fetched.
         """
-        sampler = self._sampler.began_with() if self._sampler else None
-        return self._log.position(consumed, sampler, as_made=self._is_as_made)
+        return self.mark(consumed, rng.capture_process()).position()
 
     def position_between(self) -> LoaderPosition:
         """Return the position between two passes, with the current random state."""
-        return self._log.position_between()
+        return self.mark_between(rng.capture_process()).position()
+
+    def mark(self, consumed: int, process: ProcessState) -> LoaderMark:
+        """Return what :meth:`position` can be made of later.
+
+        Args:
+            consumed: as there.
+            process: the current random state of the process.
+        """
+        sampler = self._sampler.began_with() if self._sampler else None
+        return self._log.mark(consumed, sampler, process, as_made=self._is_as_made)
+
+    def mark_between(self, process: ProcessState) -> LoaderMark:
+        """Return what :meth:`position_between` can be made of later.
+
+        Args:
+            process: the current random state of the process.
+        """
+        return self._log.mark_between(process)
 
     def differences(self, position: LoaderPosition) -> list[str]:
         """Return, in words, how the topology differs from that of a position."""

@@ -343,7 +343,7 @@ class ResumableLoop:
         if self._is_through() and self._run.last_commit != self.global_step:
             self._due = True
         is_due = self._due or self._is_due_in_memory
-        if not (is_due or self._session.held is not None) or self._is_accumulating or self._framework.is_accumulating():
+        if not (is_due or self._checkpointing.holds) or self._is_accumulating or self._framework.is_accumulating():
             return
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:

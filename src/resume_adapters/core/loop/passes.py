@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
@@ -14,6 +14,8 @@ from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.objects import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
+from resume_adapters.core.state import rng
+from resume_adapters.core.state.rng import ProcessState
 from resume_adapters.errors import UnsupportedSetting
 
 _SEED = 8
@@ -49,6 +51,7 @@ class EpochPasses:
         self._saved_epoch = 0
         self._existing: weakref.WeakSet[Any] = weakref.WeakSet()
         self._of_former_runs = _begun_with.copy()
+        self._found_beside: weakref.WeakKeyDictionary[LoopLoader, _Beside] = weakref.WeakKeyDictionary()
 
     def begin_loop(self) -> None:
         """Remember which loaders there are: one that is made within the loop may be made again for each pass."""
@@ -188,19 +191,25 @@ class EpochPasses:
 
     def states(self) -> list[PassState]:
         """Return where each loader is, with those that this launch has not come to yet."""
+        return [each() for each in self.hold(rng.capture_process())]
+
+    def hold(self, process: ProcessState) -> list[Callable[[], PassState]]:
+        """Return what returns the state of each loader as it is now, whatever happens later; see :meth:`states`.
+
+        Args:
+            process: the current random state of the process.
+        """
         unseen = [state for index, state in enumerate(self._saved) if index not in self._paired]
-        return [*unseen, *map(self._state, self._loaders)]
+        return [
+            *(functools.partial(_unchanged, state) for state in unseen),
+            *(self._hold(loader, process) for loader in self._loaders),
+        ]
 
-    def _state(self, loader: LoopLoader) -> PassState:
-        def alike(position: LoaderPosition) -> list[int]:
-            return [1 + others for others in self._count_alike(loader, position)]
-
-        begun = self._framework.passes_begun(loader.prepared)
-        made_in_loop = self._made_in_loop(loader)
-        state = loader.state(self._session.loaders, made_in_loop=made_in_loop, begun=begun, alike=alike)
-        if state.position is None or state.alike is not None:
-            return state
-        return replace(state, alike=alike(state.position), begun=begun)  # restored from an older version's
+    def _hold(self, loader: LoopLoader, process: ProcessState) -> Callable[[], PassState]:
+        held = loader.hold(self._session.loaders, process, self._framework.passes_begun(loader.prepared))
+        beside = self._beside(loader)
+        made_in_loop, shapes = beside.made_in_loop, beside.shapes()
+        return lambda: held.state(lambda position: _alike(shapes, position), made_in_loop=made_in_loop)
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.
@@ -264,16 +273,26 @@ class EpochPasses:
         """
         assert saved.position is not None, "a loader that was numbered has a position"
         known = saved.alike or [1, 1]
-        fits = _fit(loader.tracked.loader, saved.position)
+        fits = _shape(loader.tracked.loader).fits(saved.position)
         others = self._count_alike(loader, saved.position)
         return any(not fit and found >= before for fit, found, before in zip(fits, others, known, strict=True))
 
     def _count_alike(self, loader: LoopLoader, position: LoaderPosition) -> list[int]:
         """Return how many other loaders have the shape of a position, and how many of these its seeds, too."""
-        own = (loader.prepared, loader.tracked.loader)
-        others = [each for each in self._existing if all(each is not mine for mine in own)]
-        fits = [_fit(each, position) for each in others if each not in self._of_former_runs]
+        fits = [each.fits(position) for each in self._beside(loader).shapes()]
         return [sum(each) for each in zip(*fits, strict=True)] or [0, 0]
+
+    def _beside(self, loader: LoopLoader) -> _Beside:
+        """Return what existed beside a loader when the loop began, as far as it still exists."""
+        found = self._found_beside.get(loader)
+        # They only become fewer: as long as they are as many, they are the same.
+        if found is None or found.existing is not self._existing or found.total != len(self._existing):
+            own = (loader.prepared, loader.tracked.loader)
+            others = [each for each in self._existing if all(each is not mine for mine in own)]
+            refs = [weakref.ref(each) for each in others if each not in self._of_former_runs]
+            found = _Beside(self._existing, len(self._existing), self._made_in_loop(loader), refs)
+            self._found_beside[loader] = found
+        return found
 
     def _forget_former(self, number: int) -> None:
         """Forget loaders that were made within the loop for one such pass: another one is made for each."""
@@ -307,13 +326,58 @@ class EpochPasses:
             self._framework.skip_micro_batches(begun)
 
 
-def _fit(loader: Any, position: LoaderPosition) -> tuple[bool, bool]:
-    """Return whether a loader has the shape of one that was saved, and whether its generators have its seeds, too."""
-    if (loader.num_workers, batch_size(loader), length_of(loader.dataset)) != (
-        position.workers,
-        position.batch_size,
-        position.length,
-    ):
-        return False, False
-    seeds = {path: state[:_SEED].tolist() for path, state in LoaderRandomState(loader).generators().items()}
-    return True, seeds == {path: state[:_SEED].tolist() for path, state in position.generators.items()}
+class _Beside(NamedTuple):
+    """The loaders that existed when the loop began, seen from one loader.
+
+    Attributes:
+        existing: all of them.
+        total: how many they are.
+        made_in_loop: the one loader is none of them.
+        others: the others.
+    """
+
+    existing: weakref.WeakSet[Any]
+    total: int
+    made_in_loop: bool
+    others: list[weakref.ref[Any]]
+
+    def shapes(self) -> list[_Shape]:
+        """Return the shapes of the others that still exist."""
+        return [_shape(each) for each in (ref() for ref in self.others) if each is not None] if self.others else []
+
+
+class _Shape(NamedTuple):
+    """What says which of several loaders one is.
+
+    Attributes:
+        sizes: its number of workers, its batch size, and the length of its dataset.
+        seeds: the seeds of its generators, by path.
+    """
+
+    sizes: tuple[int, int | None, int | None]
+    seeds: dict[str, list[int]]
+
+    def fits(self, position: LoaderPosition) -> tuple[bool, bool]:
+        """Return whether this is the shape of a loader that was saved, and whether it has its seeds, too."""
+        if self.sizes != (position.workers, position.batch_size, position.length):
+            return False, False
+        return True, self.seeds == _seeds(position.generators)
+
+
+def _shape(loader: Any) -> _Shape:
+    sizes = loader.num_workers, batch_size(loader), length_of(loader.dataset)
+    return _Shape(sizes, _seeds(LoaderRandomState(loader).generators()))
+
+
+def _seeds(generators: Mapping[str, Any]) -> dict[str, list[int]]:
+    return {path: state[:_SEED].tolist() for path, state in generators.items()}
+
+
+def _alike(shapes: Sequence[_Shape], position: LoaderPosition) -> list[int]:
+    """Return how many loaders have the shape of a position, and how many of these its seeds, itself included."""
+    fits = [(True, True), *(each.fits(position) for each in shapes)]
+    return [sum(each) for each in zip(*fits, strict=True)]
+
+
+def _unchanged(state: PassState) -> PassState:
+    return state

@@ -7,9 +7,9 @@ to keep is the core's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
@@ -18,6 +18,7 @@ from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.stateful import Stateful
 
 
@@ -128,8 +129,7 @@ class Framework(Protocol):
         """Undo what was patched, hooked or registered in the framework for this training call."""
 
 
-@dataclass(frozen=True)
-class CheckpointFacts:
+class CheckpointFacts(NamedTuple):
     """What a manifest says of a checkpoint that only the training loop knows.
 
     Attributes:
@@ -140,7 +140,7 @@ class CheckpointFacts:
     """
 
     epoch: float
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = MappingProxyType({})
     best: str | None = None
 
 
@@ -149,6 +149,9 @@ class TrainingLoop(Protocol):
 
     def rank_state(self) -> RankState:
         """Return what belongs to this rank alone; after :meth:`Framework.save`, which may draw random numbers."""
+
+    def hold(self) -> FrozenState | DeferredState:
+        """Return what :meth:`rank_state` would return now, as it stays whatever the training does later."""
 
     def parts(self) -> Mapping[str, Stateful]:
         """Return the parts of the loop that are alike on all ranks."""

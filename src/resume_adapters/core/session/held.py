@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
@@ -26,7 +27,7 @@ from resume_adapters.core.session.framework import CheckpointFacts, Framework, T
 from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
-from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
+from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuffers, FrozenState
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
@@ -59,8 +60,7 @@ _OF_LAUNCH = ("topology", "fixed", "shares", "settings")
 """What a rank adds to its state that does not change, by the names of the format."""
 
 
-@dataclass(frozen=True)
-class SaveForm:
+class SaveForm(NamedTuple):
     """How a framework saves outside of its own training loop.
 
     Attributes:
@@ -76,20 +76,18 @@ class SaveForm:
     is_file: bool = False
     place: str = ""
     saving: Callable[[Mapping[str, Any]], AbstractContextManager[object]] = contextlib.nullcontext
-    own: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = MappingProxyType({})
     objection: str = ""
 
 
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """The end of a step."""
 
     step: int
     form: SaveForm
     loop: TrainingLoop
-    kind: type[RankState]
     facts: CheckpointFacts
-    state: FrozenState
+    state: FrozenState | DeferredState
     observed: FrozenState
     parts: FrozenState
     own: FrozenState
@@ -115,6 +113,7 @@ class HeldCall:
         run: its run, not yet opened.
         framework: the framework's files and live objects.
         options: the options of the run.
+        kind: the record that the loop saves for each rank.
         observed: finds what nobody has declared.
         content: returns what a checkpoint is to hold, for the loop and the name.
         close_call: closes the session.
@@ -129,6 +128,7 @@ class HeldCall:
         run: ResumableRun,
         framework: Framework,
         options: ResumeOptions,
+        kind: type[RankState],
         observed: ObservedState,
         content: Callable[[TrainingLoop, str], CallContent],
         close_call: Callable[[], object],
@@ -138,6 +138,7 @@ class HeldCall:
         self._run = run
         self._framework = framework
         self._options = options
+        self._kind = kind
         self._observed = observed
         self._content = content
         self._close_call = close_call
@@ -190,18 +191,17 @@ class HeldCall:
         """
         self.attempt.updates.begin_holding()
         self._observed.before_hold(compares=self._moment is not None or not self.is_resumed)
-        state, observed = loop.rank_state(), FrozenState(self._observed.capture())
+        state, observed = loop.hold(), FrozenState(self._observed.capture())
         parts = {**self._options.parts, **self._framework.parts(), **self._observed.parts()}
         self._moment = _Moment(
             step,
             form,
             loop,
-            type(state),
             loop.facts(),
-            FrozenState(state),
+            state,
             observed,
-            FrozenState({name: part.state_dict() for name, part in parts.items()}),
-            FrozenState(form.own),
+            FrozenState({name: part.state_dict() for name, part in parts.items()}) if parts else NOTHING,
+            FrozenState(form.own) if form.own else NOTHING,
         )
         if self._buffers is None:
             self._buffers = FrozenBuffers(self._framework.models())
@@ -311,7 +311,7 @@ class HeldCall:
         self.attempt.updates.restore_schedules()
         path = memory / moment.form.name
         content = self._content(moment.loop, moment.form.name)
-        held = _HeldContent(moment, content, path, self._buffers.taken(), self._stands_in)
+        held = _HeldContent(moment, self._kind, content, path, self._buffers.taken(), self._stands_in)
         with moment.form.saving(moment.own.tree):
             self._run.write_elsewhere(path, moment.step, held, ranks, is_file=moment.form.is_file)
         return path
@@ -321,8 +321,7 @@ class HeldCall:
         moment, buffers = self._moment, self._buffers
         assert moment is not None and buffers is not None, "it holds the same moment"
         (state, observed, parts, of_form, taken, trackers), launch = own
-        self._moment = replace(
-            moment,
+        self._moment = moment._replace(
             state=FrozenState(state),
             observed=FrozenState(observed),
             parts=FrozenState(parts),
@@ -364,6 +363,7 @@ class _HeldContent:
     def __init__(
         self,
         moment: _Moment,
+        kind: type[RankState],
         content: CallContent,
         path: Path,
         buffers: Mapping[str, Any],
@@ -372,6 +372,7 @@ class _HeldContent:
         self._buffers = buffers
         self._of_other = of_other
         self._moment = moment
+        self._kind = kind
         self._content = content
         self._path = path
 
@@ -394,7 +395,7 @@ class _HeldContent:
 
     def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
         moment = self._moment
-        state = moment.kind.from_tree(moment.state.tree, Source(self._path, "memory", moment.step, ""))
+        state = self._kind.from_tree(moment.state.tree, Source(self._path, "memory", moment.step, ""))
         return self._content.describe_state(state, moment.facts, is_held=True)
 
     def owner_of(self, file: Path) -> int:

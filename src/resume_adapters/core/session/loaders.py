@@ -92,11 +92,11 @@ class LoaderRestorer:
         while self._tracked:
             self._tracked.pop().release()
 
-    def state(self, position: LoaderPosition, consumed: int, global_batch: int) -> LoaderState:
+    def state(self, position: LoaderPosition | None, consumed: int, global_batch: int) -> LoaderState:
         """Return where a loader is.
 
         Args:
-            position: the position of the torch loader.
+            position: the position of the torch loader; ``None`` where it is not known yet.
             consumed: batches of the training loop that are done in this pass.
             global_batch: samples in such a batch, on all ranks together.
         """

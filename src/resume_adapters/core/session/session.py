@@ -114,6 +114,7 @@ class Session:
                 run,
                 framework,
                 options,
+                kind,
                 self.observed,
                 functools.partial(_SessionContent, self),
                 self.close,

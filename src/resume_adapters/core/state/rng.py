@@ -5,12 +5,13 @@ Capturing only reads state. It never draws, so a run with this package draws the
 
 from __future__ import annotations
 
+import functools
 import operator
 import random
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.state.captured import Captured
 from resume_adapters.core.state.twister import GlobalTwisters
@@ -28,9 +29,30 @@ _WORDS = "I"
 # ---- The process
 
 
-def capture() -> dict[str, Any]:
+class ProcessState(NamedTuple):
+    """The state of every generator of the process at one moment. Nothing changes it later.
+
+    Attributes:
+        cpu: what :func:`capture_cpu` returned.
+        devices: the state of each CUDA device.
+    """
+
+    cpu: CpuState
+    devices: list[Any]
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return it as a tree for a checkpoint."""
+        return {"cpu": cpu_to_tree(self.cpu), "devices": self.devices}
+
+
+def capture_process() -> ProcessState:
     """Return the state of every generator of the process: python, numpy, torch on the CPU and on CUDA."""
-    return {"cpu": cpu_to_tree(capture_cpu()), "devices": _device_states()}
+    return ProcessState(capture_cpu(), _device_states())
+
+
+def capture() -> dict[str, Any]:
+    """Return what :func:`capture_process` returns, as a tree."""
+    return capture_process().to_tree()
 
 
 def restore(state: Mapping[str, Any]) -> None:
@@ -75,11 +97,20 @@ def forked(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 
 def _device_states() -> list[Any]:
+    # Before torch uses a device its generators are unused too, and asking for them would start the driver.
+    if not _uses_device()():
+        return []
     import torch
 
-    # Before torch uses a device its generators are unused too, and asking for them would start the driver.
-    initialised: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count() if initialised else 0)]
+    return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())]
+
+
+@functools.cache
+def _uses_device() -> Callable[[], bool]:
+    """Return what tells whether torch uses a device: an import takes as long as that, at each step."""
+    import torch
+
+    return torch.cuda.is_initialized
 
 
 # ---- The CPU's generators alone
