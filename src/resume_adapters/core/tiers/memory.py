@@ -332,12 +332,16 @@ class MemoryTier:
         """
         self._is_off = True
         self.close()
-
-        def delete() -> None:
-            if self.group.is_leader and self._storage.is_directory(self.directory):
+        is_leader, is_there = self.group.is_leader, self._storage.is_directory
+        _, problem = _on_all(
+            ranks,
+            lambda: (
                 delete_all(self._storage, self.directory, self._fence)
-
-        _, problem = _on_all(ranks, delete, "give the memory back")
+                if is_leader and is_there(self.directory)
+                else None
+            ),
+            "give the memory back",
+        )
         if problem:
             self._problem = problem
             if ranks.rank == 0:
