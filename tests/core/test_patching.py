@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 from typing import Any
 
@@ -67,7 +68,7 @@ class Named:
 def test_a_copy_of_an_object_has_an_overridden_method_as_it_was() -> None:
     owner = Named("a")
     with overridden(owner, "say", lambda native, word: native(word) + "!"):
-        with overridden(owner, "say", lambda native, word: native(word) + "?"):
+        with overridden(owner, "say", functools.partial(lambda end, native, word: native(word) + end, "?")):
             copied = copy.deepcopy(owner)
             copied.name = "b"
             assert (owner.say("x"), copied.say("x")) == ("ax!?", "bx")

@@ -47,11 +47,11 @@ def overridden(owner: Any, name: str, function: Callable[..., Any]) -> contextli
 
 
 class _Override(functools.partial[Any]):
-    """A method of an object while it is wrapped: a function, with the former method as its first argument.
+    """A method of an object while it is wrapped: a function, with the former method as its last argument so far.
 
     A partial is called without a function of python, and some of these methods are called at each step.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # Bound to the copy of its owner, as copies of methods are.
-        return copy.deepcopy(self.args[0], memo)
+        # Bound to the copy of its owner, as copies of methods are. Before it are the arguments of a partial function.
+        return copy.deepcopy(self.args[-1], memo)
