@@ -276,7 +276,7 @@ def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there:
     for mirror in pair:
         mirror.submit(job(1, may_be_there=True))
     until(lambda: looked)
-    together(pair, lambda mirror: mirror.finish())
+    together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1] and len(looked) == 2
 
 
