@@ -20,6 +20,7 @@ from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_st
 
 import staged
 from resume_adapters.deepspeed import ResumeHooks
+from waiting import until
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
 from training import deepspeed_on_cpu
@@ -101,13 +102,17 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
 
 
 def end(engine: Any) -> dict[str, str]:
-    gc.collect()  # what is left of the attempts before
-    engines = sum(type(each) is type(engine) for each in gc.get_objects())
+    until(lambda: engines_like(engine) == 1)  # what is left of the attempts before goes, if a thread of theirs is slow
     parameters = dict(engine.module.named_parameters())
     state = {name: state_of(engine, each) for name, each in parameters.items()}
     with deepspeed.zero.GatheredParameters(list(parameters.values())) if STAGE == 3 else contextlib.nullcontext():
         found = ending(engine.module, SimpleNamespace(state_dict=lambda: {"state": state}))
-    return {**found, "engines": str(engines)}
+    return {**found, "engines": str(engines_like(engine))}
+
+
+def engines_like(engine: Any) -> int:
+    gc.collect()
+    return sum(type(each) is type(engine) for each in gc.get_objects())
 
 
 def state_of(engine: Any, parameter: Any) -> dict[str, Any]:

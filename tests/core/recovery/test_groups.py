@@ -65,7 +65,7 @@ import datetime, os, sys, time
 import torch.distributed as dist
 from resume_adapters.core.recovery import groups
 
-groups._REST = 0.2
+groups._REST, groups._LONGEST_DROP = 0.2, 100.0
 statuses = set()
 for child in range(40):
     pid = os.fork()

@@ -257,6 +257,9 @@ def _rest(groups: list[Any], connections: list[Connection], seconds: float | Non
         groups.clear()
 
 
+_LONGEST_DROP = 10.0
+"""Seconds for which the end of a process waits for groups that are being dropped."""
+
 _dropping = threading.Lock()
 """Held while groups are dropped, and by a process that ends."""
 
@@ -266,7 +269,7 @@ def _end_dropping() -> None:
 
     A process that was forked while another thread held the lock does not wait for ever.
     """
-    _dropping.acquire(timeout=_REST)
+    _dropping.acquire(timeout=_LONGEST_DROP)
 
 
 @functools.cache
