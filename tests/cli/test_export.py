@@ -99,12 +99,13 @@ def test_shards_are_refused_with_what_to_do(command, tmp_path):
     assert "accelerate merge-weights" in done.err
 
 
-def test_no_code_is_run_from_a_pickle(command, tmp_path):
+@pytest.mark.parametrize("is_all", [False, True])
+def test_no_code_is_run_from_a_pickle(command, tmp_path, is_all):
     class Malice:
         def __reduce__(self):
             return print, ("malice",)
 
-    save(tmp_path / "run", lambda path: torch.save({"x": Malice()}, path / "pytorch_model.bin"))
+    save(tmp_path / "run", lambda path: torch.save(Malice() if is_all else {"x": Malice()}, path / "pytorch_model.bin"))
     done = command("export", tmp_path / "run", "-o", tmp_path / "out")
     assert done.code == 2
     assert "malice" not in done.out

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from resume_adapters.cli.commands.export import export
-from resume_adapters.errors import NotSerialisable
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 RUN: list[str] = []
@@ -156,6 +156,14 @@ def test_a_checkpoint_of_bare_lightning_is_read_without_running_code(tmp_path: P
     resumed = fit(tmp_path / "run", adapter=adapter, ckpt_path=tmp_path / "whole" / "step=4.ckpt")
     assert RUN == []
     assert resumed.global_step == 8
+
+
+def test_the_plugin_alone_reads_no_object_that_lightning_uses(tmp_path: Path) -> None:
+    fit(tmp_path / "whole", adapter=[], optimizer=Holding)
+    words = r"it holds \S*test_contents\.normalizer at optimizer_states\.0\.param_groups\.0\.normalizer"
+    with pytest.raises(CheckpointDamaged, match=words):
+        fit(tmp_path / "run", adapter=[ResumeCheckpointIO()], ckpt_path=tmp_path / "whole" / "step=4.ckpt")
+    assert RUN == []
 
 
 def test_its_weights_are_exported(tmp_path: Path) -> None:

@@ -98,8 +98,12 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
             logger.warning(_MISSING)
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read a checkpoint without running code."""
-        with data_only(), safe_load.standing_in([Path(path)]):
+        """Read a checkpoint without running code; of objects, only hyperparameters may be in it.
+
+        Raises:
+            CheckpointDamaged: it would have to run code elsewhere.
+        """
+        with data_only(), files.standing_in([Path(path)], lambda key: key not in files.HYPERPARAMETERS):
             content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return content
 

@@ -20,6 +20,12 @@ from resume_adapters.integrations.deepspeed_engine import names
 OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 """Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
 
+HYPERPARAMETERS = (
+    *("hyper_parameters", "hparams_name", "hparams_type"),
+    *("datamodule_hyper_parameters", "datamodule_hparams_name", "datamodule_hparams_type"),
+)  # seam: lightning 2.4-2.6
+"""What ``save_hyperparameters()`` adds to a checkpoint."""
+
 
 def read(file: Path, is_read: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
     """Read a checkpoint file without running code.

@@ -38,12 +38,6 @@ _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning
 
 _BESIDE_SHARDS = "meta.pt"  # seam: lightning 2.4-2.6
 
-_HYPERPARAMETERS = (
-    *("hyper_parameters", "hparams_name", "hparams_type"),
-    *("datamodule_hyper_parameters", "datamodule_hparams_name", "datamodule_hparams_type"),
-)  # seam: lightning 2.4-2.6
-"""What ``save_hyperparameters()`` adds to a checkpoint."""
-
 _READ = (
     *("epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "callbacks", "optimizer_states"),
     *("lr_schedulers", "native_amp_scaling_state"),
@@ -178,7 +172,7 @@ class LightningFramework:
         """
         if isinstance(self._trainer.strategy, pl.strategies.FSDPStrategy):
             return True  # it may read the file with an unpickler of its own: see require_data
-        if key in _HYPERPARAMETERS:
+        if key in files.HYPERPARAMETERS:
             return False
         trainer = self._trainer
         hooks = [each.on_load_checkpoint for each in (trainer.lightning_module, *trainer.callbacks)]

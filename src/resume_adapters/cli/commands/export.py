@@ -203,9 +203,11 @@ def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
     refusal = f"{file.name} cannot be read without running code from it"
     try:
         with safe_load.allowing(safe_load.data_classes()), safe_load.standing_in([file]):
-            content: dict[str, Any] = load(file, map_location="cpu", weights_only=True, mmap=True)
+            content: Any = load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise UnsupportedSetting(f"{refusal}: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedSetting(f"{refusal}: it holds a {type(content).__name__}, expected a dict of weights")
     weights = [key for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)] or list(content)
     odd = safe_load.stand_ins(content, lambda key: key in weights)
     if odd:
