@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -61,4 +62,5 @@ def signal_writer(number: signal.Signals) -> None:
     (writer,) = (each for each in gc.get_objects() if type(each) is Writer and each.is_alive)
     os.kill(writer.pid, number)
     if number == signal.SIGKILL:
-        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # the thread that uses it may have taken its status already
+            os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)

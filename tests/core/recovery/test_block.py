@@ -89,6 +89,5 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
         assert found["many"]["end"] == found["few"]["end"]
         assert all(found["many"]["hidden"])
         before, after = found["few"]["effects"], found["many"]["effects"]
-        assert {**after, "descriptors": 0} == {**before, "descriptors": 0}
-        # What the last attempt has made may still be open.
-        assert after["descriptors"] < before["descriptors"] + 10
+        assert after.pop("descriptors") <= before.pop("descriptors")
+        assert after == before

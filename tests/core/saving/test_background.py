@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
-from waiting import LIMIT
+from waiting import LIMIT, until
 
 import faults
-from miniature import Miniature
+from miniature import Miniature, left_open, open_files
 
 
 class Stuck(LocalStorage):
@@ -120,3 +121,33 @@ def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(
     job.run.prune_later()
     job.run.flush()
     assert set(job.committed()) == {"checkpoint-20"}
+
+
+class Left(LocalStorage):
+    """A disk on which a rank is led out of its attempt at one operation on one file."""
+
+    at: tuple[str, str] | None = None
+
+    def write(self, path: Path, content: bytes) -> None:
+        self._look("write", path)
+        super().write(path, content)
+
+    def sync(self, path: Path) -> None:
+        self._look("sync", path)
+        super().sync(path)
+
+    def _look(self, operation: str, path: Path) -> None:
+        if self.at == (operation, path.name):
+            raise LeftByPeer
+
+
+@pytest.mark.parametrize("at", [("write", "rank-00000.json"), ("sync", "model.bin"), ("write", "pending")])
+def test_a_save_that_an_attempt_leaves_keeps_no_directory_open(at: tuple[str, str], tmp_path: Path) -> None:
+    storage = Left()
+    job = Miniature(tmp_path, storage=storage)
+    job.commit(10)
+    before = open_files()
+    storage.at = at
+    with pytest.raises(LeftByPeer):
+        job.commit(20)
+    until(lambda: not left_open(before), lambda: left_open(before))

@@ -142,8 +142,8 @@ class PendingCheckpoint:
         self.fence()
         self._free_name()
         self.place = self._workspaces.take(self.path.name, is_file=self.is_file)
+        self.storage.hold(self.directory)
         self._held = self.directory
-        self.storage.hold(self._held)
         return self.place
 
     def _free_name(self) -> None:
@@ -373,7 +373,7 @@ class PendingCheckpoint:
         self._workspaces.make_ahead(is_file=self.is_file)
 
     def release(self) -> None:
-        """Let the checkpoint's directory go, committed or not; a no-op where that is done. The leader calls it."""
+        """Let the checkpoint's directory go, committed or not; a no-op where it is not held. Any rank may call it."""
         held, self._held = self._held, None
         if held is not None:
             self.storage.release(held)

@@ -204,10 +204,11 @@ class Saver:
         to_memory: bool = False,
     ) -> SaveRequest:
         """Write a checkpoint, and return what is still to be done for it."""
-        pending.open()
         try:
+            pending.open()
             written = write_checkpoint(pending, content, self._clock, capturing)
-        except BaseException:
+        except BaseException:  # also of a rank that is led out of an attempt
+            pending.release()
             self._staging.discard()
             raise
         manifest = functools.partial(self._manifest, step=pending.step, **written.facts)
@@ -262,12 +263,14 @@ class Saver:
             """Nobody else uses the directory."""
 
         pending = PendingCheckpoint(self._storage, ranks, path, step, nothing, nothing, is_file=is_file)
-        pending.open()
-        written = write_checkpoint(pending, content, self._clock)
-        written.complete()
-        pending.commit(ranks, written.files, functools.partial(self._manifest, step=step, **written.facts))
-        if pending.storage_group.is_leader:
-            pending.complete()
+        try:
+            pending.open()
+            written = write_checkpoint(pending, content, self._clock)
+            written.complete()
+            pending.commit(ranks, written.files, functools.partial(self._manifest, step=step, **written.facts))
+            if pending.storage_group.is_leader:
+                pending.complete()
+        finally:
             pending.release()
 
     # ---- Waiting for the commits

@@ -127,10 +127,11 @@ class ThreadSaveEngine:
     # ---- On the thread
 
     def _release_after(self, request: SaveRequest, work: Callable[[SaveRequest], Manifest | None]) -> None:
-        """Do the work for a save, let go of what was captured of it, and make what the next one needs."""
+        """Do the work for a save, let go of all that it holds, and make what the next one needs."""
         try:
             manifest = work(request)
         finally:
+            request.pending.release()
             if request.staged is not None:
                 request.staged.close()
         if manifest is not None:
@@ -199,14 +200,11 @@ class ThreadSaveEngine:
 
         def publish() -> None:
             name, reason, cursor = pending.path.name, manifest.reason, manifest.cursor
-            try:
-                pending.publish(self._latest)
-                self._journal.append(
-                    "commit", step=pending.step, checkpoint=name, reason=reason, cursor=cursor, seconds=seconds
-                )
-                pending.complete()
-            finally:
-                pending.release()
+            pending.publish(self._latest)
+            self._journal.append(
+                "commit", step=pending.step, checkpoint=name, reason=reason, cursor=cursor, seconds=seconds
+            )
+            pending.complete()
 
         # Every node has committed its part before any of them prunes.
         run_on_all_ranks(group.leaders, publish, f"announce {pending.path.name}")

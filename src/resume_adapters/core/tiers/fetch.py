@@ -74,25 +74,25 @@ class Fetch:
         )
         mine = [entry for entry in manifest.files if self._group.owner_in_group(entry.rank) == self._group.rank]
         read = functools.partial(tier.read, found)
-        write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
-        if self._ranks.rank == 0:
-            self._publish(pending, tier, manifest)
+        try:
+            write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
+            if self._ranks.rank == 0:
+                self._publish(pending, tier, manifest)
+        finally:
+            pending.release()
         self._ranks.barrier()
 
     def _publish(self, pending: PendingCheckpoint, tier: Source, manifest: Manifest) -> None:
-        try:
-            pending.publish(self._latest)
-            self._journal.append(
-                "commit",
-                step=manifest.step,
-                checkpoint=pending.path.name,
-                reason=manifest.reason,
-                cursor=manifest.cursor,
-                fetched_from=tier.label,
-            )
-            pending.complete()
-        finally:
-            pending.release()
+        pending.publish(self._latest)
+        self._journal.append(
+            "commit",
+            step=manifest.step,
+            checkpoint=pending.path.name,
+            reason=manifest.reason,
+            cursor=manifest.cursor,
+            fetched_from=tier.label,
+        )
+        pending.complete()
         replaced = superseded_path(pending.path)
         if layout.root_paths(self._storage, replaced):
             set_aside(self._storage, replaced, self._fence)

@@ -294,8 +294,6 @@ class MemoryTier:
         except (ResumeError, OSError) as error:  # on the leader alone: the others have nothing to agree on with it
             self._problem = f"{pending.path} is whole, and could not be completed: {error}"
             logger.warning("%s. The training goes on: the next start completes it.", self._problem)
-        finally:
-            pending.release()
         if self._peers is not None:
             self._peers.submit(pending.path.name)
 
