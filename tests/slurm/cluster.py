@@ -83,6 +83,10 @@ class Cluster:
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
+    def logs(self) -> str:
+        """Return what the daemons have logged last."""
+        return "\n".join(f"{path.name}:\n{path.read_text()[-6000:]}" for path in sorted(self.root.glob("slurm*.log")))
+
     def stop(self) -> None:
         """End every job and every daemon."""
         with contextlib.suppress(subprocess.SubprocessError):

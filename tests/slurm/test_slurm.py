@@ -31,16 +31,21 @@ def journal(directory: Path) -> list[dict[str, Any]]:
 
 
 def until(is_so: Any, what: str, cluster: Cluster, job: str, directory: Path, timeout: float = 120.0) -> None:
-    """Wait; where the job is held back after a requeue, start it at once."""
+    """Wait; where the job is held back after a requeue, start it soon.
+
+    slurmd takes a launch within the second in which it ended the job for one of before, and the job fails.
+    """
     log = directory / "slurm.log"
     deadline = time.monotonic() + timeout
     while not is_so():
         state = cluster.ask("squeue", "-h", "-j", job, "-o", "%T %r", check=False)
         if "BeginTime" in state:
+            time.sleep(2)
             cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now", check=False)
         if time.monotonic() >= deadline:
             job_now = cluster.ask("scontrol", "show", "job", job, check=False)
-            raise AssertionError(f"no {what}: {job_now}\n{log.read_text() if log.exists() else ''}")
+            said = f"{log.read_text() if log.exists() else ''}\n{cluster.logs()}"
+            raise AssertionError(f"no {what}: {job_now}\n{said}")
         time.sleep(0.2)
 
 
