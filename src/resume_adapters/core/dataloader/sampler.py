@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,12 +23,11 @@ class LoaderRandomState:
     def __init__(self, loader: Any, attributes: LoaderAttributes | None = None) -> None:
         self._loader = loader
         self._attributes = attributes
-        self._edges: list[_Edge] | None = None
-        self._holders: list[tuple[str, Any]] = []
+        self._own: _OwnGenerators | None = None
 
     def capture(self) -> dict[str, Any]:
         """Return the current state."""
-        self._edges = None
+        self._own = None
         state = Captured(cpu=rng.cpu_to_tree(rng.capture_cpu()), generators=self.generators())
         if self._attributes is not None:
             self._attributes.look()
@@ -44,15 +44,13 @@ class LoaderRandomState:
 
     def generators(self) -> dict[str, Any]:
         """Return the state of the loader's own generators, by the path at which each was found."""
-        if self._edges is None or not _are_there(self._edges):  # a search at each step would cost more than all else
-            self._edges = list(_edges(self._loader, _HELD, "", _DEPTH))
-            self._holders = _holders(self._loader, self._edges)
-        return {path: generator.get_state() for path, generator in _generators(self._holders).items()}
+        if self._own is None or not self._own.are_there:  # a search at each step would cost more than all else
+            self._own = _OwnGenerators(self._loader)
+        return {path: generator.get_state() for path, generator in self._own.found.items()}
 
     def restore_generators(self, states: dict[str, Any]) -> None:
         """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
-        holders = _holders(self._loader, list(_edges(self._loader, _HELD, "", _DEPTH)))
-        for path, generator in _generators(holders).items():
+        for path, generator in _OwnGenerators(self._loader).found.items():
             if path in states:
                 generator.set_state(states[path])
 
@@ -191,37 +189,42 @@ class _Edge(NamedTuple):
     inner: Any
 
 
-def _are_there(edges: Sequence[_Edge]) -> bool:
-    """Return whether the samplers are still held where they were found."""
-    for _, holder, names, inner in edges:
-        found = getattr(holder, names[0], None) if len(names) == 1 else _attribute(holder, names)
-        if found is not inner:
-            return False
-    return True
-
-
 def samplers_of(loader: Any) -> dict[str, Any]:
     """Return the samplers of a loader, and those nested in them, by path."""
     return {each.path: each.inner for each in _edges(loader, _HELD, "", _DEPTH)}
 
 
-def _holders(loader: Any, edges: Sequence[_Edge]) -> list[tuple[str, Any]]:
-    """Return a loader and its samplers, each with its path."""
-    return [("loader", loader), *((each.path, each.inner) for each in edges)]
+class _OwnGenerators:
+    """The ``torch.Generator`` objects of a loader and its samplers, as one search has found them.
+
+    Attributes:
+        found: them, by the path at which each was found first.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        edges = list(_edges(loader, _HELD, "", _DEPTH))
+        self.found: dict[str, Any] = {}
+        looks = [look for each in edges for look in _looks(each.holder, each.names)]
+        for path, holder in [("loader", loader), *((each.path, each.inner) for each in edges)]:
+            generator = getattr(holder, "generator", None)
+            looks.append((holder, "generator", generator))
+            if hasattr(generator, "get_state") and not any(generator is other for other in self.found.values()):
+                self.found[path] = generator
+        self._holders, self._names, self._held = zip(*looks, strict=True)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether a search would find the same; in a microsecond."""
+        held = map(getattr, self._holders, self._names, itertools.repeat(None))
+        return all(map(operator.is_, held, self._held))
 
 
-def _generators(holders: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the ``torch.Generator`` objects of a loader and its samplers, by the path at which each was found."""
-    found: dict[str, Any] = {}
-    for path, holder in holders:
-        generator = getattr(holder, "generator", None)
-        if (
-            generator is not None
-            and hasattr(generator, "get_state")
-            and not any(generator is other for other in found.values())
-        ):
-            found[path] = generator
-    return found
+def _looks(holder: Any, names: Sequence[str]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield each attribute on a path: what has it, its name, and its value."""
+    for name in names:
+        found = getattr(holder, name, None)
+        yield holder, name, found
+        holder = found
 
 
 def _edges(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[_Edge]:
