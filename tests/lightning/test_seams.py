@@ -23,6 +23,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from lightning.pytorch.utilities import combined_loader
 
 from resume_adapters.lightning import compat
+from resume_adapters.lightning.loops import Loops
 
 import contract
 
@@ -105,6 +106,26 @@ def test_the_fit_loop_runs_as_it_is_repeated() -> None:
     source = inspect.getsource(_FitLoop.run)
     found = [source.index(f"self.{name}(") for name in order]
     assert found == sorted(found), f"FitLoop.run of {pl.__version__} does its work in another order"
+
+
+def test_counters_are_captured_as_their_own_method_says() -> None:
+    trainer = pl.Trainer(logger=False)
+    loops, epoch = Loops(trainer), trainer.fit_loop.epoch_loop
+    for number, each in enumerate((epoch.batch_progress, epoch.scheduler_progress), start=1):
+        each.total.ready += number
+        each.current.completed += 2 * number
+    epoch.automatic_optimization.optim_progress.optimizer.step.total.ready += 7
+    epoch.batch_progress.is_last_batch = True
+    found = loops.progress().counters
+    assert found["epoch_loop.batch_progress"] == epoch.batch_progress.state_dict()
+    assert found["epoch_loop.scheduler_progress"] == epoch.scheduler_progress.state_dict()
+    progress = epoch.automatic_optimization.optim_progress
+    assert found["epoch_loop.automatic_optimization.optim_progress"] == progress.state_dict()
+    before = loops.progress().counters
+    epoch.batch_progress.total.ready += 1
+    assert before == found != loops.progress().counters
+    epoch.batch_progress = type(epoch.batch_progress)()
+    assert loops.progress().counters["epoch_loop.batch_progress"] == epoch.batch_progress.state_dict()
 
 
 def test_a_loop_forgets_after_a_turn_that_it_was_loaded() -> None:

@@ -17,7 +17,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact, weight_shards
 from resume_adapters.core.checkpoint.validity import ForeignDetector, ForeignStep
 from resume_adapters.core.state.comparison import verify_equal
-from resume_adapters.core.state.stateful import Stateful, StatefulGroup
+from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.hf import sharded
@@ -217,7 +217,7 @@ def restore_callbacks(trainer: Any) -> None:
 
 def stateful_callbacks(trainer: Any) -> dict[str, Stateful]:
     """Return the part of the callbacks that can save their state by the usual two methods, where there are any."""
-    able = [each for each in trainer.callback_handler.callbacks if isinstance(each, Stateful)]
+    able = [each for each in trainer.callback_handler.callbacks if is_stateful(each)]
     named = {f"{index}.{type(each).__name__}": each for index, each in enumerate(able)}
     return {"callbacks": StatefulGroup(named)} if able else {}
 

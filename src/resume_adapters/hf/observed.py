@@ -7,7 +7,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerControl
 
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.stateful import Stateful
+from resume_adapters.core.state.stateful import is_stateful
 
 IGNORED = {
     "*.config": "save_pretrained() writes into the configuration of a model",
@@ -64,6 +64,6 @@ def _is_of_datasets(root: Any) -> bool:
 
 def _is_saved(callback: Any) -> bool:
     """Return whether the trainer or this package saves a callback's state by its own methods."""
-    if isinstance(callback, ExportableState | Stateful | TrainerControl):
+    if isinstance(callback, ExportableState | TrainerControl) or is_stateful(callback):
         return True
     return type(callback).__module__.startswith(("transformers.", "resume_adapters."))  # bars, writers, nothing else

@@ -17,11 +17,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.patching import replaced, wrapped
-from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.found import FoundAttributes
+from resume_adapters.core.state.records import FRESH, Record
 from resume_adapters.lightning.compat import MaxSizeCycle, end_turn, pl
 
 
@@ -57,7 +58,7 @@ class LoopProgress(Record):
         batches_that_stepped: batches that an optimizer step followed.
     """
 
-    counters: dict[str, Any]
+    counters: Annotated[dict[str, Any], FRESH]
     batches_that_stepped: int
 
 
@@ -77,6 +78,8 @@ class Loops:
         self.fit = trainer.fit_loop
         self.epoch = trainer.fit_loop.epoch_loop
         self.validation = trainer.fit_loop.epoch_loop.val_loop
+        self._counters: dict[str, Any] = {}
+        self._found: FoundAttributes | None = None
 
     # ---- Where they are
 
@@ -119,7 +122,11 @@ class Loops:
 
     def progress(self) -> LoopProgress:
         """Capture every counter of the loops."""
-        counters = {name: counter.state_dict() for name, counter in _counters(self.fit, "")}
+        if self._found is None or not self._found.are_there:
+            looks = _inner(self.fit, "")
+            self._found = FoundAttributes([look for _, look in looks])
+            self._counters = {path: value for path, (_, _, value) in looks if _is_counter(value)}
+        counters = {path: _counts(each) for path, each in self._counters.items()}
         return LoopProgress(counters, self.epoch._batches_that_stepped)
 
     def batches_done(self, saved: LoopProgress) -> int:
@@ -247,8 +254,9 @@ class Loops:
             point: where the checkpoint was saved.
             row: what the loggers were still to get.
         """
-        for name, counter in _counters(self.fit, ""):
-            counter.load_state_dict(saved.counters[name])
+        for path, (_, _, value) in _inner(self.fit, ""):
+            if _is_counter(value):
+                value.load_state_dict(saved.counters[path])
         self.epoch._batches_that_stepped = saved.batches_that_stepped
         for loop in _loops(self.fit):
             end_turn(loop)
@@ -334,12 +342,27 @@ def _loops(loop: Any) -> list[Any]:
     return [loop, *(each for value in inner for each in _loops(value))]
 
 
-def _counters(loop: Any, prefix: str) -> list[tuple[str, Any]]:
-    """Return the counters of a loop and of those in it, by name."""
+def _inner(loop: Any, prefix: str) -> list[tuple[str, tuple[Any, str, Any]]]:
+    """Return the counters of a loop, the loops in it, and what these have, each by its path with where it was found."""
     found = []
     for name, value in vars(loop).items():
-        if hasattr(value, "from_state_dict"):
-            found.append((prefix + name, value))
+        if _is_counter(value):
+            found.append((prefix + name, (loop, name, value)))
         elif hasattr(value, "_restarting"):
-            found += _counters(value, f"{prefix}{name}.")
+            found += [(prefix + name, (loop, name, value)), *_inner(value, f"{prefix}{name}.")]
     return found
+
+
+def _is_counter(value: Any) -> bool:
+    return hasattr(value, "from_state_dict")
+
+
+def _counts(counter: Any) -> dict[str, Any]:
+    """Return what the ``state_dict()`` of a counter does, which copies in depth: it would take seven times as long."""
+    return {
+        name: each if type(each) in _PLAIN or not _is_counter(each) else _counts(each)
+        for name, each in vars(counter).items()
+    }
+
+
+_PLAIN = frozenset((bool, int))

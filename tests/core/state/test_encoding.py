@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import math
 import pickle
@@ -340,3 +341,15 @@ def test_where_types_count_they_come_back() -> None:
     assert [type(each) for each in found.values()] == [*map(type, list(value.values())[:-1]), torch.Tensor]
     assert repr(found)[:-30] == repr(value)[: len(repr(found)) - 30]
     assert found["window"].maxlen == 4 and found["lists"].default_factory is list
+
+
+@pytest.mark.parametrize("items", [[1, 2.5, True, b"x"], [1, "text"], [[1], [2]]])
+def test_a_list_that_goes_on_growing_stays_what_it_was(items: list[Any]) -> None:
+    found = encoding.exact(items)
+    before = copy.deepcopy(items)
+    items.append(3)
+    if isinstance(items[0], list):
+        items[0].append(4)
+    assert found == before
+    with pytest.raises(NotSerialisable):
+        encoding.exact([1, 2, object()])

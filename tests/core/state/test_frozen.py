@@ -23,8 +23,10 @@ class Pair(NamedTuple):
 
 def test_what_is_small_is_copied() -> None:
     tensor, array, nested = torch.zeros(3), np.zeros(2), {"a": [1, (Pair([1], 2), {3})], "b": None, "c": True}
-    live = {"tensor": tensor, "array": array, "nested": nested, "words": random.getstate()[1]}
+    losses = [0.5, 1, None]
+    live = {"tensor": tensor, "array": array, "nested": nested, "words": random.getstate()[1], "losses": losses}
     frozen = FrozenState(live)
+    losses.append(2)
     tensor.add_(1)
     array += 1
     nested["a"].append(2)  # type: ignore[union-attr]
@@ -35,6 +37,7 @@ def test_what_is_small_is_copied() -> None:
     assert tree["nested"] == {"a": [1, (Pair([1], 2), {3})], "b": None, "c": True}
     assert isinstance(tree["nested"]["a"][1][0], Pair)
     assert tree["words"] == live["words"]
+    assert tree["losses"] == [0.5, 1, None]
     assert frozen.is_intact
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from resume_adapters.core.dataloader.attributes import LoaderAttributes
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.captured import Captured
+from resume_adapters.core.state.found import FoundAttributes
 
 
 class LoaderRandomState:
@@ -210,13 +210,12 @@ class _OwnGenerators:
             looks.append((holder, "generator", generator))
             if hasattr(generator, "get_state") and not any(generator is other for other in self.found.values()):
                 self.found[path] = generator
-        self._holders, self._names, self._held = zip(*looks, strict=True)
+        self._looks = FoundAttributes(looks)
 
     @property
     def are_there(self) -> bool:
-        """Whether a search would find the same; in a microsecond."""
-        held = map(getattr, self._holders, self._names, itertools.repeat(None))
-        return all(map(operator.is_, held, self._held))
+        """Whether a search would find the same."""
+        return self._looks.are_there
 
 
 def _looks(holder: Any, names: Sequence[str]) -> Iterator[tuple[Any, str, Any]]:

@@ -17,7 +17,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence, SaveEvery, chosen
 from resume_adapters.core.session.environment import MIRROR, SAVE_EVERY
 from resume_adapters.core.state.rng import GeneratorState, is_generator
-from resume_adapters.core.state.stateful import Stateful, named_parts
+from resume_adapters.core.state.stateful import Stateful, is_stateful, named_parts
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror, mirror_of, require_mirrors
 from resume_adapters.errors import UnsupportedSetting
@@ -124,7 +124,7 @@ def parts_among(keywords: Mapping[str, Any], *further: str) -> dict[str, Statefu
     """
     known = [*(each.name for each in fields(ResumeOptions) if each.name != "parts"), *further]
     for name, value in keywords.items():
-        question = "" if isinstance(value, Stateful) or is_generator(value) else did_you_mean(name, known)
+        question = "" if is_stateful(value) or is_generator(value) else did_you_mean(name, known)
         if question:
             raise UnsupportedSetting(
                 f"{name}={value!r} is no option: {question} The options are {', '.join(known)}; a further part of the "

@@ -47,8 +47,8 @@ def exact(value: Any) -> Any:
         return _require_unicode(value, "")
     if value is None or kind in _PLAIN:
         return value
-    if kind is list:
-        return [exact(item) for item in value]
+    if kind is list:  # one that grows with the steps is copied at each of them: in a sweep, where it has numbers alone
+        return value.copy() if _PLAIN.issuperset(map(type, value)) else [exact(item) for item in value]
     if kind is tuple:
         return tuple([exact(item) for item in value])
     if kind in (set, frozenset):

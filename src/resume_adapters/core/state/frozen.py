@@ -53,7 +53,7 @@ class FrozenState:
             copied = self._copied
             return {key: each if type(each) in _PLAIN else copied(each) for key, each in value.items()}
         if isinstance(value, list):
-            return [self._copied(each) for each in value]
+            return list(value) if _PLAIN.issuperset(map(type, value)) else [self._copied(each) for each in value]
         if isinstance(value, tuple):
             return self._copied_tuple(value)
         if hasattr(value, "_version"):
