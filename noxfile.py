@@ -281,7 +281,7 @@ def wheel(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), ".")
     (package,) = built.glob("resume_adapters-*.whl")
     install(session, f"{package}[test-accelerate]")
-    shutil.copytree(ROOT / "tests", built / "tests")
+    shutil.copytree(ROOT / "tests", built / "tests", symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", built)
     with session.chdir(built):
         found = "import resume_adapters as r; assert 'site-packages' in r.__file__, r.__file__; print(r.__version__)"
@@ -303,7 +303,7 @@ def pythons(session: nox.Session) -> None:
     shutil.rmtree(built, ignore_errors=True)
     session.run("uv", "build", "--quiet", "--wheel", "--out-dir", str(built), external=True)
     (package,) = built.glob("resume_adapters-*.whl")
-    shutil.copytree(ROOT / "tests", built / "tests")
+    shutil.copytree(ROOT / "tests", built / "tests", symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", built)
     for number, version in enumerate(session.posargs or PYTHONS):
         environment = built / f"environment-{number}"

@@ -84,12 +84,56 @@ class Passes(IterableDataset[Any]):
             yield [float(index), float(self.passes)]
 
 
+class PassesOfLoader(IterableDataset[Any]):
+    """A stream whose order is that of the pass that it is told."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Iterator[list[float]]:
+        order = [*range(SAMPLES)]
+        random.Random(self.number).shuffle(order)
+        worker = torch.utils.data.get_worker_info()
+        for index in order[worker.id if worker else 0 :: worker.num_workers if worker else 1]:
+            yield [float(index), float(self.number)]
+
+
+class CountingLoader(DataLoader[Any]):
+    """A loader that counts its passes and tells its dataset, as those of streaming libraries do."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        self.workers_in_turn = itertools.cycle(range(2))  # which nothing can capture
+        self.dataset.number = self.passes  # type: ignore[attr-defined]
+        return super().__iter__()
+
+
+class LateLoader(DataLoader[Any]):
+    """The same, which begins a pass when its first batch is asked for."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        self.dataset.number = self.passes  # type: ignore[attr-defined]
+        if hasattr(self.sampler, "passes"):
+            self.sampler.passes = 10 * self.passes
+        yield from super().__iter__()
+
+
 CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting()),
     "a nested dataset": lambda: DataLoader(Subset(Curriculum(), range(SAMPLES)), BATCH, shuffle=True),
     "a stream": lambda: DataLoader(Passes(), BATCH),
     "workers": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting(), num_workers=2),
     "kept workers": lambda: DataLoader(Curriculum(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
+    "a loader": lambda: CountingLoader(PassesOfLoader(), BATCH),
+    "a loader with workers": lambda: CountingLoader(PassesOfLoader(), BATCH, num_workers=2),
+    "a late loader": lambda: LateLoader(PassesOfLoader(), BATCH),
+    "a late loader with workers": lambda: LateLoader(PassesOfLoader(), BATCH, num_workers=2),
+    "a late loader of samples": lambda: LateLoader(Curriculum(), BATCH, sampler=Counting()),
     "kept workers of a stream": lambda: DataLoader(Passes(), BATCH, num_workers=2, persistent_workers=True),
 }
 
@@ -166,6 +210,18 @@ class Opening:
 
     def read(self) -> None:
         self.file, self.is_open = open("/dev/null", "rb"), True  # noqa: SIM115
+
+
+def test_an_iterator_without_an_end_says_nothing_of_what_is_beside_it() -> None:
+    holder = types.SimpleNamespace(workers=None, generator=None, epoch=0)
+    attributes = LoaderAttributes({"loader": holder})
+    holder.workers, holder.epoch = itertools.cycle(range(2)), 1
+    attributes.look()
+    assert [each[1] for each in attributes.capture()] == [[[".", "epoch"]]]
+    assert attributes.missing == {"loader.workers": "cycle"}
+    holder.generator, holder.begun = (each for each in range(2)), True
+    attributes.look()
+    assert set(attributes.missing) == {"loader.workers", "loader.generator", "loader.begun"}
 
 
 def test_of_an_object_that_has_opened_a_file_nothing_is_restored() -> None:

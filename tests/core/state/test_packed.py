@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -107,5 +108,5 @@ def test_records_come_back_as_trees_without_what_is_computed_when_they_are_writt
 
 
 def test_what_was_not_packed_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected `array`"):
+    with pytest.raises(msgspec.MsgspecError, match="Expected `array`"):
         unpack(b"x", [])

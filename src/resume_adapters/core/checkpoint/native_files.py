@@ -98,7 +98,8 @@ class LoadableFiles:
 
 def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
     unknown = safe_load.unknown_classes(file)
-    odd = _read_by_a_resume(file, is_read, unknown) if unknown else {}
+    content, problem = _as_a_resume_reads(file) if unknown or safe_load.are_classes_added() else ({}, "")
+    odd = safe_load.stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
     if odd:
         raise NotSerialisable(
             f"{file.name} holds {', '.join(sorted(odd))}{_where(odd)}, which would have to run code to be loaded "
@@ -107,18 +108,27 @@ def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
             "with them before the training begins",
             path=file,
         )
+    if problem:
+        raise NotSerialisable(
+            f"{file.name} cannot be loaded again, so nothing could be resumed from it, though torch was told of its "
+            f"classes by add_safe_globals(): {problem}. Let what has an object of that class save a plain dict or list",
+            path=file,
+        )
 
 
-def _read_by_a_resume(file: Path, is_read: Callable[[str], bool], unknown: set[str]) -> dict[str, str]:
-    """Return which of the unknown classes a resume reads, and where they are; all of them where that is not known."""
+def _as_a_resume_reads(file: Path) -> tuple[Any, str]:
+    """Return what a file holds, with stand-ins for unknown classes, or why torch does not load it.
+
+    A container of its own class has no stand-in: torch fills none but its own.
+    """
     import torch
 
     try:
         with safe_load.data_only(safe_load.data_classes()), safe_load.standing_in([file]):
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except UNREADABLE:  # one of them is a container, and nothing stands in for its content
-        return dict.fromkeys(unknown, "")
-    return safe_load.stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=True), ""
+    except UNREADABLE as error:
+        reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # torch puts advice around it
+        return None, reason.strip().partition("\n")[0] or type(error).__name__
 
 
 def _where(odd: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.log import logger
@@ -51,15 +51,19 @@ class LoaderAttributes:
     Args:
         roots: the objects, by the name under which a user knows them.
         without: objects that hang on these and are not looked at.
+        ignored: paths that are not looked at, each with the reason.
 
     Attributes:
         changing: what is known to change, by its path: its kind, and the type that it had at first.
     """
 
-    def __init__(self, roots: Mapping[str, Any], *, without: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, roots: Mapping[str, Any], *, without: Iterable[Any] = (), ignored: Mapping[str, str] | None = None
+    ) -> None:
         self._subjects = Subjects(
             roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
             captured=without,
+            ignored=ignored or {},
             foreign=_ELSEWHERE,
             enters_data=True,
             largest=_VALUES,
@@ -83,8 +87,8 @@ class LoaderAttributes:
         if not self._subjects.roots:
             return
         changed = {path: leaf for path, leaf in self._start.changed(self._walk()).items() if path not in self.changing}
-        opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE}
-        opened |= {path.owner for path in self._missing}
+        opened = {path.owner for path, leaf in changed.items() if leaf.kind is LeafKind.OPAQUE and self._may_hold(path)}
+        opened |= {path.owner for path in self._missing if self._may_hold(path)}
         for path, leaf in changed.items():
             # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_small(path)
@@ -112,6 +116,11 @@ class LoaderAttributes:
     def is_unchanged(self) -> bool:
         """Whether a position has nothing to capture, and nothing to look for."""
         return not (self.changing or self._looks["position"])
+
+    def _may_hold(self, path: Path) -> bool:
+        """Return whether what is at a path may hold a file, a pool or a thread: not an iterator that has no end."""
+        live = object_path.get(self._subjects.roots, path)
+        return not isinstance(live, Iterator) or hasattr(live, "close")
 
     def _is_small(self, path: Path) -> bool:
         return _count(object_path.get(self._subjects.roots, path)) <= _VALUES

@@ -194,6 +194,20 @@ def samplers_of(loader: Any) -> dict[str, Any]:
     return {each.path: each.inner for each in _edges(loader, _HELD, "", _DEPTH)}
 
 
+def order_of(loader: Any) -> LoaderAttributes:
+    """Return what a loader's order follows from: its samplers, and a loader that begins its passes in its own way.
+
+    Workers that outlive a pass know such a loader as it was at their start; it is not looked at then.
+    """
+    from torch.utils.data import DataLoader
+
+    begins = type(loader).__iter__ is not DataLoader.__iter__ and not loader.persistent_workers
+    empty: Any = ()
+    of_torch = {f"loader.{name}": "torch's own" for name in (*vars(DataLoader(empty)), "resume_tracked")}
+    roots = {**samplers_of(loader), **({"loader": loader} if begins else {})}
+    return LoaderAttributes(roots, without=[loader.dataset], ignored=of_torch)  # a sampler may hold the dataset
+
+
 class _OwnGenerators:
     """The ``torch.Generator`` objects of a loader and its samplers, as one search has found them.
 

@@ -35,7 +35,7 @@ from resume_adapters.core.dataloader.next_pass import (
 )
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderMark, LoaderPosition, batch_size, length_of
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, samplers_of
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
@@ -109,7 +109,7 @@ class TrackedLoader:
         self.loader = loader
         self.workers: int = loader.num_workers
         self.passes = 0
-        order = LoaderAttributes(samplers_of(loader), without=[loader.dataset])  # a sampler may hold it
+        order = order_of(loader)
         content = LoaderAttributes(content_of(loader.dataset, loader.collate_fn))
         self._random_state = LoaderRandomState(loader, order)
         self._log = FetchLog(loader, self._random_state, {"order": order, "content": content})

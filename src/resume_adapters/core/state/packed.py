@@ -160,7 +160,7 @@ def unpack(packed: bytes, large: Sequence[Any]) -> Any:
         large: the tensors that it left out.
 
     Raises:
-        ValueError: it was given something else.
+        msgspec.MsgspecError: it was given something else.
     """
     return msgspec.msgpack.decode(packed, type=tuple[Any], ext_hook=_Extensions(iter(large)))[0]
 

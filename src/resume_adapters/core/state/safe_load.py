@@ -80,6 +80,13 @@ def unknown_classes(file: Path) -> set[str]:
     return {name for name in found if not _is_data(name, allowed)}
 
 
+def are_classes_added() -> bool:
+    """Return whether somebody has told torch of classes: it makes them, and need not be able to fill them."""
+    import torch
+
+    return bool(torch.serialization.get_safe_globals())
+
+
 def _is_data(name: str, allowed: set[str]) -> bool:
     # Modules are renamed between versions of numpy and python: numpy.core and numpy._core, pathlib._local.
     module, _, attribute = name.rpartition(".")

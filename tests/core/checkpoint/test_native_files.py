@@ -1,0 +1,47 @@
+"""Which files of a framework a resume could load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.checkpoint.native_files import LoadableFiles
+from resume_adapters.errors import NotSerialisable
+
+
+class Settings(dict[str, Any]):
+    """A container of its own class."""
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_container_that_torch_was_told_of_and_cannot_fill_is_refused_when_it_is_saved(
+    is_read: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.pt"
+    torch.save({"settings": Settings(rate=0.1), "weights": torch.ones(2)}, file)
+    with pytest.raises(NotSerialisable, match=r"model.pt holds .*Settings, which would have to run code"):
+        LoadableFiles().require([file], lambda key: is_read)
+    with (
+        torch.serialization.safe_globals([Settings]),
+        pytest.raises(NotSerialisable, match=r"cannot be loaded again.* add_safe_globals.*SETITEM.*Settings"),
+    ):
+        LoadableFiles().require([file], lambda key: is_read)
+
+
+def test_an_object_that_torch_was_told_of_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    files = [tmp_path / "model.pt", tmp_path / "list.pt"]
+    torch.save({"plain": Plain(), "weights": torch.ones(2)}, files[0])
+    torch.save([1, torch.ones(2)], files[1])
+    with pytest.raises(NotSerialisable, match=r"Plain \(at plain\)"):
+        LoadableFiles().require(files, lambda key: True)
+    LoadableFiles().require(files, lambda key: False)
+    with torch.serialization.safe_globals([Plain]):
+        LoadableFiles().require(files, lambda key: True)
