@@ -151,3 +151,18 @@ def test_a_save_that_an_attempt_leaves_keeps_no_directory_open(at: tuple[str, st
     with pytest.raises(LeftByPeer):
         job.commit(20)
     until(lambda: not left_open(before), lambda: left_open(before))
+
+
+class Tidied(LocalStorage):
+    """A disk on which a callback of the script removes a file that was saved a moment before."""
+
+    def sync(self, path: Path) -> None:
+        if path.name == "model.bin":
+            path.unlink()
+        super().sync(path)
+
+
+def test_a_file_that_the_script_has_removed_is_no_fault_of_the_disk(tmp_path: Path) -> None:
+    job = Miniature(tmp_path, storage=Tidied())
+    with pytest.raises(SaveFailed, match="Something has removed that file since it was saved"):
+        job.commit(10)

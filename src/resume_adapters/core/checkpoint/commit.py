@@ -384,10 +384,16 @@ class PendingCheckpoint:
     def _failed(self, cause: Exception, doing: str) -> SaveFailed:
         found = find_disk_error(self.storage, self.directory, cause)
         reason = cause if found is None or str(found) in str(cause) else f"{found.strerror} ({cause})"
+        is_gone = isinstance(cause, FileNotFoundError) and self.storage.is_directory(self.directory)
+        remedy = (
+            "Something has removed that file since it was saved, such as a callback of the script: let that keep it "
+            "until the next checkpoint is saved"
+            if is_gone
+            else "Free space or fix permissions"
+        )
         return SaveFailed(
             f"rank {self.ranks.rank} could not {doing} {self.path.name}: {reason}. It is not committed; the "
-            "checkpoints committed before it are intact. Free space or fix permissions, then launch the same command "
-            "again",
+            f"checkpoints committed before it are intact. {remedy}, then launch the same command again",
             path=self.path,
             step=self.step,
             errno=found.errno if found else None,
