@@ -12,7 +12,8 @@ from recovering import CASES, deaths_change_nothing, require_undisturbed, result
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
     for found in results(bench.server, JOB, tmp_path, ranks, CASES):
         levels = require_undisturbed(found)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from selection import often
-
 import contract
 from recovering import CASES, deaths_change_nothing, require_undisturbed, results
 
@@ -39,8 +37,9 @@ CASES_HERE = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", often(VARIATIONS, "zero 2"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("name", VARIATIONS)
 def test_a_failure_on_any_rank_changes_nothing(
     bench: contract.Bench, tmp_path: Path, ranks: int, name: str, served: Callable[..., None]
 ) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from accelerate.utils import compare_versions
 
-from selection import often
-
 import contract
 
 pytestmark = [
@@ -31,7 +29,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "stage 2 on two ranks"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", CASES)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     kills = [{**EARLY, "rank": ranks - 1}, {**LATE, "rank": 0}]

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from selection import often
-
 import contract
 from faults import flip
 
@@ -28,7 +26,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "sharded-limited"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", CASES)
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2. Weights and the optimizer's moments are gathered from all ranks, and compared bit for bit."""
     ranks, config = CASES[case]

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from resume_adapters.core.loop.checkpointing import LoopCheckpointing
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import encoding
+from selection import often
 
 from plain_torch import Launch
 
@@ -74,7 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", often(CASES, *(CASES.keys() - {"data that draw, a batch ahead"})))
 def test_what_is_held_is_what_would_have_been_saved(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str, Any]] = []
 

@@ -25,6 +25,7 @@ def undisturbed(found: dict[str, Any], name: str) -> None:
     assert other["trace"] == whole["trace"][begun:], name
 
 
+@pytest.mark.thorough
 def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None:
     cases = {
         "whole": ([], {}),
