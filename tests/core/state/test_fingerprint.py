@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import functools
 import random
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,24 @@ class Graph:
     def __init__(self, nodes: Any) -> None:
         self.nodes = nodes
         self.itself = self
+
+
+class Looked:
+    """Keeps what it has looked up, and leaves it out where it is pickled, as an index of pandas does."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.found: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+
+class Only:
+    """Is pickled by the name of a global, as the protocol allows."""
+
+    def __reduce__(self) -> str:
+        return "ONLY"
 
 
 class Spiteful(Mapping[str, Any]):
@@ -90,6 +111,11 @@ DIFFERENT: list[tuple[Any, Any]] = [
     (Sample, Graph),
     (range(3), range(4)),
     (iter([1]), object()),
+    (iter([1]), iter([2])),
+    (Looked([1]), Looked([2])),
+    (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)),
+    (Path("a"), Path("b")),
+    (functools.partial(ones, 2), functools.partial(ones, 3)),
 ]
 
 
@@ -113,9 +139,16 @@ def test_what_is_equal_has_one_digest() -> None:
         (Graph([1]), Graph([1])),
         (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
         (Spiteful(), Spiteful()),
+        (Only(), Only()),
     ]
     for one, other in equal:
         assert value_digest(one) == value_digest(other), one
+
+
+def test_what_an_object_leaves_out_where_it_is_pickled_does_not_count() -> None:
+    one, other = Looked([1]), Looked([1])
+    other.found["first"] = 1
+    assert value_digest(one) == value_digest(other)
 
 
 def test_of_a_distributed_tensor_the_shard_of_this_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:

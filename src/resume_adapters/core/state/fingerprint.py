@@ -1,7 +1,8 @@
 """A digest of any data that a user may have: a batch in whatever form, an attribute of a trainer.
 
 It only reads: no random number is drawn, nothing is moved to another device but the bytes that are hashed, and no code
-of the user is run but what reads a container. What cannot be read counts by the name of its type.
+of the user is run but what reads a container or says what to pickle of an object. What cannot be read counts by the
+name of its type.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import inspect
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import xxhash
@@ -21,13 +22,16 @@ from resume_adapters.core.state.rng import GeneratorState, is_generator
 _LONGEST = 1_000_000
 """Values that one digest covers at most: a batch with more of them holds tensors."""
 
+_PICKLE_PROTOCOL = 4
+"""The newest one that gives all bytes with the object; from 5 on they may be given beside it."""
+
 
 def value_digest(value: Any, *, sampled_above: int | None = None) -> str:
     """Return a digest of 16 hexadecimal digits.
 
     It covers tensors and arrays with shape and dtype, mappings (in any order), sequences, sets, dataclasses, named
-    tuples, strings, numbers, ``None``, generators by their state, and objects with a ``__dict__`` by their attributes;
-    anything else by the name of its type.
+    tuples, strings, numbers, ``None``, generators by their state, objects that say what to pickle of them by that, and
+    others with a ``__dict__`` by their attributes; anything else by the name of its type.
 
     Args:
         value: the value.
@@ -94,6 +98,8 @@ class _Walk:
             self._items(value)
         elif isinstance(value, type) or inspect.isroutine(value):
             self.hasher.update(f"{value.__module__}.{value.__qualname__}".encode())
+        elif _chooses_its_state(type(value)):  # beside it there may be what the object has only looked up
+            self._items(_pickled(value))
         elif hasattr(value, "__dict__"):
             self._mapping(vars(value))
 
@@ -133,6 +139,20 @@ class _Walk:
                 return
             self.add(each)
         self.hasher.update(b"end\0")
+
+
+def _chooses_its_state(kind: type) -> bool:
+    """Return whether the class has its own way to say what of an object is pickled."""
+    names = ("__reduce__", "__reduce_ex__", "__getstate__")  # before Python 3.11 ``object`` has no ``__getstate__``
+    return any(getattr(kind, name, None) is not getattr(object, name, None) for name in names)
+
+
+def _pickled(value: Any) -> list[Any]:
+    """Return what an object would be pickled by: a name, or how it is made, its state and its items."""
+    reduced = value.__reduce_ex__(_PICKLE_PROTOCOL)
+    if isinstance(reduced, str):
+        return [reduced]
+    return [list(each) if isinstance(each, Iterator) else each for each in reduced]
 
 
 def _plain(value: Any) -> bytes | None:
