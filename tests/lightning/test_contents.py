@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
 from resume_adapters.cli.commands.export import export
-from resume_adapters.errors import CheckpointDamaged, NotSerialisable
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable, StateMismatch
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 RUN: list[str] = []
@@ -79,6 +80,50 @@ class Loading(Saving):
         assert isinstance(checkpoint["normalizers"]["target"][0], Normalizer)
 
 
+class Kept:
+    """What scales the data, and counts."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.used = 0
+
+
+class Library(Composed):
+    """Saves objects that it holds, as they are, and takes them back."""
+
+    def __init__(self, net: Any, optimizer: Any, normalizer: Any, loss: Any) -> None:
+        super().__init__(net, optimizer, normalizer, loss)
+        self.kept, self.kind = {"target": Kept()}, Kept
+        self.is_replaced = False
+
+    def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+        self.kept["target"].used += 1
+        return super().training_step(batch, index) * self.kept["target"].scale / self.kept["target"].used
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        kept = {name: copy.copy(each) for name, each in self.kept.items()} if self.is_replaced else self.kept
+        checkpoint.update(kept=kept, parts=[self.loss, self.kept["target"]], kind=self.kind)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.kept = checkpoint["kept"]
+        self.loss, again = checkpoint["parts"]
+        assert again is self.kept["target"] and type(again) is checkpoint["kind"]
+
+
+class Replacing(Library):
+    """Begins to save copies."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.is_replaced = self.global_step >= 4
+
+
+class Lacking(Library):
+    """No longer has what it had."""
+
+    def setup(self, stage: str) -> None:
+        self.kept = {}
+
+
 class Holding(torch.optim.Adam):
     """Has an object in its state."""
 
@@ -136,6 +181,33 @@ def test_hyperparameters_may_be_any_objects(tmp_path: Path, kind: type[Composed]
     assert isinstance(resumed.hparams.normalizer, Normalizer)
     again = kind.load_from_checkpoint(tmp_path / "run" / "step=8.ckpt", weights_only=False)
     assert same(again, whole), "the bare framework reads the file as ever"
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["callback", "both"])
+def test_a_hook_takes_the_objects_of_this_launch_back(tmp_path: Path, parts: int) -> None:
+    """What they have counted is observed state; the bare framework reads the file as ever."""
+    adapter = lambda: [ResumeCallback(), ResumeCheckpointIO()][:parts]  # noqa: E731
+    whole = fit(tmp_path / "whole", Library, adapter=adapter())
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", Library, 5, adapter())
+    resumed = fit(tmp_path / "run", Library, adapter=adapter())
+    assert resumed.global_step == 8 and same(resumed, whole)
+    assert resumed.kept["target"].used == whole.kept["target"].used == 8
+    again = Library.load_from_checkpoint(tmp_path / "run" / "step=8.ckpt", weights_only=False)
+    assert same(again, whole) and again.kept["target"].used == 8
+
+
+def test_an_object_that_a_hook_begins_to_copy_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(NotSerialisable, match=r"a hook saves an object at kept\.target .* and is another now"):
+        fit(tmp_path, Replacing)
+
+
+def test_an_object_that_this_launch_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fit(tmp_path, Library, 5)
+    words = r"was saved with Kept at module\.kept\['target'\] \(absent now\).*: a hook takes it back from this launch"
+    with pytest.raises(StateMismatch, match=words):
+        fit(tmp_path, Lacking)
 
 
 def test_what_a_hook_reads_is_refused_at_the_first_save(tmp_path: Path) -> None:

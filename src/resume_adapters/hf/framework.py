@@ -177,7 +177,7 @@ class TrainerFramework:
         """Return the states of optimizer, schedule and scaler, and weights in torch's own format."""
         return [] if self.engine is not None else files.loaded(directory)
 
-    def is_read(self, key: str) -> bool:
+    def is_read(self, place: str) -> bool:
         """Return that a resume reads all of those files."""
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ _MISSING = (
     "state, the position in the data and what is left of a step, and nothing finds a damaged checkpoint: add "
     "ResumeCallback() to the callbacks"
 )
+
+
+def _is_used(place: str) -> bool:
+    """Return whether somebody may use what a checkpoint has at a place: hyperparameters only make a module."""
+    return place.partition(".")[0] not in files.HYPERPARAMETERS
 
 
 def data_only() -> contextlib.AbstractContextManager[None]:
@@ -48,8 +53,22 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
 
     def __init__(self) -> None:
         self._is_managed = False
+        self._is_read: Callable[[str], bool] = _is_used
         self._error: OSError | None = None
         self._has_warned = False
+
+    @contextlib.contextmanager
+    def reading(self, is_read: Callable[[str], bool]) -> Iterator[None]:
+        """Return the context in which a callback loads a checkpoint.
+
+        Args:
+            is_read: see :func:`files.read`.
+        """
+        self._is_read = is_read
+        try:
+            yield
+        finally:
+            self._is_read = _is_used
 
     @contextlib.contextmanager
     def managed(self) -> Iterator[None]:
@@ -103,7 +122,7 @@ class ResumeCheckpointIO(io.TorchCheckpointIO):  # type: ignore[misc]  # known a
         Raises:
             CheckpointDamaged: it would have to run code elsewhere.
         """
-        with data_only(), files.standing_in([Path(path)], lambda key: key not in files.HYPERPARAMETERS):
+        with data_only(), files.standing_in([Path(path)], self._is_read):
             content: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return content
 

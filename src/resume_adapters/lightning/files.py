@@ -27,12 +27,12 @@ HYPERPARAMETERS = (
 """What ``save_hyperparameters()`` adds to a checkpoint."""
 
 
-def read(file: Path, is_read: Callable[[str], bool] = lambda key: True) -> dict[str, Any]:
+def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dict[str, Any]:
     """Read a checkpoint file without running code.
 
     Args:
         file: the file.
-        is_read: returns whether what it has under a key must be data; elsewhere stand-ins take the place of objects.
+        is_read: returns whether what is at a place must be data; elsewhere stand-ins take the place of objects.
 
     Raises:
         CheckpointDamaged: it is not whole, or would run code.
@@ -90,7 +90,7 @@ class ForeignCheckpoints:
         """
         if path.is_symlink() or not path.is_file() or not path.name.endswith(FILE_SUFFIX):
             return None
-        content = read(path, is_read=lambda key: False)  # only its keys and its step are looked at
+        content = read(path, is_read=lambda place: False)  # only its keys and its step are looked at
         if "optimizer_states" not in content or "loops" not in content:
             return None
         try:

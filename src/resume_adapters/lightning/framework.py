@@ -21,10 +21,11 @@ from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.staging.readers import own_methods
 from resume_adapters.core.staging.staging import StagingOptions
+from resume_adapters.core.state import own_objects
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
-from resume_adapters.errors import CheckpointDamaged
+from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
@@ -43,6 +44,9 @@ _READ = (
     *("lr_schedulers", "native_amp_scaling_state"),
 )  # seam: lightning 2.4-2.6
 """What Lightning itself reads of a checkpoint, beside what a precision plugin and a datamodule have saved."""
+
+_OF_LIGHTNING = frozenset(_READ) - {"callbacks"}
+"""What no hook adds to."""
 
 _NO_HOOKS = tuple(each.on_load_checkpoint for each in (pl.LightningModule, pl.Callback))
 """The hooks that nobody has written."""
@@ -66,6 +70,7 @@ class LightningFramework:
         trackers: the experiment trackers.
         foreign: recognises checkpoints that bare Lightning wrote.
         engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
+        own_objects: which objects of this training the last checkpoint holds: see :func:`own_objects.find`.
     """
 
     def __init__(self, trainer: Any, directory: Path) -> None:
@@ -84,6 +89,7 @@ class LightningFramework:
         self.foreign: ForeignDetector = (
             files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
         )
+        self.own_objects: dict[str, list[Any]] = {}
         self._saving: tuple[Path, Callable[[Path], object]] | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -154,8 +160,20 @@ class LightningFramework:
         """
         assert self._saving is not None, "a session saves within saving()"
         _, native = self._saving
+        strategy = self._trainer.strategy
+        save_checkpoint = strategy.save_checkpoint
+
+        def noting(checkpoint: dict[str, Any], *args: Any, **options: Any) -> None:
+            self._note(checkpoint)
+            save_checkpoint(checkpoint, *args, **options)
+
         of_engine = contextlib.nullcontext() if self.engine is None else self.engine.saving()
-        with data_only(), writing_directly(io.TorchCheckpointIO), of_engine:
+        with (
+            data_only(),
+            writing_directly(io.TorchCheckpointIO),
+            of_engine,
+            replaced(strategy, "save_checkpoint", noting),
+        ):
             native(directory)
         plugin = self._trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
@@ -165,19 +183,57 @@ class LightningFramework:
         """Return the checkpoint, where it is a file; of a sharded one what Lightning puts beside the shards."""
         return [each for each in (directory, directory / _BESIDE_SHARDS) if each.is_file()]
 
-    def is_read(self, key: str) -> bool:
-        """Return whether Lightning reads what is under a key, or a hook may, which somebody has written.
+    def is_read(self, place: str) -> bool:
+        """Return whether Lightning reads what is at a place, or a hook may, which somebody has written.
 
-        Hyperparameters are there for ``load_from_checkpoint``.
+        Hyperparameters are there for ``load_from_checkpoint``. Of objects of this training a hook gets those that live.
         """
-        if isinstance(self._trainer.strategy, pl.strategies.FSDPStrategy):
-            return True  # it may read the file with an unpickler of its own: see require_data
-        if key in files.HYPERPARAMETERS:
+        if self._reads_by_itself:
+            return True
+        key = place.partition(".")[0]
+        if key in files.HYPERPARAMETERS or place in self.own_objects:
             return False
         trainer = self._trainer
         hooks = [each.on_load_checkpoint for each in (trainer.lightning_module, *trainer.callbacks)]
         states = [type(each).__qualname__ for each in (trainer.precision_plugin, trainer.datamodule)]
         return key in (*_READ, *states) or any(getattr(each, "__func__", each) not in _NO_HOOKS for each in hooks)
+
+    @property
+    def _reads_by_itself(self) -> bool:
+        """Whether the strategy may read the file with an unpickler of its own: see :func:`require_data`."""
+        return isinstance(self._trainer.strategy, pl.strategies.FSDPStrategy)
+
+    def _note(self, checkpoint: Mapping[str, Any]) -> None:
+        """Note which objects of this training a checkpoint is to hold.
+
+        Raises:
+            NotSerialisable: one that was is another object now, which no resume could give back.
+        """
+        if self._reads_by_itself:
+            return
+        former, self.own_objects = self.own_objects, {}
+        hooked = {key: value for key, value in checkpoint.items() if key not in _OF_LIGHTNING and self.is_read(key)}
+        self.own_objects = own_objects.find(hooked, self._roots())
+        for place in former.keys() - self.own_objects.keys():
+            raise NotSerialisable(
+                f"a hook saves an object at {place} of the checkpoint that was one of the training before, and is "
+                "another now, which only its code could load again: let it save data, or the same object",
+            )
+
+    def _roots(self) -> dict[str, Any]:
+        trainer = self._trainer
+        found = {"module": trainer.lightning_module, "callbacks": trainer.callbacks, "datamodule": trainer.datamodule}
+        return {name: each for name, each in found.items() if each is not None}
+
+    def _give_back(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
+        """Let hooks take this launch's own objects from a checkpoint, where those of the run were saved.
+
+        Raises:
+            StateMismatch: this launch has another object there.
+        """
+        lacking = own_objects.give_back(loaded, self.own_objects, self._roots())
+        if lacking:
+            raise context.mismatch(lacking, "a hook takes it back from this launch")
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
@@ -286,13 +342,24 @@ class LightningFramework:
             NotRestored: DeepSpeed loaded something else.
         """
         require_data(self._trainer.strategy, context.path)
+        state = context.rank_state
+        self.own_objects = {} if state is None else state.own_objects or {}
         stand_ins = files.standing_in(self.loaded_files(context.path), self.is_read)
-        with distributed_metadata.reading(context.files), data_only(), stand_ins, self._engine_loading(context):
+        plugin = self._trainer.strategy.checkpoint_io
+        reading = plugin.reading(self.is_read) if isinstance(plugin, ResumeCheckpointIO) else contextlib.nullcontext()
+        with (
+            distributed_metadata.reading(context.files),
+            data_only(),
+            stand_ins,
+            reading,
+            self._engine_loading(context),
+        ):
             native(context.path)
         # The connector restores modules, callbacks and loops from it afterwards.
         loaded = self._trainer._checkpoint_connector._loaded_checkpoint  # seam: lightning 2.4-2.6
         self._fit_weights(context, loaded)
         self._fit_directories(context, loaded)
+        self._give_back(context, loaded)
         self._loaded = dict(loaded)
 
     def _engine_loading(self, context: RestoreContext) -> contextlib.AbstractContextManager[None]:

@@ -33,6 +33,8 @@ class FitRankState(RankState):
         csv: the rows of each CSVLogger, by its directory; ``None`` as with ``tuned``.
         tuned: the attributes that finders of a learning rate or a batch size have set, by name; ``None`` where the
             version that saved it did not look for them.
+        own_objects: which objects of the training are in Lightning's file, by their place there; ``None`` as with
+            ``tuned``.
     """
 
     point: Annotated[str, Stored("moment")]
@@ -49,6 +51,7 @@ class FitRankState(RankState):
     validated: list[int] | None = None
     csv: dict[str, str] | None = None
     tuned: dict[str, Any] | None = None
+    own_objects: dict[str, Any] | None = None
 
     @property
     def save_point(self) -> SavePoint:

@@ -398,7 +398,8 @@ class FitSession:
         assert self._save_point is not None, "a checkpoint is saved at a save point"
         before = self._validation.state_before if self._save_point is SavePoint.DUE else None
         state = self._capture(self._save_point) if before is None else before
-        return replace(state, checkpoints=self._framework.capture_checkpoints())
+        framework = self._framework
+        return replace(state, checkpoints=framework.capture_checkpoints(), own_objects=framework.own_objects)
 
     def _capture(self, point: SavePoint) -> FitRankState:
         loops = self.loops

@@ -83,7 +83,7 @@ class LoadableFiles:
 
         Args:
             files: those.
-            is_read: returns whether a resume reads what they have under a key; elsewhere objects of any class may be.
+            is_read: returns whether a resume reads what is at a place; elsewhere objects of any class may be.
 
         Raises:
             NotSerialisable: naming what is in one of them, and where.

@@ -133,7 +133,7 @@ class LoopFramework(abc.ABC):
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
 
-    def is_read(self, key: str) -> bool:
+    def is_read(self, place: str) -> bool:
         """Return that a resume reads all of those files."""
         return True
 

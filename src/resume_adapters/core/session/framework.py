@@ -86,8 +86,11 @@ class Framework(Protocol):
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
 
-    def is_read(self, key: str) -> bool:
-        """Return whether a resume reads what those files have under a key; what it leaves may be of any class."""
+    def is_read(self, place: str) -> bool:
+        """Return whether a resume reads what those files have under a key, or an object at a place such as ``key.0``.
+
+        What it leaves may be of any class.
+        """
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of the framework, by its path in the checkpoint."""

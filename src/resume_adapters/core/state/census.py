@@ -211,7 +211,7 @@ class _Walk:
                 break
             path, owner, depth = self._queue.popleft()
             self._census.entered.add(path)
-            for step, value in _content(owner):
+            for step, value in content(owner):
                 self._visit(Path(path.root, (*path.steps, step)), value, owner, depth)
         return self._census
 
@@ -257,7 +257,7 @@ class _Walk:
     def _is_passed_over(self, value: Any) -> bool:
         if type(value) in _PLAIN or value is None:
             return False
-        if id(value) in self._captured or isinstance(value, _CODE):
+        if id(value) in self._captured or isinstance(value, CODE):
             return True
         if _is_trained(value) if self._subjects.enters_data else _is_data_source(value):
             return True
@@ -308,7 +308,9 @@ class _Walk:
 _PLAIN = frozenset((bool, int, float, str, bytes))
 _CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
 _CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum)
-_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
+CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
+"""What is not entered: it leads to all that is imported."""
+
 _FOREIGN = (
     *("_thread", "asyncio", "concurrent.", "functools", "logging", "multiprocessing", "socket", "ssl", "threading"),
     *("tqdm", "weakref", "torch.distributed", "torch.utils.hooks", "torch._", "resume_adapters."),
@@ -333,7 +335,7 @@ def _identities(objects: Iterable[Any]) -> set[int]:
     return found - {id(None)}
 
 
-def _content(owner: Any) -> Iterator[tuple[Step, Any]]:
+def content(owner: Any) -> Iterator[tuple[Step, Any]]:
     """Yield what an object holds."""
     if isinstance(owner, dict):
         yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in _PLAIN)

@@ -135,23 +135,29 @@ def standing_in(files: Iterable[Path]) -> Iterator[None]:
         yield
 
 
+def is_stand_in(value: Any) -> bool:
+    """Return whether a value, or a class, stands in for what was not loaded."""
+    return issubclass(value if isinstance(value, type) else type(value), Opaque)
+
+
 def stand_ins(content: Mapping[Any, Any], is_read: Callable[[str], bool]) -> dict[str, str]:
     """Return the stand-ins in what was read from a file: the name of each class, by where the first one is.
 
     Args:
         content: what torch returned.
-        is_read: returns whether what it has under a key is looked at.
+        is_read: returns whether what it has under a key is looked at, and an object at a place such as ``"key.0"``.
     """
     found: dict[str, str] = {}
     waiting = [(str(key), value) for key, value in content.items() if is_read(str(key))]
     known: set[int] = set()
     while waiting:
         place, value = waiting.pop()
-        if id(value) in known:
+        is_odd = is_stand_in(value)
+        if id(value) in known or (is_odd and not is_read(place)):
             continue
         known.add(id(value))
-        kind = value if isinstance(value, type) else type(value)
-        if issubclass(kind, Opaque):
+        if is_odd:
+            kind = value if isinstance(value, type) else type(value)
             found.setdefault(f"{kind.__module__}.{kind.__qualname__}", place)
         waiting.extend((f"{place}.{key}", child) for key, child in _inside(value))
     return found
