@@ -43,6 +43,34 @@ class Counting(Sampler[int]):
             yield (index + self.passes) % SAMPLES
 
 
+class Shuffling(Sampler[int]):
+    """Shuffles the order of the pass before, which has more numbers than other attributes may have."""
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        np.random.shuffle(self.order)
+        for number in self.order[:SAMPLES]:
+            yield int(number) % SAMPLES
+
+
+class Ordered(Dataset[Any]):
+    """Has an order of its own, which the training shuffles after each pass."""
+
+    def __init__(self) -> None:
+        self.order = np.arange(100 * SAMPLES)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [int(self.order[index])]
+
+
 class Curriculum(Dataset[Any]):
     """What it returns follows from attributes that the training sets, and from those that it changes itself."""
 
@@ -127,6 +155,13 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     "a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting()),
     "a nested dataset": lambda: DataLoader(Subset(Curriculum(), range(SAMPLES)), BATCH, shuffle=True),
     "a stream": lambda: DataLoader(Passes(), BATCH),
+    "an order of a sampler": lambda: DataLoader(Curriculum(), BATCH, sampler=Shuffling(np.arange(100 * SAMPLES))),
+    "a list": lambda: DataLoader(Curriculum(), BATCH, sampler=Shuffling([*range(100 * SAMPLES)]), num_workers=2),
+    "a list of numpy's numbers": lambda: DataLoader(
+        Curriculum(), BATCH, sampler=Shuffling([*np.arange(100 * SAMPLES)])
+    ),
+    "an order of a dataset": lambda: DataLoader(Ordered(), BATCH),
+    "an order of a dataset with workers": lambda: DataLoader(Ordered(), BATCH, num_workers=2),
     "workers": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting(), num_workers=2),
     "kept workers": lambda: DataLoader(Curriculum(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
     "a loader": lambda: CountingLoader(PassesOfLoader(), BATCH),
@@ -177,6 +212,8 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
         if isinstance(data, Curriculum):
             data.difficulty += 0.5
             data.history.append(done / 10)
+        if isinstance(data, Ordered):
+            np.random.shuffle(data.order)
     made._iterator = None
     return batches, None
 
@@ -296,18 +333,25 @@ def test_a_transform_that_is_a_module_and_attributes_that_come_and_go() -> None:
 class Prioritised(Counting):
     """Its order follows from the losses of all samples."""
 
-    def __init__(self) -> None:
+    def __init__(self, losses: torch.Tensor) -> None:
         super().__init__()
-        self.losses = torch.ones(50_000)
+        self.losses = losses
 
 
-def test_what_changes_on_a_sampler_and_is_too_large_is_named() -> None:
-    sampler = Prioritised()
+@pytest.mark.parametrize(
+    ("losses", "missing"),
+    [(torch.ones(50_000), {}), (torch.ones(500, 100), {"sampler.losses": "Tensor"})],
+    ids=["a row", "a table"],
+)
+def test_what_changes_on_a_sampler_and_is_too_large_is_named(losses: torch.Tensor, missing: dict[str, str]) -> None:
+    sampler = Prioritised(losses)
     loader = track(DataLoader(range(SAMPLES), BATCH, sampler=sampler), {})
     for number, _ in enumerate(loader.loader):
         sampler.losses[number] = 0.5
-    assert loader.position(SAMPLES // BATCH).attributes is not None
-    assert loader.missing == {"sampler.losses": "Tensor"}
+    found = loader.position(SAMPLES // BATCH).attributes
+    assert found is not None and loader.missing == missing
+    kept = [value for *_, value in found["order"] if isinstance(value, torch.Tensor) and value.shape == losses.shape]
+    assert len(kept) == (not missing) and all(torch.equal(each, losses) for each in kept)
 
 
 def seed_worker(worker: int) -> None:

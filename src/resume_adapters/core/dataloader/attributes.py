@@ -17,6 +17,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import census, leaf_values, object_path
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.leaf_values import LeafKind, is_array
+from resume_adapters.core.state.number_row import is_packed, is_row, packed, unpacked
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
 from resume_adapters.errors import NotSerialisable
 
@@ -28,6 +29,10 @@ _SECONDS = 5.0
 
 _VALUES = 1_000
 """Values in one attribute that is captured, at most; numbers of an array count each. More are a cache."""
+
+ROW_OF_SAMPLER, ROW_OF_CONTENT = 4_000_000, 100_000
+"""Numbers in a row that is captured, at most: a sampler's is captured a few times in a pass, and one that the dataset
+itself follows at each fetch."""
 
 _LOOKS = 3
 """Fetches, and as many positions, before which a look is taken."""
@@ -52,13 +57,19 @@ class LoaderAttributes:
         roots: the objects, by the name under which a user knows them.
         without: objects that hang on these and are not looked at.
         ignored: paths that are not looked at, each with the reason.
+        longest_row: numbers in a row that is captured, at most.
 
     Attributes:
         changing: what is known to change, by its path: its kind, and the type that it had at first.
     """
 
     def __init__(
-        self, roots: Mapping[str, Any], *, without: Iterable[Any] = (), ignored: Mapping[str, str] | None = None
+        self,
+        roots: Mapping[str, Any],
+        *,
+        without: Iterable[Any] = (),
+        ignored: Mapping[str, str] | None = None,
+        longest_row: int = ROW_OF_CONTENT,
     ) -> None:
         self._subjects = Subjects(
             roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
@@ -67,6 +78,7 @@ class LoaderAttributes:
             foreign=_ELSEWHERE,
             enters_data=True,
             largest=_VALUES,
+            longest_row=longest_row,
         )
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str]] = {}
@@ -91,7 +103,7 @@ class LoaderAttributes:
         opened |= {path.owner for path in self._missing if self._may_hold(path)}
         for path, leaf in changed.items():
             # Of an object that has opened a file or a pool, an attribute may say so: it belongs to this launch.
-            is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_small(path)
+            is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
             if is_plain or leaf.kind is LeafKind.STATEFUL:
                 before = self._start.leaves.get(path)
                 self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT))
@@ -119,11 +131,24 @@ class LoaderAttributes:
 
     def _may_hold(self, path: Path) -> bool:
         """Return whether what is at a path may hold a file, a pool or a thread: not an iterator that has no end."""
-        live = object_path.get(self._subjects.roots, path)
+        live = self._live(path)
         return not isinstance(live, Iterator) or hasattr(live, "close")
 
-    def _is_small(self, path: Path) -> bool:
-        return _count(object_path.get(self._subjects.roots, path)) <= _VALUES
+    def _live(self, path: Path) -> Any:
+        return object_path.get(self._subjects.roots, path)
+
+    def _is_kept(self, value: Any) -> bool:
+        return is_row(value, self._subjects.longest_row) or _count(value) <= _VALUES
+
+    def _as_data(self, value: Any, kind: LeafKind) -> Any:
+        """Return a value as data that later changes do not reach.
+
+        Raises:
+            NotSerialisable: it is not data.
+        """
+        if type(value) is list and is_row(value, self._subjects.longest_row):
+            return packed(value)
+        return copy.deepcopy(leaf_values.capture(value, kind))
 
     def capture(self) -> list[Any]:
         """Return what is known to change, as data that later changes do not reach."""
@@ -131,11 +156,11 @@ class LoaderAttributes:
             return []
         found = []
         for path, (kind, before) in list(self.changing.items()):
-            live = object_path.get(self._subjects.roots, path)
+            live = self._live(path)
             try:
-                if live is ABSENT or (kind in _PLAIN and _count(live) > _VALUES):
+                if live is ABSENT or (kind in _PLAIN and not self._is_kept(live)):
                     raise NotSerialisable("it is gone, or has become large")
-                value = copy.deepcopy(leaf_values.capture(live, kind))
+                value = self._as_data(live, kind)
             except NotSerialisable:
                 del self.changing[path]
                 self._missing[path] = type_name(live)
@@ -147,7 +172,7 @@ class LoaderAttributes:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
         given = {Path(root, tuple(Step(*step) for step in steps)): rest for root, steps, *rest in saved}
         for path, (kind, before, kept, value) in {**self._fresh, **given}.items():
-            live = object_path.get(self._subjects.roots, path)
+            live = self._live(path)
             owner = object_path.get(self._subjects.roots, path.owner)
             if owner is ABSENT or type_name(live) not in (before, kept):
                 logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
@@ -155,8 +180,9 @@ class LoaderAttributes:
             if path not in self.changing:
                 self.changing[path] = (LeafKind(kind), before)
                 if live is not ABSENT:
-                    self._fresh[path] = [kind, kept, before, copy.deepcopy(leaf_values.capture(live, LeafKind(kind)))]
-            leaf_values.restore(self._subjects.roots, path, copy.deepcopy(value), LeafKind(kind), in_place=False)
+                    self._fresh[path] = [kind, kept, before, self._as_data(live, LeafKind(kind))]
+            content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
+            leaf_values.restore(self._subjects.roots, path, content, LeafKind(kind), in_place=False)
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:

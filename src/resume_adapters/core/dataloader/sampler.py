@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes
+from resume_adapters.core.dataloader.attributes import ROW_OF_SAMPLER, LoaderAttributes
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.captured import Captured
 from resume_adapters.core.state.found import FoundAttributes
@@ -205,7 +205,8 @@ def order_of(loader: Any) -> LoaderAttributes:
     empty: Any = ()
     of_torch = {f"loader.{name}": "torch's own" for name in (*vars(DataLoader(empty)), "resume_tracked")}
     roots = {**samplers_of(loader), **({"loader": loader} if begins else {})}
-    return LoaderAttributes(roots, without=[loader.dataset], ignored=of_torch)  # a sampler may hold the dataset
+    without = [loader.dataset]  # a sampler may hold the dataset
+    return LoaderAttributes(roots, without=without, ignored=of_torch, longest_row=ROW_OF_SAMPLER)
 
 
 class _OwnGenerators:

@@ -19,6 +19,7 @@ from typing import Any
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.leaf_values import LeafKind, is_array, state_of
+from resume_adapters.core.state.number_row import is_row, row_digest
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.errors import NotSerialisable
@@ -69,6 +70,7 @@ class Subjects:
         unnamed: why further objects of the training are not looked at, though nobody captures them.
         enters_data: datasets and samplers are looked at, too, and modules with parameters are not.
         largest: items in a container at most; one with more is left out.
+        longest_row: items of one that is a row of numbers, at most.
     """
 
     roots: Mapping[str, Any]
@@ -81,6 +83,7 @@ class Subjects:
     unnamed: Sequence[str] = ()
     enters_data: bool = False
     largest: int = _LARGEST
+    longest_row: int = 0
 
 
 @dataclass
@@ -224,13 +227,15 @@ class _Walk:
         self._left -= 1
         if self._is_passed_over(value) or self._is_ignored(path):
             return
-        if type(value) in _CONTAINERS and len(value) > self._subjects.largest:
+        is_short_row = is_row(value, self._subjects.longest_row)
+        if not is_short_row and type(value) in _CONTAINERS and len(value) > self._subjects.largest:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
-        elif self._is_data(value):
+        elif is_short_row or self._is_data(value):
             fixed = isinstance(owner, tuple)  # nothing can be restored there
-            self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, _fingerprint(value))
+            digest = row_digest(value) if is_short_row else _fingerprint(value)
+            self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest)
         elif is_module(value):
             self._add_module(path, value)
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
