@@ -54,11 +54,6 @@ class Remote:
         if not isinstance(self.timeout, timedelta) or self.timeout <= timedelta():
             raise UnsupportedSetting(f"Remote(timeout={self.timeout!r}): expected a positive timedelta")
 
-    @property
-    def label(self) -> str:
-        """The URL, for messages."""
-        return self.url
-
 
 @dataclass(frozen=True)
 class Memory:
