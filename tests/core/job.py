@@ -270,8 +270,11 @@ def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
     return {"left": left_behind(before)}
 
 
-def mirror(rank: int, directory: str, own: str, url: str) -> dict[str, Any]:
-    """Train two steps with a mirror, end, lose one or all run directories, and start again."""
+def mirror(rank: int, directory: str, own: str, url: str, *damage: str) -> dict[str, Any]:
+    """Train two steps with a mirror, end, lose one or all run directories, and start again.
+
+    With ``damage`` a bit of what the one directory has is flipped instead.
+    """
     options: dict[str, Any] = {
         "ranks": None,
         "mirror": [Remote(url, timeout=timedelta(seconds=300))],
@@ -286,7 +289,9 @@ def mirror(rank: int, directory: str, own: str, url: str) -> dict[str, Any]:
     states = [each.step for each in job.run._mirrors.states]
     job.run.close()
     dist.barrier()
-    if rank == 1 or not json.loads(own):
+    if rank == 1 and damage:
+        faults.flip(next(here.glob("checkpoint-2/resume/*.safetensors")))
+    elif rank == 1 or not json.loads(own):
         shutil.rmtree(here, ignore_errors=True)
     dist.barrier()
     job = Miniature(here, **options)

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 
 from resume_adapters import KeepBest, KeepLast, Remote
+from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.validity import ForeignStep
+from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.walltime import Deadline
 from resume_adapters.core.storage.local import LocalStorage
@@ -23,6 +28,7 @@ from resume_adapters.core.tiers.claims import Claims
 from resume_adapters.core.tiers.mirror import TierMirror
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.errors import (
+    CheckpointDamaged,
     CheckpointsExist,
     FencedOff,
     NoValidCheckpoint,
@@ -33,7 +39,7 @@ from waiting import LIMIT, until, until_ended
 
 import faults
 import miniature
-from miniature import Miniature, committed, leftovers, set_aside
+from miniature import Foreign, Miniature, committed, leftovers, set_aside
 from object_stores import FaultyStore
 
 Mirror = Callable[..., list[Remote]]
@@ -271,6 +277,41 @@ def test_a_copy_that_cannot_be_read_is_passed_over(
     job.run.close()
 
 
+def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    """It arrives whole, and is not what this run can go on from."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+
+    def resumed(*usable: int) -> Checkpoint | None:
+        def require_usable(checkpoint: Checkpoint) -> None:
+            if checkpoint.step not in usable:
+                raise CheckpointDamaged("it is of another model")
+
+        run = ResumableRun(tmp_path / "b", ranks=SingleProcess(), mirror=remote())
+        with contextlib.closing(run):
+            return run.open(require_usable).checkpoint
+
+    found = resumed(1)
+    assert found is not None and found.step == 1
+    assert set_aside(tmp_path / "b") == ["checkpoint-2.1"]
+    lose(tmp_path / "b")
+    with pytest.raises(NoValidCheckpoint, match="it is of another model"):
+        resumed()
+
+
+@pytest.mark.parametrize(("step", "resumed"), [(1, 2), (3, 3)], ids=["older", "newer"])
+def test_a_checkpoint_of_the_bare_framework_competes_with_the_mirror(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, step: int, resumed: int
+) -> None:
+    finish(train(tmp_path / "a", remote(), 2), 2)
+    lose(tmp_path / "a")
+    (tmp_path / "b" / "checkpoint-foreign").mkdir(parents=True)
+    foreign = Foreign(lambda path: ForeignStep(step) if path.name == "checkpoint-foreign" else None)
+    job = Miniature(tmp_path / "b", mirror=remote(), foreign=foreign)
+    assert job.step == resumed
+    job.run.close()
+
+
 def test_a_listing_that_lags_behind_does_not_hide_the_newest(
     tmp_path: Path, remote: Mirror, store: FaultyStore
 ) -> None:
@@ -282,6 +323,52 @@ def test_a_listing_that_lags_behind_does_not_hide_the_newest(
     lose(tmp_path / "a")
     job = Miniature(tmp_path / "b", mirror=remote())
     assert job.step == 2
+    job.run.close()
+
+
+def test_a_newest_copy_that_was_removed_is_passed_over(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only ``latest`` still names it, and that is no damage to tell of."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    store._store.discard([key for key in store._store.list() if key.startswith("checkpoint-2/")])
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (1, "state at 1")
+    assert "is not used" not in caplog.text
+    job.run.close()
+
+
+def test_a_manifest_that_is_damaged_is_said_once(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Retention lists the mirror after each copy."""
+    train(tmp_path, remote(), 1).run.close()
+    key = next(key for key in store._store.list() if key.endswith("manifest.json"))
+    store._store.put(key, b"{")
+    train(tmp_path, remote(keep=KeepLast(1)), 2, 3).run.close()
+    assert manifests(store) == [1, 3]
+    assert caplog.text.count("is not used") == 1
+
+
+def test_a_file_that_the_store_has_lost_is_copied_again(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    put, lost = store.put, list[str]()
+
+    def lose_once(key: str, content: bytes) -> None:
+        if key.endswith("model.bin") and not lost:
+            lost.append(key)
+        else:
+            put(key, content)
+
+    store.put = lose_once  # type: ignore[method-assign]
+    job = train(tmp_path / "a", remote(), 1)
+    journal = job.run.control.journal.history()
+    finish(job, 1)
+    (behind,) = [entry for entry in journal if entry["event"] == "mirror-behind"]
+    assert "model.bin has no bytes" in behind["reason"]
+    lose(tmp_path / "a")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (1, "state at 1")
     job.run.close()
 
 
@@ -508,6 +595,22 @@ def test_what_a_rewind_sets_aside_is_not_fetched_back(tmp_path: Path, remote: Mi
     job = Miniature(tmp_path, mirror=remote())
     assert job.step == 1
     job.run.close()
+
+
+def test_a_rewind_sets_aside_once(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    """What is saved after it under the same step is resumed from."""
+    finish(train(tmp_path, remote(), 1, 2), 2)
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    Miniature(tmp_path).run.control.journal.append("rewind", step=1, set_aside=["checkpoint-2.1"])
+    job = begin(tmp_path, remote())
+    job.commit(2, "after the rewind")
+    wait(job)
+    job.run.close()
+    for _ in range(2):
+        job = Miniature(tmp_path, mirror=remote())
+        assert (job.step, job.text) == (2, "after the rewind")
+        job.run.close()
+    assert [entry["event"] for entry in job.run.control.journal.history()].count(SET_ASIDE) == 1
 
 
 @pytest.mark.parametrize("saves", [False, True], ids=["nothing saved", "saved"])

@@ -427,8 +427,26 @@ def test_a_later_start_locks_an_earlier_one_out_of_the_memory(node: Node) -> Non
     second.run.engine.submit_to_memory = start_then  # type: ignore[method-assign]
     with pytest.raises(FencedOff):
         save_to_memory(second, 14)
-    kill(third[0])
-    for each in (second, first):
+    for each in (third[0], second, first):
+        kill(each)
+
+
+def test_a_start_that_comes_between_the_commit_in_memory_and_its_end_locks_the_earlier_one_out(node: Node) -> None:
+    """The commit holds: the later start goes on from it."""
+    first, later = node.start(save_every=1), list[Miniature]()
+    memory = first.run._memory_tier
+    assert memory is not None
+    committed = memory.committed
+
+    def start_then(*given: Any) -> None:
+        later.append(node.start(save_every=1))
+        committed(*given)
+
+    memory.committed = start_then  # type: ignore[method-assign]
+    with pytest.raises(FencedOff):
+        save_to_memory(first, 10)
+    assert (later[0].step, later[0].text) == (10, "state at 10")
+    for each in (*later, first):
         kill(each)
 
 

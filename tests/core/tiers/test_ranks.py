@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import miniature
 from launch import Server
 
 JOB = Path(__file__).parents[1] / "job.py"
@@ -24,6 +25,16 @@ def test_ranks_resume_from_the_mirror(tmp_path: Path, server: Server, own: bool)
     expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
     assert found == [expected, expected]
     assert (tmp_path / "bucket" / "ranks-00001").exists() == own
+
+
+def test_a_node_whose_own_part_is_damaged_gets_it_from_the_mirror(tmp_path: Path, server: Server) -> None:
+    words = ["mirror", str(tmp_path / "run"), json.dumps(True), f"file://{tmp_path}/bucket", "damage"]
+    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
+    found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
+    expected = {"step": 2, "text": "state at 2", "mirrored": [2], "generation": 2}
+    assert found == [expected, expected]
+    assert miniature.set_aside(tmp_path / "run" / "0") == []
+    assert miniature.set_aside(tmp_path / "run" / "1") == ["checkpoint-2.superseded.1"]
 
 
 @pytest.mark.thorough

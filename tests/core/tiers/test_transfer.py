@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,21 @@ def test_of_files_that_go_in_parallel_the_first_error_is_raised_and_no_more_are_
     with pytest.raises(TierUnavailable, match="is refused"):
         upload(store, STORAGE, [(str(number), file) for number in range(1000)])
     assert store.requests < 100
+
+
+def test_a_machine_that_has_no_more_threads_ends_the_copy_once_the_others_are_done(
+    tmp_path: Path, store: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_three(thread: threading.Thread) -> None:
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_three)
+    files = [(str(number), local_file(tmp_path, number)) for number in range(1, 9)]
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        upload(store, STORAGE, files)
+    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
