@@ -44,7 +44,7 @@ class CheckpointContent(Protocol):
     def completed(self) -> RankTree:
         """Return the fields of :meth:`rank_state` that are known only once the framework's tensors are copied.
 
-        It is called last, on the thread that commits, and only where they are copied.
+        It is called last, on the thread that commits. Where nothing is copied, there are none.
         """
 
 
@@ -113,7 +113,7 @@ def write_checkpoint(
         found = WrittenCheckpoint(files, facts, complete)
 
     def complete() -> None:
-        fields = content.completed() if rewrite is not None else {}
+        fields = content.completed()
         if rewrite is not None and fields:  # the rest may have changed since
             rewrite(encoding.merged(document, fields).ljust(len(document)))
 

@@ -529,8 +529,6 @@ class FetchLog:
 
     def replay_start(self, consumed: int) -> int:
         """Return the batch from which to fetch again, so that each worker fetches the batches that it had fetched."""
-        if self.is_stream and self.elastic is None:
-            return 0
         return _replay_start(consumed, self._begun, self._recent, self._loader.num_workers, is_stream=self.is_stream)
 
 
