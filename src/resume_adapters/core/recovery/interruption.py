@@ -72,7 +72,7 @@ class Interruption:
         """
         with contextlib.suppress(LeftByPeer):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
-            while True:
+            while True:  # pragma: no cover  # most interpreters raise it before the call above returns
                 time.sleep(0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

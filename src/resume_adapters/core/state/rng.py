@@ -98,11 +98,11 @@ def forked(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
 def _device_states() -> list[Any]:
     # Before torch uses a device its generators are unused too, and asking for them would start the driver.
-    if not _uses_device()():
-        return []
-    import torch
+    if _uses_device()():  # pragma: no cover  # the tests run where there is no accelerator
+        import torch
 
-    return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())]
+        return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())]
+    return []
 
 
 @functools.cache
