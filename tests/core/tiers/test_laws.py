@@ -303,12 +303,14 @@ def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remo
 def test_a_checkpoint_of_the_bare_framework_competes_with_the_mirror(
     tmp_path: Path, remote: Mirror, store: FaultyStore, step: int, resumed: int
 ) -> None:
+    """Where it is newer, nothing is fetched."""
     finish(train(tmp_path / "a", remote(), 2), 2)
     lose(tmp_path / "a")
     (tmp_path / "b" / "checkpoint-foreign").mkdir(parents=True)
     foreign = Foreign(lambda path: ForeignStep(step) if path.name == "checkpoint-foreign" else None)
     job = Miniature(tmp_path / "b", mirror=remote(), foreign=foreign)
     assert job.step == resumed
+    assert committed(tmp_path / "b") == ({"checkpoint-2": 2} if resumed == 2 else {})
     job.run.close()
 
 

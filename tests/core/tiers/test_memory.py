@@ -207,6 +207,32 @@ def test_a_copy_of_a_run_directory_is_another_run_and_a_moved_one_is_not(
     assert "is a copy" not in caplog.text
 
 
+class OfAnotherUser(LocalStorage):
+    """A disk of which a directory is closed to this user."""
+
+    def __init__(self, closed: Path) -> None:
+        super().__init__()
+        self.closed = closed
+
+    def stamp(self, path: Path) -> tuple[int, int, int]:
+        if path.is_relative_to(self.closed):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return super().stamp(path)
+
+
+def test_a_copy_of_what_another_user_has_is_resumed_from(node: Node) -> None:
+    """Of the original nothing can be read, and what that user has in memory is in another directory."""
+    job = node.start()
+    job.commit(1)
+    kill(job)
+    original, copied = node.run_directory, node.run_directory.with_name("copied")
+    shutil.copytree(original, copied, symlinks=True)
+    node.run_directory = copied
+    job = node.start(storage=OfAnotherUser(original))
+    assert (job.step, job.text) == (1, "state at 1")
+    kill(job)
+
+
 def test_scratch_regards_what_is_in_memory(node: Node) -> None:
     job = node.start(save_every=1)
     save_to_memory(job, 5)
