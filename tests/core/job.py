@@ -24,6 +24,10 @@ from torch.distributed import distributed_c10d
 
 from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.recovery.attempt import Attempt, RunningAttempt, under_way
+from resume_adapters.core.recovery.memory import HeldCheckpoint
+from resume_adapters.core.recovery.plan import Level
+from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.run import monitor
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState
@@ -172,6 +176,20 @@ def resume(rank: int, *directories: str) -> dict[str, Any]:
 def start_from(rank: int, directory: str, *named: str) -> dict[str, Any]:
     """Start a run that has no checkpoint of its own from the one that each rank names."""
     return {"resumed": Miniature(Path(directory), ranks=current_ranks(), resume=named[rank]).step}
+
+
+def go_on_from_memory(rank: int, directory: str) -> dict[str, Any]:
+    """Go on, within a block, from what memory holds of a start that is not the last one."""
+    job = Miniature(Path(directory), ranks=current_ranks())
+    job.commit(1)
+    job.run.close()
+    memory = {Path(directory): HeldCheckpoint(f"{directory}/checkpoint-1", job.run.generation - 1)}
+    calls = {"announce": lambda: True, "cut": lambda: None, "forget": lambda: None}
+    with under_way(RunningAttempt(Attempt(1, Level.MEMORY), memory, UpdateWatch(), **calls, began=0.0)):
+        job = Miniature(Path(directory), ranks=current_ranks())
+    found = {"step": job.step, "from_memory": job.run.attempt_checkpoint is not None}
+    job.run.close()
+    return found
 
 
 def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
@@ -562,7 +580,21 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     everything = (
-        *(agree, hurry, skip, clock, run_short, save, resume, start_from, fail, go_on, train, reopen),
+        *(
+            agree,
+            hurry,
+            skip,
+            clock,
+            run_short,
+            save,
+            resume,
+            start_from,
+            go_on_from_memory,
+            fail,
+            go_on,
+            train,
+            reopen,
+        ),
         *(
             mirror,
             copy_slowly,

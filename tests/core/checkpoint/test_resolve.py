@@ -17,15 +17,19 @@ from resume_adapters import KeepLast
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates, list_checkpoints
 from resume_adapters.core.checkpoint.history import CommitHistory
-from resume_adapters.core.checkpoint.validity import ForeignStep
+from resume_adapters.core.checkpoint.resolve import latest_valid
+from resume_adapters.core.checkpoint.validity import ForeignStep, NoForeign
+from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.upkeep import is_checkpoint
+from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
     FormatTooNew,
     NoValidCheckpoint,
+    RunDirectoryUnusable,
     UnsupportedSetting,
 )
 
@@ -320,6 +324,15 @@ def test_a_missing_run_directory_is_a_fresh_start(tmp_path: Path) -> None:
     assert candidates(LocalStorage(), tmp_path / "nowhere") == []
 
 
+def test_why_a_run_directory_cannot_be_listed_is_said_once(tmp_path: Path) -> None:
+    """And not as of one whose permissions are to be fixed."""
+    file, ranks = tmp_path / "file", SingleProcess()
+    file.touch()
+    with pytest.raises(RunDirectoryUnusable) as found:
+        latest_valid(LocalStorage(), ranks, shared_by_all(ranks), file, NoForeign(), CommitHistory())
+    assert str(found.value) == f"{file} is a file; expected the directory of the run's checkpoints"
+
+
 @pytest.mark.parametrize(("step", "expected"), [(15, 20), (25, 25)])
 def test_a_foreign_checkpoint_is_taken_where_no_committed_one_is_newer(
     tmp_path: Path, step: int, expected: int
@@ -536,6 +549,14 @@ def test_a_named_start_that_one_rank_cannot_use_fails_all_ranks(server: Server, 
     assert {each["error"] for each in results} == {"StateMismatch"}
     results = launch(server, tmp_path / "c", 2, "start_from", str(tmp_path / "run"), str(good), str(good))
     assert [each["resumed"] for each in results] == [20, 20]
+
+
+def test_why_what_is_in_memory_is_not_used_is_said_by_one_rank(server: Server, tmp_path: Path) -> None:
+    words = ["go_on_from_memory", str(tmp_path / "run")]
+    output = server.start(JOB, words, tmp_path, 2, {}).wait().require_success().output
+    for rank in range(2):
+        assert json.loads((tmp_path / f"result.{rank}").read_text()) == {"step": 1, "from_memory": False}
+    assert output.count("What is held in memory is not used: another start has taken") == 1
 
 
 @pytest.mark.parametrize("where", ["facts", "write", "commit", "after"])

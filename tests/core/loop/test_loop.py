@@ -181,6 +181,30 @@ def test_a_checkpoint_that_does_not_say_how_many_loaders_were_alike_had_one(
     require_same(tmp_path, [8], script="in turn", save_every=100, each_epoch=True)
 
 
+def test_what_an_older_checkpoint_does_not_say_of_a_loader_is_said_by_a_save_before_its_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = EpochPasses.states
+
+    class Early(Launch):
+        def _followed(self, data: Any) -> None:
+            self.loop.resume(data)
+            self.loop.save("before its first batch")
+            self.run.flush()
+            raise Killed
+
+    expected = Launch(tmp_path / "never", script="followed", save_every=100)()
+    with monkeypatch.context() as of_older, pytest.raises(Killed):
+        of_older.setattr(EpochPasses, "states", lambda passes: [replace(each, alike=None) for each in native(passes)])
+        Launch(tmp_path / "run", killed_after(9), script="followed")()
+    with pytest.raises(Killed):
+        Early(tmp_path / "run", script="followed")()
+    state = json.loads((tmp_path / "run" / "latest" / "resume" / "rank-00000.json").read_text())
+    assert [each["alike"] for each in state["loaders"]] == [[1, 1]]
+    last = Launch(tmp_path / "run", script="followed", save_every=100)()
+    assert (last.trace, last.end) == (expected.trace[8:], expected.end)
+
+
 def test_loaders_that_are_made_in_each_epoch_are_not_kept(tmp_path: Path) -> None:
     Launch(tmp_path, script="anew", epochs=6)()
     state = json.loads((tmp_path / "latest" / "resume" / "rank-00000.json").read_text())

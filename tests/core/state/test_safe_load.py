@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,3 +78,25 @@ def test_a_class_stands_in_for_one_that_is_not_loaded(tmp_path: Path) -> None:
     assert (type(code).__name__, code.arguments, code.state) == ("Popen", (["touch", code.arguments[0][1]],), None)
     assert number.arguments == ("1.5",)
     assert not (tmp_path / "executed").exists()
+
+
+class Loaded:
+    """A class that is loaded, and names one that is not."""
+
+    kind = safe_load.stand_in("decimal.Decimal")
+
+
+def test_stand_ins_are_found_wherever_they_are(tmp_path: Path) -> None:
+    """In an array of objects too, where somebody has told torch of these; and a class that is not loaded is one."""
+    things = np.array([1.5, Thing()], dtype=object)
+    file = tmp_path / "file.pt"
+    torch.save({"model": {"things": things, "kind": decimal.Decimal}, "other": Call(tmp_path / "executed")}, file)
+    classes = [*safe_load.data_classes(), type(np.dtype(object))]
+    with safe_load.data_only(classes), safe_load.standing_in([file]):
+        content = torch.load(file)
+    assert safe_load.stand_ins(content, lambda key: key == "model") == {
+        "decimal.Decimal": "model.kind",
+        f"{Thing.__module__}.Thing": "model.things.1",
+    }
+    assert not (tmp_path / "executed").exists()
+    assert safe_load.stand_ins({"kind": Loaded}, lambda key: True) == {}, "what a class names is not in the file"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from resume_adapters.core.state import twister
 from resume_adapters.core.state.twister import GlobalTwisters, NumpyTwister, PythonTwister, TorchTwister
 
 _OTHER_STATE = torch.Generator().manual_seed(7).get_state()
@@ -91,6 +92,17 @@ def test_a_different_layout_falls_back() -> None:
         torch.rand(1)
         assert python.state() == random.getstate()
         assert torch.equal(of_torch.state(), torch.get_rng_state())
+
+
+def test_a_torch_that_keeps_its_words_elsewhere_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twister, "_HEADER", 8)  # they are not among the first bytes
+    monkeypatch.setattr(twister, "_is_torch_as_expected", twister._is_torch_as_expected.__wrapped__)
+    assert twister._torch_memory() == (), "no memory is read that is not known to be the generator's"
+    of_torch = TorchTwister()
+    for _ in range(2):
+        assert torch.equal(of_torch.state(), torch.get_rng_state())
+        torch.rand(1)
+    assert of_torch.watched == ()
 
 
 def test_a_global_generator_of_another_kind_is_asked_each_time() -> None:
