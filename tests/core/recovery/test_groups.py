@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import GroupMember
+import torch.distributed as dist
+from torch.distributed import GroupMember, HashStore
 
 from resume_adapters.core.recovery import groups
+from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.recovery.groups import BlockGroups
 from waiting import LIMIT
 
@@ -45,6 +48,32 @@ def test_a_group_of_which_this_rank_is_no_member_is_none_of_its_groups() -> None
     of_block = BlockGroups()
     of_block._watching(lambda: (GroupMember.NON_GROUP_MEMBER, None))()
     assert of_block.operations() == 0
+
+
+def test_no_group_is_made_once_they_are_cut_until_the_next_attempt() -> None:
+    of_block = BlockGroups()
+    with of_block.watched():
+        of_block.cut()
+        with pytest.raises(LeftByPeer):
+            dist.init_process_group("gloo")
+        of_block.destroy()
+        of_block.use_store(HashStore)
+        dist.init_process_group("gloo")
+        dist.barrier()
+        assert of_block.operations() == 1
+        of_block.destroy()
+
+
+def test_a_group_of_processes_that_the_block_does_not_know_is_made_as_the_script_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where MPI has started them, and the environment is told only within the block."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    of_block, store = BlockGroups(), HashStore()
+    with of_block.watched():
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=1))
+        assert dist.get_world_size() == 1 and store.num_keys() > 0
+        of_block.destroy()
 
 
 def test_no_group_is_dropped_once_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from resume_adapters import Memory, Remote
 from resume_adapters.core.recovery import block
@@ -397,6 +400,47 @@ def test_a_run_that_was_never_opened_is_left_as_it_was(tmp_path: Path) -> None:
     assert not (tmp_path / "run/.resume/status.json").exists()
 
 
+@pytest.fixture
+def destroyed() -> Iterator[None]:
+    """Leave no process group behind."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_a_process_alone_makes_its_group_again(tmp_path: Path, forward: Callable[..., None], destroyed: None) -> None:
+    """As a script that is launched on one device or on many; each attempt has a group, and the writing to memory."""
+    whole = Job(tmp_path / "whole")()
+    job = Job(tmp_path / "run")
+    forward(job, 5, 9)
+    assert job(initialize=lambda attempt: dist.init_process_group("gloo")).end == whole.end
+    assert job.levels == [None, Level.MEMORY, Level.MEMORY]
+    assert dist.get_world_size() == 1
+
+
+def test_a_group_that_was_made_before_the_block_is_refused(tmp_path: Path, destroyed: None) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    job = Job(tmp_path / "run")
+    with pytest.raises(UnsupportedSetting, match="the process group was made before the restartable block began"):
+        job()
+    assert not job.attempts
+
+
+def test_a_torch_that_was_built_without_process_groups_recovers(
+    tmp_path: Path, forward: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    monkeypatch.delattr(torch._C, "_c10d_init")
+    for name in ("distributed_c10d", "is_initialized", "init_process_group", "new_group"):
+        monkeypatch.delattr(dist, name)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", None)
+    assert not dist.is_available()
+    job = Job(tmp_path / "run")
+    forward(job, 5)
+    assert job().end == whole.end
+    assert job.levels == [None, Level.MEMORY]
+
+
 def test_a_failure_before_any_training_is_tried_again() -> None:
     numbers: list[int] = []
 
@@ -513,6 +557,24 @@ def test_who_fails_while_it_holds_a_step_holds_none(tmp_path: Path, monkeypatch:
     job = Job(tmp_path / "run")
     assert job().end == whole.end
     assert job.levels == [None, Level.DISK]
+
+
+def test_a_disk_that_is_full_is_no_failure_of_the_attempt_where_the_run_goes_on_without_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Job(tmp_path / "whole")()
+    save = PlainTorch.save
+
+    def fill_up(self: PlainTorch, directory: Path) -> None:
+        if directory.is_relative_to(tmp_path / "run") and job.launch and job.launch.loop.global_step == 8:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(self, directory)
+
+    monkeypatch.setattr(PlainTorch, "save", fill_up)
+    job = Job(tmp_path / "run", on_save_error="continue")
+    assert job().end == whole.end
+    assert job.levels == [None]
+    assert [each["step"] for each in journal(tmp_path / "run") if each["event"] == "commit"] == [4, 12, 16, 18]
 
 
 def test_a_large_part_that_changes_within_a_step_is_not_used(tmp_path: Path, forward: Callable[..., None]) -> None:
@@ -679,6 +741,15 @@ def test_single_processes_do_not_share_memory() -> None:
 
 def test_blocks_of_one_process_do_not_share_memory() -> None:
     assert next(block._numbers) < next(block._numbers)
+
+
+def test_a_rank_that_trains_nothing_yet_says_where_it_is_when_another_one_hangs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It has no run directory to write that into."""
+    of_rank = block.Block(BlockOptions())
+    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), "rank 1 hangs")
+    assert "Rank 1 hangs. The threads of rank 0 are at:\nthread MainThread:" in caplog.text
 
 
 def test_a_process_whose_main_thread_cannot_be_led_out_ends(

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.interruption import Interruption
 from resume_adapters.core.recovery.stacks import describe_threads
 from resume_adapters.core.recovery.watch import THREAD_NAME, PeerWatch
-from waiting import LIMIT, until
+from waiting import LIMIT, until, until_ended
 
 
 class Peer:
@@ -126,6 +127,32 @@ def test_a_handler_of_the_signal_that_has_come_late_does_not_raise() -> None:
     assert callable(handler)
     handler(signal.SIGURG, None)
     peer.watch._interruption.interrupt()
+
+
+def test_who_leaves_waits_for_an_interruption_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler that a script has for the signal does not get it."""
+    calls: list[int] = []
+    begun, kill = threading.Event(), signal.pthread_kill
+
+    def kill_late(thread: int, number: int) -> None:
+        begun.set()
+        time.sleep(0.2)
+        kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", kill_late)
+    former = signal.signal(signal.SIGURG, lambda number, frame: calls.append(number))
+    try:
+        interruption = Interruption()
+        peer = threading.Thread(target=interruption.interrupt)
+        with interruption.allowed():
+            peer.start()
+            begun.wait(LIMIT)
+        until_ended(peer)
+        assert not calls
+        signal.raise_signal(signal.SIGURG)
+        assert calls == [signal.SIGURG]
+    finally:
+        signal.signal(signal.SIGURG, former)
 
 
 def test_a_process_that_is_traced_goes_on_behind_what_could_be_interrupted() -> None:
