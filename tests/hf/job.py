@@ -201,11 +201,22 @@ def model() -> torch.nn.Module:
         from peft import LoraConfig, get_peft_model
 
         made = get_peft_model(made, LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True))
+    if CONFIG["beside_lora"]:
+        last = made.base_model.model.transformer.ln_f.requires_grad_(True)
+        last.register_buffer("mean", torch.zeros(()))
+        last.register_forward_hook(_normalize)
     if CONFIG["user_compile"]:
         made = torch.compile(made, backend="eager")
         if not CONFIG["traced"]:
             torch.compiler.set_stance("force_eager")
     return made
+
+
+def _normalize(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    """Subtract a running mean, as a batch norm does."""
+    if module.training:
+        module.mean.lerp_(output.detach().mean(), 0.1)
+    return output - module.mean
 
 
 # ---- Watching
@@ -365,6 +376,7 @@ DEFAULTS: dict[str, Any] = {
     "set_epoch": False,
     "counts_passes": False,
     "lora": False,
+    "beside_lora": False,  # further weights and a buffer change, which peft does not save
     "experts": False,
     "fsdp": None,
     "fsdp_version": 2,

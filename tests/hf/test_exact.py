@@ -75,6 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
     "drop-last": job(args={"dataloader_drop_last": True}),
     "bf16": job(args={"bf16": True}),
     "lora": job(lora=True),
+    "lora-and-more": job(lora=True, beside_lora=True),
     "torch-compile": job(args={"torch_compile": True, "torch_compile_backend": "eager"}),
     "user-compile": job(user_compile=True, args={"remove_unused_columns": False}),
     "ema": job(ema=True, counting=True),
@@ -92,7 +93,7 @@ CASES: dict[str, dict[str, Any]] = {
         "stream-workers",
         "elastic-shards-workers",
         "evaluations-persistent",
-        "lora",
+        "lora-and-more",
         "ema",
     ),
 )

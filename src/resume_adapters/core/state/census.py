@@ -61,6 +61,7 @@ class Subjects:
     Attributes:
         roots: the objects where a walk begins, by the name under which a user knows them.
         captured: objects that others capture or that hold no state of the training; a walk does not enter them.
+        unsaved: tensors of captured modules that nobody captures all the same.
         ignored: what is not looked at, each with the reason: a path such as ``"trainer.deepspeed"``, or ``"*.name"``
             for attributes of that name anywhere.
         foreign: prefixes of modules whose objects are not entered.
@@ -75,6 +76,7 @@ class Subjects:
 
     roots: Mapping[str, Any]
     captured: Iterable[Any] = ()
+    unsaved: Iterable[Any] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
     read_ahead: frozenset[str] = frozenset()
@@ -84,6 +86,10 @@ class Subjects:
     enters_data: bool = False
     largest: int = _LARGEST
     longest_row: int = 0
+
+    def identities(self) -> set[int]:
+        """Return the identities of what others capture; of a module, also of the tensors that its state dict holds."""
+        return _identities(self.captured) - {id(tensor) for tensor in self.unsaved}
 
 
 @dataclass
@@ -145,7 +151,7 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
     outer = next((each for each in above if is_module(get(subjects.roots, each))), None)
     if outer is None:
         return [path]
-    module, captured = get(subjects.roots, outer), _identities(subjects.captured)
+    module, captured = get(subjects.roots, outer), subjects.identities()
     others = {id(part) for each in subjects.captured if is_module(each) for part in each.modules()}
     found = []
     for prefix, part in module.named_modules():
@@ -191,7 +197,7 @@ def made(subjects: Subjects, before: Census, start: Census) -> dict[Path, Leaf]:
 
 
 def _holds_array(data: Any) -> bool:
-    held = [*data, *data.values()] if isinstance(data, dict) else data if type(data) in _CONTAINERS else ()
+    held = [*data, *data.values()] if isinstance(data, dict) else data if type(data) in CONTAINERS else ()
     return is_array(data) or any(map(_holds_array, held))
 
 
@@ -200,7 +206,7 @@ class _Walk:
         self._subjects = subjects
         self._left = objects
         self._has_time = has_time
-        self._captured = _identities(subjects.captured)
+        self._captured = subjects.identities()
         self._seen: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
         self._census = Census()
@@ -228,7 +234,7 @@ class _Walk:
         if self._is_passed_over(value) or self._is_ignored(path):
             return
         is_short_row = is_row(value, self._subjects.longest_row)
-        if not is_short_row and type(value) in _CONTAINERS and len(value) > self._subjects.largest:
+        if not is_short_row and type(value) in CONTAINERS and len(value) > self._subjects.largest:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
@@ -246,7 +252,7 @@ class _Walk:
         elif isinstance(value, dict | list | tuple):
             self._add(path, LeafKind.OPAQUE, value, len(value))
             self._enter(path, value, depth)
-        elif type(value) in _CONTAINERS:  # a deque or a set, which is not entered
+        elif type(value) in CONTAINERS:  # a deque or a set, which is not entered
             self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE))
         else:
             self._add(path, LeafKind.OPAQUE, value, str(value) if isinstance(value, enum.Enum) else None)
@@ -300,7 +306,7 @@ class _Walk:
                 continue
             if count > _LARGEST or id(each) in self._captured:
                 return False
-            if kind in _CONTAINERS:
+            if kind in CONTAINERS:
                 waiting.extend(each)
                 if isinstance(each, dict):
                     waiting.extend(each.values())
@@ -311,7 +317,7 @@ class _Walk:
 
 
 _PLAIN = frozenset((bool, int, float, str, bytes))
-_CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
+CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
 _CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum)
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
 """What is not entered: it leads to all that is imported."""
