@@ -49,19 +49,25 @@ class Place:
 def calling_script() -> list[Place]:
     """Return where the script is now, innermost call first."""
     found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_of_script(frame.f_code.co_filename):
-            held = frame.f_locals
-            data = frozenset(name for name, value in held.items() if _is_data(value))
-            objects = {name: (weakref.ref(each), _attributes(each)) for name, each in held.items() if _is_own(each)}
-            found.append(Place(frame.f_code, frame.f_lineno, data, objects))
-            _release(held, frame.f_code)
-        frame = frame.f_back
+    for frame in script_frames():
+        held = frame.f_locals
+        data = frozenset(name for name, value in held.items() if _is_data(value))
+        objects = {name: (weakref.ref(each), _attributes(each)) for name, each in held.items() if _is_own(each)}
+        found.append(Place(frame.f_code, frame.f_lineno, data, objects))
+        release(held, frame.f_code)
     return found
 
 
-def _release(held: Any, code: CodeType) -> None:
+def script_frames() -> Iterator[FrameType]:
+    """Yield the calls of the script that are running now, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_of_script(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def release(held: Any, code: CodeType) -> None:
     """Empty the copy that Python before 3.13 keeps of a function's variables once they were looked at.
 
     Else the batch and the outputs of this step stay in memory for the life of the function. A script that holds the
@@ -97,10 +103,24 @@ def _is_of_script(file: str) -> bool:
 
 def _is_own(each: Any) -> bool:
     """Return whether an object is of a class of the script, and neither saves itself nor gives data."""
-    kind = type(each)
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or "<"
-    known = callable(each) or any(hasattr(kind, name) for name in ("state_dict", "__iter__", "__getitem__"))
-    return _is_of_script(file) and hasattr(each, "__dict__") and hasattr(each, "__weakref__") and not known
+    known = callable(each) or any(hasattr(type(each), name) for name in ("state_dict", "__iter__", "__getitem__"))
+    return is_of_class_of_script(each) and hasattr(each, "__weakref__") and not known
+
+
+def is_of_class_of_script(each: Any) -> bool:
+    """Return whether an object with attributes is of a class of the script."""
+    file = getattr(sys.modules.get(type(each).__module__), "__file__", None) or "<"
+    return _is_of_script(file) and hasattr(each, "__dict__")
+
+
+def rebound(code: CodeType, line: int) -> set[str] | None:
+    """Return the names to which a step of the loops around a line gives values; ``None`` where there is no source."""
+    if not linecache.getlines(code.co_filename):
+        return None
+    scope = _scope(code.co_filename, code)
+    loops = [node for node in _within(scope) if isinstance(node, _LOOPS) and _holds(node, line)]
+    names = [node for loop in loops for node in _within(loop) if isinstance(node, ast.Name)]
+    return {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
 
 def _attributes(each: Any) -> dict[str, Any]:

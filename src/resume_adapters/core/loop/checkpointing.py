@@ -13,6 +13,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
+from resume_adapters.core.loop.variables import ScriptVariables
 from resume_adapters.core.loop.windows import StepWindows, counted_from_zero
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
@@ -31,7 +32,7 @@ _NO_LOADER = (
 
 _CARRIED = (
     "the loop carries what is in these variables from step to step, and after a resume they start over: keep them in "
-    "run.memory, a dict that is saved, or pass an object with state_dict() as a part"
+    "run.memory, a dict that is saved, or pass an object with state_dict(), or a random generator, as a part"
 )
 
 
@@ -86,6 +87,7 @@ class LoopCheckpointing:
         self.memory: dict[str, Any] = {}
         self._script: list[Place] | None = None
         self._carried: list[str] | None = None
+        self._variables = ScriptVariables(self._known)
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._counted: str | None = None
         self._framework = framework
@@ -145,6 +147,13 @@ class LoopCheckpointing:
         """Remember the loop of the script that is running now, and find out at the first save what it carries."""
         if self._script is None:
             self._script = calling_script()
+            self._variables.begin()
+
+    def _known(self) -> list[Any]:
+        """Return what is saved, or looked at, beside the variables of the script."""
+        subjects, trained = self._session.subjects(), self._framework.trained()
+        of_framework = [*trained.modules, *trained.optimizers, *self._framework.parts().values()]
+        return [*subjects.captured, *subjects.roots.values(), *of_framework, self.memory]
 
     def save(self, epoch: int, step: int, *, to_memory: bool = False) -> None:
         """Save a checkpoint. Every rank calls it, with no gradients held.
@@ -158,6 +167,7 @@ class LoopCheckpointing:
             UnsupportedSetting: the script has evaluated, and the policy ranks by what it was never given.
         """
         self._framework.begin_save()
+        self._variables.compare()
         self._epoch, self._step = epoch, step
         name = self._framework.checkpoint_name(step)
         if to_memory:
@@ -244,6 +254,7 @@ class LoopCheckpointing:
         if self._script is not None and self._carried is None:
             self._carried = carried(self._script)
         names = [*(self._carried or []), *changed(self._script or [])]
+        names += self._variables.changed(names)
         if names:
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))
         return entries

@@ -100,7 +100,7 @@ class Session:
         self.order_digest = OrderDigest()
         self._has_refused = False
         self.part_entries = PartEntries(framework, options)
-        self.observed = ObservedState(self._subjects, framework.registers)
+        self.observed = ObservedState(self.subjects, framework.registers)
         self._has_loaded_observed = False
         self._loadable = LoadableFiles()
         self._architecture: dict[str, str] | None = None
@@ -210,7 +210,7 @@ class Session:
         if launch is not None and launch.observed:
             self.observed.load(launch.observed, self.context.reader.part(TENSORS) or {})
 
-    def _subjects(self) -> Subjects:
+    def subjects(self) -> Subjects:
         """Return the framework's subjects, the states of DDP's hooks, and what the user's parts leave out.
 
         Of a module, ``state_dict()`` lacks the plain attributes: the place in a queue whose entries are a buffer.

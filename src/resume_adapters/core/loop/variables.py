@@ -1,0 +1,162 @@
+"""Objects in a script's variables that change as it trains, such as a generator or a queue of keys: nobody saves them.
+
+They are found by comparing: what a variable holds at the first step and still holds at a save, and has another content
+by then, is carried from step to step. Variables that a step gives a new value are the matter of ``carried.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType, ModuleType
+from typing import Any
+
+from resume_adapters.core.loop.carried import is_of_class_of_script, rebound, release, script_frames
+from resume_adapters.core.loop.objects import instances
+from resume_adapters.core.state import census, object_path
+from resume_adapters.core.state.census import CONTAINERS, Census, Subjects
+from resume_adapters.core.state.leaf_values import LeafKind, is_array
+from resume_adapters.core.state.object_path import Path, is_module, type_name
+from resume_adapters.core.state.rng import is_generator
+from resume_adapters.core.state.stateful import is_stateful
+
+_COMPARISONS = 2
+"""Saves of a launch before which the variables are looked at."""
+
+_DEEP = 4
+"""Objects through which something is held by what others save: a transform by a dataset, that by a loader."""
+
+_MANY = 1_000
+"""Items of a container in which such objects are looked for."""
+
+_CONTENT = (LeafKind.DATA, LeafKind.STATEFUL, LeafKind.TENSOR)
+
+
+class ScriptVariables:
+    """Finds what a script's variables hold, changes as it trains, and is saved by nobody.
+
+    Args:
+        saved: returns what is saved, or looked at, by others.
+    """
+
+    def __init__(self, saved: Callable[[], Iterable[Any]]) -> None:
+        self._saved = saved
+        self._start = Census()
+        self._held: dict[tuple[str, str], int] = {}
+        self._comparisons = 0
+        self._found: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Look at the variables of the calls that are running, for :meth:`compare`; within the first step."""
+        scopes = _scopes()
+        self._held = {(scope, name): id(each) for scope, held in scopes.items() for name, each in held.items()}
+        self._start = self._look(scopes)
+
+    def compare(self) -> None:
+        """Look again, before the first saves of a launch; within the loop."""
+        if self._comparisons == _COMPARISONS or not self._held:
+            return
+        self._comparisons += 1
+        scopes = _scopes()
+        same = {
+            scope: {name: each for name, each in held.items() if self._held.get((scope, name)) == id(each)}
+            for scope, held in scopes.items()
+        }
+        for path, leaf in self._start.changed(self._look(same)).items():
+            is_content = leaf.kind in _CONTENT or type(object_path.get(same, path)) in CONTAINERS
+            if is_content and _is_of_the_script(same, path):
+                name, text = _shown(same, path)
+                self._found.setdefault(name, text)
+
+    def changed(self, known: Iterable[str]) -> list[str]:
+        """Return what has changed, as a user knows it.
+
+        Args:
+            known: what is named already.
+        """
+        names = {each.split("`")[1] for each in known}
+        return [text for name, text in self._found.items() if name not in names]
+
+    def _look(self, scopes: Mapping[str, Any]) -> Census:
+        from torch.utils.data import DataLoader
+
+        saved = [*_held_by([*self._saved(), *instances(DataLoader)])]
+        return census.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
+
+
+_LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
+"""Modules whose objects hold no state of the script, or others save it."""
+
+
+def _scopes() -> dict[str, dict[str, Any]]:
+    """Return the variables that may hold state, by where they are: of the running functions, and of their files."""
+    found: dict[str, dict[str, Any]] = {}
+    for frame in script_frames():
+        code = frame.f_code
+        if code.co_name != "<module>":
+            found.setdefault(f"{code.co_filename}:{code.co_firstlineno}", _variables(frame))
+    for frame in script_frames():
+        code = frame.f_code
+        if code.co_name == "<module>":
+            found[code.co_filename] = _variables(frame)
+        else:
+            held = {name: each for name, each in frame.f_globals.items() if _may_hold(each)}
+            found.setdefault(code.co_filename, held)
+    return found
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    left_out = rebound(frame.f_code, frame.f_lineno)
+    if left_out is None:  # a step's own variables cannot be told from those that it carries
+        return {}
+    held = frame.f_locals
+    found = {name: each for name, each in held.items() if name not in left_out and _may_hold(each)}
+    release(held, frame.f_code)
+    return found
+
+
+def _may_hold(value: Any) -> bool:
+    """Return whether an object can change and keep its identity, and is no machinery of a library."""
+    if type(value) in CONTAINERS or is_array(value) or is_generator(value):
+        return True
+    return is_module(value) or is_stateful(value) or is_of_class_of_script(value)
+
+
+def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:
+    """Return whether a path leads through nothing but containers, modules and objects of the script."""
+    owners = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
+    return all(_may_hold(object_path.get(roots, each)) for each in owners)
+
+
+def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
+    """Return the name of what has changed, and how it is shown: of a module and of a container as a whole."""
+    name = str(path.steps[0].key)
+    held = object_path.get(roots, Path(path.root, path.steps[:1]))
+    attribute = path.steps[1] if len(path.steps) > 1 else None
+    if attribute is None or attribute.kind != "." or is_module(held):
+        return name, f"`{name}` (a {type_name(held)})"
+    return f"{name}.{attribute.key}", f"`{name}.{attribute.key}` (of a {type_name(held)})"
+
+
+def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
+    """Yield objects, and what hangs on them: the average that a part wraps, the generator of a sampler."""
+    seen: set[int] = set()
+    level = list(objects)
+    for _ in range(_DEEP):
+        level = [each for each in level if id(each) not in seen]
+        seen.update(id(each) for each in level)
+        yield from level
+        level = [inner for each in level if not is_module(each) for inner in _content(each)]
+
+
+def _content(value: Any) -> Iterable[Any]:
+    if isinstance(value, type | ModuleType):
+        return ()
+    if type(value) in CONTAINERS:
+        items = value.values() if isinstance(value, Mapping) else value
+        return list(items) if len(value) <= _MANY else ()
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    bound = getattr(value, "__self__", None)
+    return [*getattr(value, "__dict__", {}).values(), *([] if bound is None else [bound])]

@@ -1,0 +1,116 @@
+"""What the variables of a script hold and a loop changes is named, unless somebody saves it."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from resume_adapters.core.loop.variables import ScriptVariables
+
+from plain_torch import Launch
+
+NAMED: dict[str, tuple[str, str, list[str]]] = {
+    "generators": (
+        "a, b, c = torch.Generator(), np.random.default_rng(0), random.Random(0)",
+        "torch.rand(1, generator=a), b.random(), c.random()",
+        ["`a` (a Generator)", "`b` (a Generator)", "`c` (a Random)"],
+    ),
+    "an average of the weights": (
+        "teacher = torch.nn.Linear(2, 2)",
+        "teacher.weight.data.mul_(0.5)",
+        ["`teacher` (a Linear)"],
+    ),
+    "a queue of keys": (
+        "queue, counts = torch.zeros(8), np.ones(2)",
+        "queue[1:3] += 1.0; counts[0] *= 0.9",
+        ["`queue` (a Tensor)", "`counts` (a ndarray)"],
+    ),
+    "containers": (
+        "replay, table, seen, rows = deque(maxlen=2), {}, set(), [[0]]",
+        "replay.append(object()); table[index] = 2; seen.add(index); rows[0][0] += 1",
+        ["`replay` (a deque)", "`table` (a dict)", "`seen` (a set)", "`rows` (a list)"],
+    ),
+    "an object of the script": (
+        "class Norm:\n    def __init__(self):\n        self.mean, self.fixed = torch.zeros(1), [1]\nnorm = Norm()",
+        "norm.mean = norm.mean + 1",
+        ["`norm.mean` (of a Norm)"],
+    ),
+    "an object that has a state": (
+        "scaler = torch.amp.GradScaler('cpu')",
+        "scaler.scale(torch.ones(1)); scaler.update(2.0 + index)",
+        ["`scaler` (a GradScaler)"],
+    ),
+    "nothing that stays": ("fixed, model = [1], torch.nn.Linear(2, 2)", "model(torch.ones(2))", []),
+    "nothing that a step makes": ("batch = []", "batch = [random.random()]; batch.append(1)", []),
+    "nothing of a loader": (
+        "class Noise:\n    def __init__(self):\n        self.random = torch.Generator()\n"
+        "order, noise = torch.Generator(), Noise()\n"
+        "class Data(list):\n    transform = None\n"
+        "data = Data([1, 2])\ndata.transform = noise\n"
+        "loader = DataLoader(data, shuffle=True, generator=order)",
+        "torch.rand(1, generator=order); torch.rand(1, generator=noise.random)",
+        [],
+    ),
+    "nothing that is saved": ("ema = saved[0].inner", "ema.add_(1.0)", []),
+}
+
+NAMES = {"torch": torch, "np": np, "random": random, "deque": deque, "DataLoader": DataLoader}
+
+
+class Part:
+    """Saves what it wraps."""
+
+    def __init__(self) -> None:
+        self.inner = torch.zeros(2)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("what", NAMED)
+def test_what_a_loop_changes(what: str, in_function: bool, tmp_path: Path) -> None:
+    before, body, found = NAMED[what]
+    loop = f"for index in range(4):\n    {body}\n    look(index)\n"
+    if in_function:
+        lines = "".join(f"    {line}\n" for line in loop.splitlines())
+        loop = f"def train():\n    batch = None\n{lines}train()\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"{before}\n{loop}")
+    saved = [Part()]
+    variables = ScriptVariables(lambda: saved)
+
+    def look(index: int) -> None:
+        if index == 0:
+            variables.begin()
+        else:
+            variables.compare()
+
+    runpy.run_path(str(script), {**NAMES, "look": look, "saved": saved})
+    assert sorted(variables.changed([])) == sorted(found)
+    assert variables.changed(found) == []
+
+
+def test_a_script_without_a_source_is_left_alone() -> None:
+    variables = ScriptVariables(list)
+    source = "rows = []\nfor _ in range(2):\n    rows.append(1)\n    look()\n"
+    exec(compile(source, "/gone.py", "exec"), {"look": lambda: (variables.compare(), variables.begin())})
+    variables.compare()
+    assert not any("rows" in each for each in variables.changed([]))
+
+
+def test_what_the_variables_of_a_loop_hold_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    launch = Launch(tmp_path, epochs=1)
+    data, noise = launch.loader(), torch.Generator()
+    launch.loop.memory["kept"] = kept = [0]
+    with caplog.at_level("INFO", "resume_adapters"), launch.loop:
+        for _ in launch.loop.epochs(1):
+            for batch in launch.loop.batches(data):
+                kept[0] += 1
+                launch._step(batch + torch.rand((), generator=noise))
+    assert caplog.text.count("`noise` (a Generator)") == 1
+    assert "`kept`" not in caplog.text and "kept" in launch.loop.memory
