@@ -524,7 +524,8 @@ def test_what_is_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None
 
 def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
     """Behind a generator that nobody sees, other batches would follow: an error, not another run."""
-    assert bench.run(tmp_path, {"own_generator": "global", "kill": KILL}).killed
+    first = bench.run(tmp_path, {"own_generator": "global", "kill": KILL})
+    assert first.killed and first.output.count("MISSING: `_GENERATOR` (a Generator): the training changes") == 1
     outcome = bench.run(tmp_path, {"own_generator": "global"})
     assert outcome.statuses == (1,)
     assert "is not the batch that followed when the checkpoint was saved" in outcome.output

@@ -14,6 +14,7 @@ from transformers.trainer_utils import TrainOutput
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.dataloader.progress import length_of
+from resume_adapters.core.loop.variables import ScriptVariables
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent
@@ -34,6 +35,12 @@ from resume_adapters.hf.framework import TrainerFramework
 from resume_adapters.hf.records import DueEvaluation, TrainerCounters, TrainerRankState
 from resume_adapters.hf.supported import require_supported
 from resume_adapters.hf.weights import LIVE_WEIGHTS
+
+_CHANGED = (
+    "the training changes what is in these variables of the script, and after a resume they start over: hold them in "
+    "an attribute of the trainer or of a callback, or pass an object with state_dict(), or a random generator, as a "
+    "part: ResumeCallback(name=object)"
+)
 
 
 class SessionPhase(enum.Enum):
@@ -101,6 +108,12 @@ class TrainerSession:
         self._replaces_cadence = cadence is not None
         self._save_due = self._is_due_in_memory = self._saves_to_memory = False
         self._resumed: TrainerRankState | None = None
+        self._variables = ScriptVariables(self._known)
+
+    def _known(self) -> list[Any]:
+        """Return what is saved, or looked at, beside the variables of the script."""
+        subjects = self.session.subjects()
+        return [*subjects.captured, *subjects.roots.values()]
 
     @property
     def run(self) -> ResumableRun:
@@ -237,10 +250,15 @@ class TrainerSession:
 
     # ---- Training
 
+    def _begin_observing(self) -> None:
+        if not self.session.observed.has_begun:
+            self.session.begin_observing()
+            self._variables.begin()
+
     def before_epoch(self) -> None:
         """Begin to observe, before callbacks hear of the first epoch; of a resumed one they had heard before."""
         if self._resumed is None or self._resumed.between_epochs:
-            self.session.begin_observing()
+            self._begin_observing()
 
     def begin_epoch(self) -> None:
         """Count epochs; the micro-batches of a resumed one are counted on.
@@ -334,7 +352,7 @@ class TrainerSession:
         if at_start and self.context is not None:
             return {}
         if at_start:
-            self.session.begin_observing()  # generation changes the model's generation_config, for one
+            self._begin_observing()  # generation changes the model's generation_config, for one
         return self.evaluation.evaluate(native, self._keep)
 
     def evaluate_again(self) -> bool:
@@ -343,7 +361,7 @@ class TrainerSession:
         Returns:
             Whether no epoch is left to train: the evaluation, between two epochs, ended the training.
         """
-        self.session.begin_observing()
+        self._begin_observing()
         state = self._resumed
         if state is None or state.evaluation is None:
             return False
@@ -380,6 +398,7 @@ class TrainerSession:
         self._keep()
         to_memory = self._saves_to_memory
         with self.framework.saving(native, pushes=not to_memory):
+            self._variables.compare()
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
 
     def hold(self) -> FrozenState:
@@ -436,10 +455,12 @@ class TrainerSession:
         return CheckpointFacts(float(live.epoch), self.evaluation.metrics(), best)
 
     def describe(self) -> list[PartEntry]:
-        """Return an entry for each part of the call, and for workers of evaluations that nobody captures."""
+        """Return an entry for each part of the call, and for what nobody captures: workers, variables of the script."""
+        names = self._variables.changed(())
         return [
             *self.session.part_entries.captured(self.framework.parts(), counters="running loss and elapsed time"),
             *self.evaluation.missing(),
+            *([PartEntry("script", "missing", f"{', '.join(names)}: {_CHANGED}")] if names else []),
         ]
 
     # ---- Ending
