@@ -197,6 +197,11 @@ def model() -> torch.nn.Module:
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), CONFIG["dropout"]),
     )
     made: Any = GPT2LMHeadModel(config)
+    if CONFIG["lora"] == "pruned":
+        from peft import AdaLoraConfig, get_peft_model
+
+        ranks = {"init_r": 4, "target_r": 1, "tinit": 2, "tfinal": 5, "deltaT": 1, "total_step": 21}
+        return get_peft_model(made, AdaLoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, **ranks))
     if CONFIG["lora"]:
         from peft import LoraConfig, get_peft_model
 
@@ -375,7 +380,7 @@ DEFAULTS: dict[str, Any] = {
     "mask": False,
     "set_epoch": False,
     "counts_passes": False,
-    "lora": False,
+    "lora": False,  # "pruned": AdaLoRA
     "beside_lora": False,  # further weights and a buffer change, which peft does not save
     "experts": False,
     "fsdp": None,
@@ -492,6 +497,13 @@ def training_arguments(**more: Any) -> TrainingArguments:
     )
 
 
+class Pruning(TrainerCallback):
+    """Lets AdaLoRA prune its ranks."""
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        options["model"].base_model.update_and_allocate(state.global_step)
+
+
 def new_trainer(trained: torch.nn.Module, arguments: TrainingArguments, data: Any, ema: Ema | None) -> TracedTrainer:
     trainer = (HoldingTrainer if CONFIG["holding"] else TracedTrainer)(
         model=trained,
@@ -505,6 +517,8 @@ def new_trainer(trained: torch.nn.Module, arguments: TrainingArguments, data: An
         trainer.counted.reference = lambda: trainer.reference
     # Where the Trainer divides by it and Accelerate does again, gradients depend on the split into batches.
     trainer.accelerator.gradient_accumulation_steps = 1
+    if CONFIG["lora"] == "pruned":
+        trainer.add_callback(Pruning())
     if CONFIG["late"]:
         trainer.add_callback(resume_callback(ema, data))
     if CONFIG["scaler"]:

@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bf16": job(args={"bf16": True}),
     "lora": job(lora=True),
     "lora-and-more": job(lora=True, beside_lora=True),
+    "lora-of-pruned-ranks": job(lora="pruned"),
     "torch-compile": job(args={"torch_compile": True, "torch_compile_backend": "eager"}),
     "user-compile": job(user_compile=True, args={"remove_unused_columns": False}),
     "ema": job(ema=True, counting=True),
@@ -94,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
         "elastic-shards-workers",
         "evaluations-persistent",
         "lora-and-more",
+        "lora-of-pruned-ranks",
         "ema",
     ),
 )

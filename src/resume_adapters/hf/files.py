@@ -26,6 +26,7 @@ from resume_adapters.integrations.deepspeed_engine import names
 _NAME = re.compile(r"checkpoint-(\d+)")
 _RNG = re.compile(r"rng_state(?:_(\d+))?\.pth")
 _WHOLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+_ADAPTER = "adapter_model.safetensors"
 _LOADED_BY_NAME = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt")
 """What the trainer loads where it lies in a checkpoint."""
 _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -153,12 +154,47 @@ def verify(trainer: Any, files: CheckpointFiles) -> None:
         file = files.find(names[component])
         if thing is not None and file is not None:
             verify_equal(component, read_native(file), thing.state_dict())
-    adapter = files.find("adapter_model.safetensors")
+    cut = cut_adapters(trainer, files)
+    if cut:
+        whole, live = whole_adapters(trainer, files), trainer.model.state_dict()
+        verify_equal("model", whole, {name: live[name] for name in whole})
+        return
+    adapter = files.find(_ADAPTER)
     if adapter is not None and is_peft_model(trainer.model):
         from peft import get_peft_model_state_dict
         from safetensors.torch import load_file
 
         verify_equal("model", load_file(adapter), dict(get_peft_model_state_dict(trainer.model)))
+
+
+def cut_adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
+    """Return the tensors of adapters that peft has saved in another shape than the model's, by their names in memory.
+
+    AdaLoRA saves the ranks that it has not pruned, and trains tensors of all ranks: peft does not load the file into
+    a model that begins.
+    """
+    live = trainer.model.state_dict() if files.find(_ADAPTER) is not None else {}
+    return {name: each for name, each in _adapters(trainer, files).items() if each.shape != live[name].shape}
+
+
+def whole_adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
+    """Return the tensors of adapters that peft has saved as they are, by their names in memory."""
+    live = trainer.model.state_dict()
+    return {name: each for name, each in _adapters(trainer, files).items() if each.shape == live[name].shape}
+
+
+def _adapters(trainer: Any, files: CheckpointFiles) -> dict[str, Any]:
+    """Return the tensors of adapters that were saved, by their names in memory, which have that of the adapter."""
+    file = files.find(_ADAPTER)
+    if file is None or not is_peft_model(trainer.model):
+        return {}
+    from safetensors.torch import load_file
+
+    saved = load_file(file)
+    inner = f".{getattr(trainer.model, '_orig_mod', trainer.model).active_adapter}"
+    return {
+        name: saved[name.replace(inner, "")] for name in trainer.model.state_dict() if name.replace(inner, "") in saved
+    }
 
 
 def is_peft_model(model: Any) -> bool:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.checkpoint.parts import CheckpointReader
+from resume_adapters.core.session.observed import TENSORS
 from resume_adapters.core.state import keys, rng
 from resume_adapters.core.state.weights import (
     are_saved_as_they_are,
@@ -82,7 +83,13 @@ class ModelWeights:
         files.require_named(reader.files, with_adapters=has_own_loader or not weight_files)
         digests = reader.part(LIVE_WEIGHTS)
         if has_own_loader or not weight_files:  # adapters: only peft knows under which names they are saved
-            native()
+            cut = {} if has_own_loader else files.cut_adapters(self._trainer, reader.files)
+            observed = _observed(reader)
+            if cut and cut.keys() <= observed.keys():
+                whole = files.whole_adapters(self._trainer, reader.files)
+                model.load_state_dict({**whole, **{name: observed[name] for name in cut}}, strict=False)
+            else:
+                native()
         content = read_weight_files(weight_files)
         if digests is None and have_names_of(content, model.state_dict()):
             load_weights(model, content, checkpoint)
@@ -105,6 +112,11 @@ class ModelWeights:
             named = {name: content[key] for name, key in keys.canonical(content).items()}
             content = _converted(pretrained, named, checkpoint)
         load_weights(model, content, checkpoint)
+
+
+def _observed(reader: CheckpointReader) -> dict[str, Any]:
+    """Return the model's tensors that are observed state, by their names in memory."""
+    return {name.removeprefix("model."): each for name, each in (reader.part(TENSORS) or {}).items()}
 
 
 def _converted(model: PreTrainedModel, content: dict[str, Any], checkpoint: Path) -> dict[str, Any]:

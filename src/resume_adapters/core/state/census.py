@@ -207,6 +207,7 @@ class _Walk:
         self._left = objects
         self._has_time = has_time
         self._captured = subjects.identities()
+        self._unsaved = {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
         self._census = Census()
@@ -284,7 +285,8 @@ class _Walk:
 
     def _add_module(self, path: Path, value: Any) -> None:
         held = (each for part in value.modules() for each in (*part._parameters.values(), *part._buffers.values()))
-        if any(each is not None and id(each) not in self._captured for each in held):
+        known = self._captured | self._unsaved  # of a captured module, which is there from the start
+        if any(each is not None and id(each) not in known for each in held):
             self._add(path, LeafKind.MODULE, value, None)
 
     def _add_stateful(self, path: Path, value: Any) -> None:
