@@ -312,7 +312,8 @@ class TrainerFramework:
         elif self.sharded is not None:
             self.sharded.load(reader.files, native)
         else:
-            self.weights.load(reader, native, has_own_loader=has_own_loader, verify=verify)
+            load = self.weights.load
+            load(reader, native, has_own_loader=has_own_loader, verify=verify, has_trained=True)
 
     def verify(self, context: RestoreContext) -> None:
         """Compare optimizer, schedule, scaler and adapters with what the checkpoint holds.

@@ -65,13 +65,22 @@ class ModelWeights:
             self._saved_as_they_are = is_adapter or are_saved_as_they_are(read_weight_files(found), model.state_dict())
         return None if self._saved_as_they_are else weight_digests(model.state_dict())
 
-    def load(self, reader: CheckpointReader, native: Callable[[], None], *, has_own_loader: bool, verify: bool) -> None:
+    def load(
+        self,
+        reader: CheckpointReader,
+        native: Callable[[], None],
+        *,
+        has_own_loader: bool,
+        verify: bool,
+        has_trained: bool = False,
+    ) -> None:
         """Load the weights of a checkpoint into the model, whatever wraps it, and verify them.
 
         Args:
             reader: reads the checkpoint.
             native: the trainer's own way to load them.
             has_own_loader: a subclass of the Trainer has replaced that way.
+            has_trained: the model has trained, so that peft knows of it what it has saved of its adapters.
             verify: compare what was loaded with what was saved.
 
         Raises:
@@ -83,7 +92,7 @@ class ModelWeights:
         files.require_named(reader.files, with_adapters=has_own_loader or not weight_files)
         digests = reader.part(LIVE_WEIGHTS)
         if has_own_loader or not weight_files:  # adapters: only peft knows under which names they are saved
-            cut = {} if has_own_loader else files.cut_adapters(self._trainer, reader.files)
+            cut = {} if has_own_loader or has_trained else files.cut_adapters(self._trainer, reader.files)
             observed = _observed(reader)
             if cut and cut.keys() <= observed.keys():
                 whole = files.whole_adapters(self._trainer, reader.files)
