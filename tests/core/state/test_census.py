@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import copy
+import datetime
+import decimal
 import enum
+import itertools
 import logging
 import random
 import threading
@@ -188,6 +192,82 @@ def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below
         "trainer.made": LeafKind.OPAQUE,
         "trainer.full": LeafKind.OPAQUE,
     }
+
+
+class Window(deque[int]):
+    """A container of the user's."""
+
+
+class Seen(set[int]):
+    """Another one."""
+
+
+class Printing:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("code of the user")
+
+
+def counted() -> Any:
+    yield from range(9)
+
+
+def begun(iterator: Any) -> Any:
+    next(iterator)
+    return iterator
+
+
+SHOWN: dict[str, tuple[Any, Any]] = {
+    "deque of a class": (Window([1], maxlen=2), lambda it: it.append(2)),
+    "set of a class": (Seen([1]), lambda it: it.add(2)),
+    "array": (array.array("d", [1]), lambda it: it.append(2)),
+    "empty array": (array.array("d"), lambda it: it.append(2)),
+    "bytes": (bytearray(b"a"), lambda it: it.append(2)),
+    "text": (np.array(["a", "b"]), lambda it: it.__setitem__(0, "c")),
+    "objects": (np.array([None, "b"], dtype=object), lambda it: it.__setitem__(0, "c")),
+    "masked": (np.ma.zeros(2), lambda it: it.__setitem__(0, 3)),
+    "list": (iter([1, 2, 3]), next),
+    "count": (itertools.count(), next),
+    "cycle": (itertools.cycle([1, 2, 3]), next),
+    "slice": (itertools.islice(itertools.count(), 9), next),
+    "zip": (zip(range(9), [1, 2, 3], strict=False), next),
+    "generator": (counted(), next),
+    "generator that has begun": (begun(counted()), next),
+    "generator over another": ((each for each in counted()), next),
+    "loader": (iter(torch.utils.data.DataLoader(range(9))), next),  # type: ignore[arg-type]
+    "loader with workers": (iter(torch.utils.data.DataLoader(range(9), num_workers=1)), next),  # type: ignore[arg-type]
+}
+"""What is no data, and how it changes."""
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_not_data_is_named_as_soon_as_what_it_shows_of_itself_changes(name: str) -> None:
+    value, change = SHOWN[name]
+    trainer = Thing(value=value)
+    assert changes(trainer, lambda it: None) == {}, "looking takes nothing from it"
+    assert changes(trainer, lambda it: change(it.value)) == {"trainer.value": LeafKind.OPAQUE}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (decimal.Decimal(1), decimal.Decimal(2)), (1j, 2j), (range(1), range(2)),
+        (datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)), (np.datetime64("2026"), np.datetime64("2027")),
+        (torch.zeros(2).to_sparse(), torch.ones(2).to_sparse()),
+    ],
+    ids=lambda pair: type(pair[0]).__name__,
+)  # fmt: skip
+def test_a_value_that_is_not_data_is_named_where_another_is_in_its_place(pair: Any) -> None:
+    assert changes(Thing(value=pair[0]), lambda it: vars(it).update(value=pair[1])) == {
+        "trainer.value": LeafKind.OPAQUE
+    }
+
+
+def test_an_object_that_shows_nothing_is_not_named_and_no_code_of_the_user_is_run() -> None:
+    trainer = Thing(objects=(object(), Printing(), memoryview(b"abcd")[::2]))
+    again = (object(), Printing(), memoryview(b"efgh")[::2])
+    assert changes(trainer, lambda it: vars(it).update(objects=again)) == {}
 
 
 def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep() -> None:

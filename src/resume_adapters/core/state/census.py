@@ -21,6 +21,7 @@ from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.leaf_values import LeafKind, is_array, state_of
 from resume_adapters.core.state.number_row import is_row, row_digest
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
+from resume_adapters.core.state.opaque import is_loader_iterator, opaque_fingerprint
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.errors import NotSerialisable
 
@@ -235,7 +236,8 @@ class _Walk:
         if self._is_passed_over(value) or self._is_ignored(path):
             return
         is_short_row = is_row(value, self._subjects.longest_row)
-        if not is_short_row and type(value) in CONTAINERS and len(value) > self._subjects.largest:
+        is_container = type(value) in CONTAINERS or isinstance(value, deque | set)
+        if is_container and not is_short_row and len(value) > self._subjects.largest:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
@@ -256,8 +258,8 @@ class _Walk:
         elif type(value) in CONTAINERS:  # a deque or a set, which is not entered
             self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE))
         else:
-            self._add(path, LeafKind.OPAQUE, value, str(value) if isinstance(value, enum.Enum) else None)
-            if depth > 1 and not isinstance(value, _CLOSED):
+            self._add(path, LeafKind.OPAQUE, value, opaque_fingerprint(value, sampled_above=_SAMPLE))
+            if depth > 1 and not isinstance(value, _CLOSED) and not is_loader_iterator(value):
                 self._enter(path, value, depth - 1)
 
     def _is_ignored(self, path: Path) -> bool:
