@@ -140,10 +140,13 @@ class Layered(BoringModel):
 def test_groups_that_finetuning_has_added_are_no_changed_settings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    path = None
     with caplog.at_level(logging.INFO, "resume_adapters"):
         for epochs in (2, 3):
             caplog.clear()
-            trainer_of(tmp_path, Unfreezing(), ResumeCallback(), max_epochs=epochs).fit(Layered())
+            trainer = trainer_of(tmp_path, Unfreezing(), ResumeCallback(), max_epochs=epochs)
+            trainer.fit(Layered(), ckpt_path=path)
+            path = trainer.checkpoint_callback.best_model_path
     (line,) = [each for each in caplog.messages if "Settings that differ" in each]
     assert "this launch's max_epochs 3 (was 2)." in line
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MinMaxMetric, Running
 
+from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
 BEGUN: list[int] = []
@@ -158,6 +159,20 @@ def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
     assert callback.active_run is None
     again = Line(None)
     trainer_of(tmp_path, callback).fit(again, loader)
+    assert BEGUN == [2]
+
+
+def test_a_second_phase_with_a_trainer_of_its_own_is_not_taken_for_the_first_one_going_on(tmp_path: Path) -> None:
+    """Lightning begins it at step 0; only the trainer that has trained, or a ckpt_path, trains the run further."""
+    loader = DataLoader(torch.rand(8, 1), batch_size=2)
+    first = trainer_of(tmp_path, ResumeCallback(), max_epochs=1)
+    first.fit(Line(None), loader)
+    with pytest.raises(UnsupportedSetting, match="with a Trainer that has trained nothing and gets no ckpt_path: it"):
+        trainer_of(tmp_path, ResumeCallback(), max_epochs=2).fit(Line(None), loader)
+    first.fit_loop.max_epochs = 2
+    first.fit(Line(None), loader)
+    assert BEGUN == [1]
+    trainer_of(tmp_path, ResumeCallback()).fit(Line(None), loader, ckpt_path=str(tmp_path / "epoch=1-step=8.ckpt"))
     assert BEGUN == [2]
 
 

@@ -65,6 +65,7 @@ class FitSession:
     def __init__(self, trainer: Any, options: ResumeOptions, named: str | os.PathLike[str] | None) -> None:
         directory = Path(os.path.realpath(model_checkpoints.saving(trainer)[0].dirpath))
         self._trainer = trainer
+        self._begins = _begins(trainer, named)
         self._unwanted: set[str] = set()
         self._saves_to_memory = False
         self._framework = LightningFramework(trainer, directory)
@@ -475,7 +476,7 @@ class FitSession:
 
     def _extent(self) -> Extent:
         epochs, steps = self._trainer.max_epochs, self._trainer.max_steps
-        return Extent(epochs if epochs and epochs > 0 else None, steps if steps > 0 else None)
+        return Extent(epochs if epochs and epochs > 0 else None, steps if steps > 0 else None, begins=self._begins)
 
     def _horizon(self) -> int | None:
         """Return the steps after which the run is finished; ``None`` where that is not known before its end."""
@@ -489,3 +490,10 @@ class FitSession:
     def close(self) -> None:
         """Undo what the session started and registered."""
         self._session.close()
+
+
+def _begins(trainer: Any, named: str | os.PathLike[str] | None) -> str:
+    """Return why Lightning alone would begin this ``fit`` at step 0; empty where it would train further."""
+    if named is not None or trainer.global_step:
+        return ""
+    return "a Trainer that has trained nothing and gets no ckpt_path"

@@ -56,6 +56,8 @@ def test_it_is_refused_where_it_trains_something_else(tmp_path: Path) -> None:
     ask(tmp_path, Extent(None, 20, SAMPLES))
     with pytest.raises(UnsupportedSetting, match="with 48 samples in the dataset, 52 then: it would"):
         ask(tmp_path, Extent(None, 20, {"samples in the dataset": 48}))
+    with pytest.raises(UnsupportedSetting, match="of 20 steps there with a new trainer: it would"):
+        ask(tmp_path, Extent(None, 20, SAMPLES, begins="a new trainer"))
 
 
 def test_others_may_begin_there(tmp_path: Path) -> None:

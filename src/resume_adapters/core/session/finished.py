@@ -21,11 +21,13 @@ class Extent:
         epochs: epochs of the whole run; ``None`` where only its steps are limited.
         steps: optimizer steps of the whole run; ``None`` where only its epochs are limited.
         content: what stays as it is where a run is trained further, by the words for it.
+        begins: why the framework alone would begin at step 0, in words; empty where it would train further.
     """
 
     epochs: float | None
     steps: int | None
     content: Mapping[str, Any] = field(default_factory=dict)
+    begins: str = ""
 
     def __str__(self) -> str:
         found = {"epochs": self.epochs, "steps": self.steps}
@@ -68,7 +70,7 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
         directory_option: what sets the run directory, as a user writes it.
 
     Raises:
-        UnsupportedSetting: it asks for no more epochs or steps, or trains something else.
+        UnsupportedSetting: it asks for no more epochs or steps, trains something else, or would begin at step 0.
     """
     former = run.previous if run.generation else run.control.status.read()
     if run.resume == "scratch!" or former is None or former.state is not RunState.FINISHED:
@@ -81,7 +83,7 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
         f"{value} {name}, {finished.content[name]} then"
         for name, value in extent.content.items()
         if finished.content.get(name) != value
-    ]
+    ] + [extent.begins] * bool(extent.begins)
     if extent.is_beyond(finished) and not differences:
         return
     if run.generation:  # opened meanwhile: it is left as it was
