@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader
 
+from resume_adapters.lightning import ResumeCallback, observed
 from selection import often
 
 import contract
@@ -34,3 +39,81 @@ def test_it_is_said_and_a_plain_module_holds_nothing(bench: contract.Bench, tmp_
         assert path in outcome.output, path
     plain = bench.run(tmp_path / "plain", {"validate": True, "plateau": {"monitor": "val_loss"}}).require_success()
     assert "observed" not in plain.output and "MISSING" not in plain.output
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Annealing(pl.LightningModule):
+    """Anneals a hyperparameter, and adds one."""
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__()
+        self.save_hyperparameters({"forcing": 1.0, "nested": {"calls": 0}})
+        self.layer = torch.nn.Linear(1, 1)
+        self.interrupted_at = interrupted_at
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.global_step == self.interrupted_at:
+            raise Interrupted
+        self.hparams.forcing *= 0.9
+        self.hparams["nested"]["calls"] += 1
+        self.hparams.setdefault("steps", []).append(self.global_step)
+        self.log("loss", loss := self.layer(batch).square().mean())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Counting(EarlyStopping):
+    """Inherits how its state is saved, which knows nothing of what it counts."""
+
+    def __init__(self) -> None:
+        super().__init__("loss", patience=100)
+        self.checked: list[int] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self.checked.append(trainer.current_epoch)
+
+
+class Clipping(pl.Callback):
+    """Changes a setting of the trainer once."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            trainer.gradient_clip_val = 0.1
+
+
+def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
+    """Train; return what the module, a callback and the trainer hold at the end."""
+    module, counting = Annealing(interrupted_at), Counting()
+    trainer = pl.Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=5.0,
+        callbacks=[ModelCheckpoint(directory, every_n_train_steps=3), Clipping(), counting, ResumeCallback()],
+    )
+    pl.seed_everything(1)
+    trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
+    return dict(module.hparams), counting.checked, counting.wait_count, trainer.gradient_clip_val
+
+
+def test_hyperparameters_settings_and_what_a_callback_adds_to_one_of_lightning_resume(tmp_path: Path) -> None:
+    expected = fit(tmp_path / "whole", None)
+    with pytest.raises(Interrupted):
+        fit(tmp_path / "run", 14)
+    found = fit(tmp_path / "run", None)
+    assert found == expected and expected[1] == [0, 1, 2, 3] and expected[3] == 0.1
+
+
+def test_what_a_callback_of_lightning_has_itself_is_left_to_its_state_dict() -> None:
+    stopping, checkpoint = EarlyStopping("loss"), ModelCheckpoint()
+    for each in (stopping, checkpoint):
+        assert vars(each).keys() <= observed._own_names(type(each))
+    assert "checked" not in observed._own_names(Counting)

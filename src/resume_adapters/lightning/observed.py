@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,28 +21,28 @@ IGNORED = {
 FOREIGN = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 """Objects of these modules are not entered: the loops, connectors and loggers, which the adapter saves or knows."""
 
+_OURS = "resume_adapters."
+
 
 def subjects(trainer: Any, captured: Iterable[Any]) -> Subjects:
-    """Return the module, its callbacks and the datamodule.
+    """Return the module, its callbacks, the datamodule, the hyperparameters of both, and the trainer's settings.
 
     Args:
         trainer: the trainer.
         captured: what is saved beside Lightning's own file.
     """
     module, data = trainer.lightning_module, trainer.datamodule
-    callbacks = [each for each in trainer.callbacks if not _is_saved(each)]
+    callbacks = [each for each in trainer.callbacks if not _is_saved(each) or _adds_to_lightning(each)]
     names = [type(each).__name__ for each in callbacks]
     metrics = [metric for _, metric in torchmetrics(module)]
-    roots = {
-        "module": module,
-        **{f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)},
-    }
+    by_name = {f"callbacks.{name}.{names[:at].count(name)}": callbacks[at] for at, name in enumerate(names)}
+    roots = {"module": module, **_hyperparameters("module", module), **by_name, "trainer": trainer}
     if data is not None and not _saves_itself(data):
-        roots["datamodule"] = data
+        roots |= {"datamodule": data, **_hyperparameters("datamodule", data)}
     return Subjects(
         roots=roots,
         captured=[module, trainer, data, *trainer.optimizers, *_schedulers(trainer), *metrics, *captured],
-        ignored={**_of_lightning(), **IGNORED},
+        ignored={**_of_lightning(), **_in_state_dicts(by_name), **_but_settings(trainer), **IGNORED},
         foreign=FOREIGN,
     )
 
@@ -64,13 +65,55 @@ def _of_lightning() -> dict[str, str]:
     return {f"*.{name}": "Lightning's own: it sets them as it runs" for name in of_module}
 
 
+def _hyperparameters(name: str, owner: Any) -> dict[str, Any]:
+    """Return what ``save_hyperparameters()`` has kept: Lightning saves it, and does not load it into a module."""
+    found = vars(owner).get("_hparams")
+    return {f"{name}.hparams": found} if isinstance(found, dict) else {}
+
+
+def _in_state_dicts(callbacks: Mapping[str, Any]) -> dict[str, str]:
+    """Return the paths of what Lightning's part of a callback has, with the reason to pass over it."""
+    found = {f"{root}.{name}" for root, each in callbacks.items() if _is_saved(each) for name in _own_names(type(each))}  # type: ignore[arg-type]  # a class is hashable
+    return dict.fromkeys(found, "Lightning's own: its state_dict() has what must be kept of it")
+
+
+@functools.cache
+def _own_names(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that the methods of Lightning's classes use in a callback of this class."""
+    ours = [each for each in kind.__mro__ if each.__module__.startswith(FOREIGN)]
+    members = [inspect.unwrap(getattr(each, "fget", None) or each) for base in ours for each in vars(base).values()]
+    return frozenset(name for each in members if inspect.isfunction(each) for name in each.__code__.co_names)
+
+
+def _but_settings(trainer: Any) -> dict[str, str]:
+    """Return the paths of all of a trainer but the numbers and words that it was given: a callback may change those."""
+    given = {name: vars(trainer)[name] for name in _arguments() if name in vars(trainer)}
+    settings = {name for name, value in given.items() if value is None or isinstance(value, int | float | str)}
+    others = vars(trainer).keys() - settings
+    return {f"trainer.{name}": "Lightning's own: the loops and connectors, and what they set" for name in others}
+
+
+@functools.cache
+def _arguments() -> frozenset[str]:
+    return frozenset(inspect.signature(pl.Trainer.__init__).parameters)
+
+
 def _schedulers(trainer: Any) -> list[Any]:
     return [config.scheduler for config in trainer.lr_scheduler_configs]
+
+
+def _adds_to_lightning(callback: Any) -> bool:
+    """Return whether a callback of the user inherits how its state is saved, where nothing is known of what it adds."""
+    kind = type(callback)
+    inherited = (kind.state_dict, kind.on_save_checkpoint)
+    return not kind.__module__.startswith((*FOREIGN, _OURS)) and all(
+        each.__module__.startswith(FOREIGN) for each in inherited
+    )
 
 
 def _is_saved(callback: Any) -> bool:
     """Return whether Lightning saves a callback's state, or it is Lightning's own, which save what they need."""
     kind = type(callback)
     plain = (pl.Callback.state_dict, pl.Callback.on_save_checkpoint)
-    ours = kind.__module__.startswith((*FOREIGN, "resume_adapters."))
+    ours = kind.__module__.startswith((*FOREIGN, _OURS))
     return ours or (kind.state_dict, kind.on_save_checkpoint) != plain
