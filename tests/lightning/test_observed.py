@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from resume_adapters.lightning import ResumeCallback, observed
 from selection import often
@@ -117,3 +118,60 @@ def test_what_a_callback_of_lightning_has_itself_is_left_to_its_state_dict() -> 
     for each in (stopping, checkpoint):
         assert vars(each).keys() <= observed._own_names(type(each))
     assert "checked" not in observed._own_names(Counting)
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Draws from a generator of its own, and counts; it opens nothing."""
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(5)
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads += 1
+        return torch.tensor(self.random.normal(size=1), dtype=torch.float32)
+
+
+class Validated(Annealing):
+    """Keeps what each validation has found, out of sight of this package."""
+
+    def __init__(self, interrupted_at: int | None, found: dict[int, list[float]]) -> None:
+        super().__init__(interrupted_at)
+        self.keep = found.setdefault
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        if not self.trainer.sanity_checking:
+            self.keep(self.global_step, []).extend(batch.flatten().tolist())
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("shares", [False, True])
+def test_validations_read_on_from_where_a_generator_of_theirs_was(shares: bool, sanity: int, tmp_path: Path) -> None:
+    def validate(directory: Path, interrupted_at: int | None, found: dict[int, list[float]]) -> None:
+        data = Noisy()
+        trained: Any = Subset(data, range(6)) if shares else torch.rand(8, 1)
+        order = torch.Generator().manual_seed(3)
+        trainer = pl.Trainer(
+            max_epochs=4,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=sanity,
+            callbacks=[ModelCheckpoint(directory, every_n_train_steps=2), ResumeCallback()],
+        )
+        pl.seed_everything(1)
+        validation = DataLoader(Subset(data, range(4)), batch_size=2, shuffle=True, generator=order)
+        trainer.fit(Validated(interrupted_at, found), DataLoader(trained, batch_size=2), validation)
+
+    expected: dict[int, list[float]] = {}
+    validate(tmp_path / "whole", None, expected)
+    found: dict[int, list[float]] = {}
+    with pytest.raises(Interrupted):
+        validate(tmp_path / "run", 9, found)
+    resumed: dict[int, list[float]] = {}
+    validate(tmp_path / "run", None, resumed)
+    assert {**found, **resumed} == expected and len(expected) == 4

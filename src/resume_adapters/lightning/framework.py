@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -17,6 +18,7 @@ from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.staging.readers import own_methods
@@ -33,6 +35,8 @@ from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, io, pl
+from resume_adapters.lightning.loops import Loops
+from resume_adapters.lightning.validation_data import ValidationData
 
 _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 """Packages whose methods do not read again what they save."""
@@ -71,6 +75,7 @@ class LightningFramework:
         foreign: recognises checkpoints that bare Lightning wrote.
         engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
         own_objects: which objects of this training the last checkpoint holds: see :func:`own_objects.find`.
+        validation_data: what changes on the data of the validations.
     """
 
     def __init__(self, trainer: Any, directory: Path) -> None:
@@ -90,6 +95,7 @@ class LightningFramework:
             files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
         )
         self.own_objects: dict[str, list[Any]] = {}
+        self.validation_data = ValidationData(Loops(trainer))
         self._saving: tuple[Path, Callable[[Path], object]] | None = None
         self._loaded: dict[str, Any] = {}
 
@@ -290,7 +296,9 @@ class LightningFramework:
 
     def subjects(self) -> Subjects:
         """Return the module, its callbacks and the datamodule, without what Lightning saves."""
-        return observed.subjects(self._trainer, self._trainer.lightning_module.buffers() if self._ranks > 1 else ())
+        buffers = self._trainer.lightning_module.buffers() if self._ranks > 1 else ()
+        found = observed.subjects(self._trainer, buffers)
+        return dataclasses.replace(found, unnamed=missing_lines(self.validation_data.missing))
 
     def settings(self) -> LaunchSettings:
         """Return the trainer's flags, the hyperparameters, and what optimizers and schedules were made with."""

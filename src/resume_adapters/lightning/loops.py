@@ -155,20 +155,24 @@ class Loops:
 
     def evaluation_workers(self) -> list[bool]:
         """Return for each validation loader whether its workers outlive a validation and are running."""
-        return [are_kept(each) for each in self._validation_loaders()]
+        return [are_kept(each) for each in self.validation_loaders()]
 
     def validated(self) -> list[int]:
         """Return the batches that were validated on each validation loader; loggers have them as steps."""
         seen = self.validation._seen_batches_per_dataloader
-        return [seen[index] for index in range(len(self._validation_loaders()))]
+        return [seen[index] for index in range(len(self.validation_loaders()))]
 
     def restore_validated(self, saved: list[int]) -> None:
         """Restore what :meth:`validated` returned; the loaders are made for that, which would count from 0."""
         if any(saved):
-            self.trainer.validating = True
-            self.validation.setup_data()
-            self.trainer.training = True
+            self.make_validation_loaders()
             self.validation._seen_batches_per_dataloader.update(enumerate(saved))
+
+    def make_validation_loaders(self) -> None:
+        """Make the validation loaders, unless they are made."""
+        self.trainer.validating = True
+        self.validation.setup_data()
+        self.trainer.training = True
 
     def validation_batches(self) -> int:
         """Return how many batches a validation has on this rank at least; 0 where that is not known before its end."""
@@ -176,13 +180,14 @@ class Loops:
 
         loop, step = self.validation, inspect.signature(self.trainer.lightning_module.validation_step)
         loop.setup_data()
-        loaders = self._validation_loaders()
+        loaders = self.validation_loaders()
         streams = (isinstance(getattr(each, "dataset", None), IterableDataset) for each in loaders)
         if not loaders or any(streams) or math.inf in loop.max_batches or "dataloader_iter" in step.parameters:
             return 0
         return sum(loop.max_batches) if loop._is_sequential else min(loop.max_batches)
 
-    def _validation_loaders(self) -> list[Any]:
+    def validation_loaders(self) -> list[Any]:
+        """Return the validation loaders; none before they are made."""
         combined = self.validation._combined_loader
         return list(combined.flattened) if combined is not None else []
 
@@ -286,7 +291,7 @@ class Loops:
 
     def start_evaluation_workers(self, running: list[bool]) -> None:
         """Start the persistent workers of validation loaders that were running."""
-        for each, was_running in zip(self._validation_loaders(), running, strict=False):
+        for each, was_running in zip(self.validation_loaders(), running, strict=False):
             if was_running:
                 iter(each)
 

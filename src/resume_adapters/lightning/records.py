@@ -35,6 +35,8 @@ class FitRankState(RankState):
             version that saved it did not look for them.
         own_objects: which objects of the training are in Lightning's file, by their place there; ``None`` as with
             ``tuned``.
+        validation_data: for each validation loader, what has changed on its dataset and samplers; ``None`` as with
+            ``tuned``.
     """
 
     point: Annotated[str, Stored("moment")]
@@ -52,6 +54,7 @@ class FitRankState(RankState):
     csv: dict[str, str] | None = None
     tuned: dict[str, Any] | None = None
     own_objects: dict[str, Any] | None = None
+    validation_data: list[list[Any]] | None = None
 
     @property
     def save_point(self) -> SavePoint:

@@ -183,6 +183,7 @@ class FitSession:
         if held and self._session.trace is not None:
             self._session.trace.begin_partial_step()
         self.loops.restore_validated(state.validated or [])
+        self._framework.validation_data.restore(state.validation_data or [])
         self.loops.start_evaluation_workers(state.evaluation_workers)
         self._framework.restore_checkpoints(state.checkpoints)
         self._session.restorer.restore_parts(self._framework.parts())
@@ -419,6 +420,7 @@ class FitSession:
             validated=loops.validated(),
             csv=csv_logs.capture(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
+            validation_data=self._framework.validation_data.capture(),
         )
 
     def parts(self) -> dict[str, Stateful]:

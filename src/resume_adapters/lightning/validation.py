@@ -45,6 +45,7 @@ class InterruptibleValidation:
             is_saved: the current step is saved.
         """
         batches, ranks = self._loops.validation_batches(), self._session.run.ranks
+        self._framework.validation_data.watch()
         # Ranks vote together, so no more often than the one with the fewest batches can.
         self._votes_left = math.inf if ranks.world_size == 1 else min(ranks.gather(batches))
         if capture is not None:
@@ -53,6 +54,7 @@ class InterruptibleValidation:
             if self._votes_left and not is_saved:
                 self._fingerprint = self._take_fingerprint()
         result = native()
+        self._framework.validation_data.look()
         self.state_before = self._fingerprint = None
         return result
 

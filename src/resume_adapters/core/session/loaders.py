@@ -79,13 +79,7 @@ class LoaderRestorer:
 
     def missing(self) -> list[str]:
         """Return in words what changes on the loaders' samplers, datasets and collate functions and is not captured."""
-        return [
-            f"{path}, a {kind}, changes when batches are read or in training: after a resume it starts over. A cache "
-            "may; what shapes a batch or the order must be data of at most 1,000 values, or follow from an index or "
-            "from the random state"
-            for loader in self._tracked
-            for path, kind in loader.missing.items()
-        ]
+        return [line for loader in self._tracked for line in missing_lines(loader.missing)]
 
     def close(self) -> None:
         """Let the loaders forget the run. They stay tracked: their workers may be running."""
@@ -204,3 +198,13 @@ class LoaderRestorer:
             return position
         assert position.step is not None, "the random state was saved"
         return replace(position, step={**position.step, "process": forked(position.step["process"], rank)})
+
+
+def missing_lines(missing: Mapping[str, str]) -> list[str]:
+    """Return in words what changes on a loader's objects and is not captured: paths, with the names of the types."""
+    return [
+        f"{path}, a {kind}, changes when batches are read or in training: after a resume it starts over. A cache "
+        "may; what shapes a batch or the order must be data of at most 1,000 values, or follow from an index or "
+        "from the random state"
+        for path, kind in missing.items()
+    ]
