@@ -71,7 +71,7 @@ def test_a_group_of_processes_that_the_block_does_not_know_is_made_as_the_script
     monkeypatch.setenv("WORLD_SIZE", "2")
     of_block, store = BlockGroups(), HashStore()
     with of_block.watched():
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=1))
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=5))
         assert dist.get_world_size() == 1 and store.num_keys() > 0
         of_block.destroy()
 
