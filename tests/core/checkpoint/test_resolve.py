@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -382,6 +383,16 @@ def test_a_torn_foreign_checkpoint_is_passed_over_and_named(tmp_path: Path) -> N
     job = Miniature(tmp_path, foreign=foreign)
     assert job.step == 10
     assert [each.path.name for each in job.choice.rejected] == ["checkpoint-20"]
+
+
+def test_a_foreign_checkpoint_that_may_not_be_read_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    path = make_foreign(saved(tmp_path, 10), 25)
+
+    def refuse(checkpoint: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(checkpoint / "native"))
+
+    with pytest.raises(RunDirectoryUnusable, match=f"^{path} cannot be read: .*Permission denied.* Fix its permiss"):
+        Miniature(tmp_path, foreign=Foreign(_foreign_step, refuse))
 
 
 def test_a_foreign_checkpoint_of_the_same_name_is_set_aside_before_a_save(tmp_path: Path) -> None:
