@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import logging
 import random
@@ -259,6 +260,26 @@ def test_an_iterator_without_an_end_says_nothing_of_what_is_beside_it() -> None:
     holder.generator, holder.begun = (each for each in range(2)), True
     attributes.look()
     assert set(attributes.missing) == {"loader.workers", "loader.generator", "loader.begun"}
+
+
+def test_a_value_that_is_not_data_says_nothing_of_what_is_beside_it() -> None:
+    holder = types.SimpleNamespace(read=datetime.date(2026, 1, 1), names=np.array(["a"]), epoch=0)
+    attributes = LoaderAttributes({"dataset": holder})
+    holder.read, holder.epoch = datetime.date(2026, 1, 2), 1
+    holder.names[0] = "b"
+    attributes.look()
+    assert [each[1] for each in attributes.capture()] == [[[".", "epoch"]]]
+    assert attributes.missing == {"dataset.read": "date", "dataset.names": "ndarray"}
+
+
+def test_the_generator_of_a_transform_that_another_applies_is_found() -> None:
+    """As in MONAI: composed transforms, one for dictionaries, and the one that it applies to each value."""
+    inner = types.SimpleNamespace(random=np.random.RandomState(1))
+    composed = types.SimpleNamespace(transforms=(types.SimpleNamespace(flipper=inner),))
+    attributes = LoaderAttributes({"dataset": types.SimpleNamespace(transform=composed)})
+    inner.random.rand()
+    attributes.look()
+    assert [each[1][-2:] for each in attributes.capture()] == [[[".", "flipper"], [".", "random"]]]
 
 
 def test_of_an_object_that_has_opened_a_file_nothing_is_restored() -> None:

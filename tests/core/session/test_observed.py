@@ -150,11 +150,11 @@ def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
     for _ in range(2):
         state.before_save(is_last=False)
     twice = len(walks)
-    trainer.count = 1
+    trainer.total.add_(1)
     state.before_save(is_last=False)
     assert len(walks) == twice == 3 * begun and state.capture() == []
     state.before_save(is_last=True)
-    assert len(walks) == 4 * begun and [each.value for each in state.capture()] == [1]
+    assert len(walks) == 4 * begun and [str(each.path) for each in state.capture()] == ["trainer.total"]
 
 
 def test_what_first_changes_in_a_later_epoch_is_found_at_its_first_save() -> None:
@@ -170,6 +170,35 @@ def test_what_first_changes_in_a_later_epoch_is_found_at_its_first_save() -> Non
     assert len(walks) == before + before // 3, "once"
 
 
+def test_numbers_and_words_that_change_late_are_found_at_any_save_and_read_ahead_is_not_looked_at() -> None:
+    """A phase that begins late, an average that is made late, a listener that is none of the training's state."""
+    trainer, data, walks = Trainer(), Trainer(), []
+    trainer.phase, trainer.best, trainer.listener = "warm-up", float("inf"), None  # type: ignore[attr-defined]
+    subjects = Subjects({"trainer": trainer, "data": data}, read_ahead=frozenset(("data",)))
+    state = ObservedState(lambda: subjects, "register", lambda: walks.append(0) or 0.0)
+    state.begin()
+    for _ in range(3):
+        state.before_save(is_last=False)
+    before = len(walks)
+    data.count = trainer.count = 5
+    trainer.phase, trainer.best = "main", 0.25  # type: ignore[attr-defined]
+    state.before_save(is_last=False)
+    assert {str(each.path): each.value for each in state.capture()} == {
+        "trainer.count": 5,
+        "trainer.phase": "main",
+        "trainer.best": 0.25,
+    }
+    assert len(walks) == before, "that needs no walk"
+    trainer.buffered, trainer.listener = [1], len  # type: ignore[attr-defined]
+    for _ in range(2):
+        state.before_save(is_last=False)
+        assert str(state.capture()[-1].path) == "trainer.buffered" and len(walks) > before
+        before = len(walks) - 1
+    trainer.iterator = iter([1])
+    state.before_save(is_last=False)
+    assert any("trainer.iterator" in each.note for each in state.describe() if each.by == "missing")
+
+
 def test_a_layer_that_is_frozen_late_is_found_at_any_save() -> None:
     trainer: Any = Trainer()
     trainer.other = torch.nn.Linear(1, 1)
@@ -177,7 +206,6 @@ def test_a_layer_that_is_frozen_late_is_found_at_any_save() -> None:
     for _ in range(2):
         state.before_save(is_last=False)
     trainer.reference.bias.requires_grad_(False)
-    trainer.count = 1
     del trainer.other
     for _ in range(2):
         state.before_save(is_last=False)

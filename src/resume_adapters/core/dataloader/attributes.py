@@ -19,6 +19,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.leaf_values import LeafKind, is_array
 from resume_adapters.core.state.number_row import is_packed, is_row, packed, unpacked
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
+from resume_adapters.core.state.opaque import is_value
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -26,6 +27,9 @@ _OBJECTS = 5_000
 
 _SECONDS = 5.0
 """Time that one look takes at most; the number of values bounds it long before, also on a machine under load."""
+
+_DEPTH = 5
+"""Objects that a path leads through at most: a dataset, composed transforms, one of them, and those that it applies."""
 
 _VALUES = 1_000
 """Values in one attribute that is captured, at most; numbers of an array count each. More are a cache."""
@@ -79,6 +83,7 @@ class LoaderAttributes:
             enters_data=True,
             largest=_VALUES,
             longest_row=longest_row,
+            depth=_DEPTH,
         )
         self._start = self._walk()
         self.changing: dict[Path, tuple[LeafKind, str]] = {}
@@ -130,9 +135,11 @@ class LoaderAttributes:
         return not (self.changing or self._looks["position"])
 
     def _may_hold(self, path: Path) -> bool:
-        """Return whether what is at a path may hold a file, a pool or a thread: not an iterator that has no end."""
+        """Return whether what is at a path may hold a file, a pool or a thread: not a value or an endless iterator."""
         live = self._live(path)
-        return not isinstance(live, Iterator) or hasattr(live, "close")
+        if live is ABSENT:
+            return True
+        return not is_value(live) and (not isinstance(live, Iterator) or hasattr(live, "close"))
 
     def _live(self, path: Path) -> Any:
         return object_path.get(self._subjects.roots, path)

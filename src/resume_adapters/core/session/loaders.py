@@ -204,7 +204,7 @@ def missing_lines(missing: Mapping[str, str]) -> list[str]:
     """Return in words what changes on a loader's objects and is not captured: paths, with the names of the types."""
     return [
         f"{path}, a {kind}, changes when batches are read or in training: after a resume it starts over. A cache "
-        "may; what shapes a batch or the order must be a row of numbers, data of at most 1,000 values, or follow from an "
-        "index or from the random state"
+        "may; what shapes a batch or the order must be a row of numbers, data of at most 1,000 values, or follow from "
+        "an index or from the random state"
         for path, kind in missing.items()
     ]

@@ -2,8 +2,8 @@
 
 A census is taken before the first step, before the first two saves of a launch and the first one in a later epoch,
 after its first evaluation, and before the save of a stop. What differs, is data and belongs to nobody is captured from
-then on at each save, and restored before the first step. What differs and is not data is named. Between saves, nothing
-is done.
+then on at each save, and restored before the first step. What differs and is not data is named. Before the other saves,
+numbers and words alone are compared. Between saves, nothing is done.
 
 Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
 """
@@ -37,6 +37,9 @@ _TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "g
 
 _CLEARED = "optimizer.params"
 """The root of the tensors whose gradients are cleared before each save."""
+
+_PLAIN_TYPES = frozenset(("NoneType", *(kind.__name__ for kind in census.PLAIN)))
+"""The names of the types whose values are compared before every save."""
 
 _SHOWN = 12
 """Paths that a log line lists at most."""
@@ -103,7 +106,8 @@ class ObservedState:
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
-        self._frozen: tuple[object_path.Paths, list[tuple[Path, Leaf]]] | None = None
+        self._plain: tuple[object_path.Paths, list[tuple[Path, Leaf]]] | None = None
+        self._passed_over: set[Path] = set()
         self._made: set[Path] = set()
         self._censuses = 0
         self._has_evaluated = False
@@ -206,7 +210,7 @@ class ObservedState:
             self._censuses += 1
             self._compare()
         else:
-            self._compare_frozen()
+            self._compare_plain()
         self._find_gradients()
 
     def _is_first_of_later_epoch(self, epoch: int) -> bool:
@@ -270,15 +274,28 @@ class ObservedState:
             else:
                 self._observe(path, leaf)
 
-    def _compare_frozen(self) -> None:
-        """Compare which parameters are trained: layers are often unfrozen late, and looking at that costs little."""
-        if self._frozen is None:
-            leaves = {path: leaf for path, leaf in self._start.leaves.items() if path.steps[-1].kind == "requires_grad"}
-            self._frozen = object_path.Paths(leaves), [*leaves.items()]
-        paths, leaves_of = self._frozen
+    def _compare_plain(self) -> None:
+        """Compare which parameters are trained, numbers and words: a layer may be unfrozen late, or a phase begin late.
+
+        Looking at that costs little.
+        """
+        if self._plain is None:
+            looked_at = self._start.leaves.items()
+            ahead = self._look().read_ahead
+            leaves = {path: leaf for path, leaf in looked_at if _is_plain(leaf) and path.root not in ahead}
+            self._plain = object_path.Paths(leaves), [*leaves.items()]
+        paths, leaves_of = self._plain
+        has_another_type = False
         for live, (path, leaf) in zip(paths.get(self._roots), leaves_of, strict=True):
-            if live is not ABSENT and live != leaf.fingerprint and path not in self._observed:
+            if live is ABSENT or path in self._observed or path in self._missing or path in self._passed_over:
+                continue
+            if live is not None and type(live) not in census.PLAIN:
+                has_another_type = True
+                self._passed_over.add(path)
+            elif census.fingerprint(live) != leaf.fingerprint:
                 self._observe(path, leaf)
+        if has_another_type:  # what it is now, a walk tells
+            self._compare()
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
@@ -376,6 +393,11 @@ class ObservedState:
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
+
+
+def _is_plain(leaf: Leaf) -> bool:
+    """Return whether a leaf is a number, a word or nothing, or whether a parameter is trained."""
+    return leaf.kind is LeafKind.DATA and leaf.type in _PLAIN_TYPES
 
 
 def _described(value: Any) -> str:

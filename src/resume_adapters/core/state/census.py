@@ -73,6 +73,7 @@ class Subjects:
         enters_data: datasets and samplers are looked at, too, and modules with parameters are not.
         largest: items in a container at most; one with more is left out.
         longest_row: items of one that is a row of numbers, at most.
+        depth: objects that a path leads through at most.
     """
 
     roots: Mapping[str, Any]
@@ -87,6 +88,7 @@ class Subjects:
     enters_data: bool = False
     largest: int = _LARGEST
     longest_row: int = 0
+    depth: int = DEPTH
 
     def identities(self) -> set[int]:
         """Return the identities of what others capture; of a module, also of the tensors that its state dict holds."""
@@ -215,7 +217,7 @@ class _Walk:
 
     def run(self) -> Census:
         for name, root in self._subjects.roots.items():
-            self._enter(Path(name), root, DEPTH)
+            self._enter(Path(name), root, self._subjects.depth)
         while self._queue:
             if self._left <= 0 or not self._has_time():
                 self._census.left_out += len(self._queue)
@@ -243,7 +245,7 @@ class _Walk:
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
         elif is_short_row or self._is_data(value):
             fixed = isinstance(owner, tuple)  # nothing can be restored there
-            digest = row_digest(value) if is_short_row else _fingerprint(value)
+            digest = row_digest(value) if is_short_row else fingerprint(value)
             self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest)
         elif is_module(value):
             self._add_module(path, value)
@@ -269,7 +271,7 @@ class _Walk:
         return len(path.steps) <= DEPTH and str(path) in ignored
 
     def _is_passed_over(self, value: Any) -> bool:
-        if type(value) in _PLAIN or value is None:
+        if type(value) in PLAIN or value is None:
             return False
         if id(value) in self._captured or isinstance(value, CODE):
             return True
@@ -306,7 +308,7 @@ class _Walk:
             each = waiting.pop()
             kind = type(each)
             count += 1
-            if each is None or kind in _PLAIN:
+            if each is None or kind in PLAIN:
                 continue
             if count > _LARGEST or id(each) in self._captured:
                 return False
@@ -320,7 +322,9 @@ class _Walk:
         return True
 
 
-_PLAIN = frozenset((bool, int, float, str, bytes))
+PLAIN = frozenset((bool, int, float, str, bytes))
+"""Types of numbers and words."""
+
 CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
 _CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum)
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
@@ -353,7 +357,7 @@ def _identities(objects: Iterable[Any]) -> set[int]:
 def content(owner: Any) -> Iterator[tuple[Step, Any]]:
     """Yield what an object holds."""
     if isinstance(owner, dict):
-        yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in _PLAIN)
+        yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in PLAIN)
     elif isinstance(owner, list | tuple):
         yield from ((Step("[]", index), value) for index, value in enumerate(owner))
     elif is_module(owner):
@@ -396,7 +400,8 @@ def _plain_module() -> frozenset[str]:
     return frozenset(vars(torch.nn.Module()))
 
 
-def _fingerprint(value: Any) -> Any:
+def fingerprint(value: Any) -> Any:
+    """Return what is equal for two values that are the same data."""
     if value is None or type(value) in (bool, int, str, bytes):
         return value
     return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)

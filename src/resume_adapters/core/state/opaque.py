@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.state.fingerprint import value_digest
@@ -37,12 +37,24 @@ def opaque_fingerprint(value: Any, *, sampled_above: int) -> Any:
         return value_digest(value, sampled_above=sampled_above)
     if is_loader_iterator(value):
         return value._num_yielded  # seam: torch 2.13
-    if hasattr(value, "__dict__") or any(slots(value)):
+    if _has_attributes(value):
         return None
     if isinstance(value, Iterator):
         return value_digest(_progress(value))
     held = _bytes(value)
     return _printed(value) if held is None else value_digest(held, sampled_above=sampled_above)
+
+
+def is_value(value: Any) -> bool:
+    """Return whether what is not data is a value all the same, such as a date: it cannot hold an open file."""
+    if is_array(value) or isinstance(value, deque | set | frozenset):
+        return True
+    is_other = isinstance(value, Iterator | Mapping | list | tuple) or hasattr(value, "close")
+    return not is_other and not _has_attributes(value)
+
+
+def _has_attributes(value: Any) -> bool:
+    return hasattr(value, "__dict__") or any(slots(value))
 
 
 def is_loader_iterator(value: Any) -> bool:
