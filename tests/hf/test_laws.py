@@ -312,6 +312,7 @@ WRAPPED = {"user_compile": True, "traced": False}
 """Compiled, as far as its state has other names: tracing a model takes seconds, and one test of them does it."""
 
 
+@pytest.mark.thorough
 def test_compiled_and_plain_restore_alike(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     plain = {"args": {"remove_unused_columns": False}}
     kills = [{**KILL, "step": step} for step in (8, 13, 18)]

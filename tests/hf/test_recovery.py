@@ -14,7 +14,8 @@ import recovering
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
     recovering.failures_change_nothing(bench.server, JOB, tmp_path, ranks)
 

@@ -49,7 +49,8 @@ def test_a_failure_in_a_save_changes_nothing(bench: contract.Bench, tmp_path: Pa
     recovering.a_failure_in_a_save_changes_nothing(bench.server, JOB, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_dies_loses_no_step(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
     recovering.deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "at whole steps")
 

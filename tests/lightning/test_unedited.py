@@ -92,7 +92,8 @@ def test_options_that_do_not_apply_are_named(
     assert caplog.text.count("has a ResumeCallback of its own") == 1
 
 
-@pytest.mark.parametrize("first", [pytest.param("lightning.pytorch", marks=pytest.mark.thorough), "pytorch_lightning"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("first", ["lightning.pytorch", "pytorch_lightning"])
 def test_the_package_that_was_imported_first_is_taken(first: str) -> None:
     """A library may import the other one later."""
     pytest.importorskip(first)
