@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -139,12 +140,13 @@ def live_objects() -> dict[str, int]:
     return dict(Counter(kind.__name__ for kind in kinds if str(kind.__module__).startswith("resume_adapters.")))
 
 
-_FIRST: dict[str, Any] = {}
+_FIRST = types.SimpleNamespace()
+"""What was given first, by name; no dict, since a run looks at the containers in the variables of its script."""
 
 
 def is_same(name: str, thing: object) -> bool:
     """Return whether this is the object that was given when this name was first asked about."""
-    return _FIRST.setdefault(name, thing) is thing
+    return vars(_FIRST).setdefault(name, thing) is thing
 
 
 def _tensorboard() -> Any:
