@@ -140,6 +140,22 @@ def test_what_changes_behind_the_back_of_a_run_is_noticed(tmp_path: Path) -> Non
     assert not catalog.look_again()
 
 
+class Unstamped(LocalStorage):
+    """A disk on which a marker is replaced at the moment at which it is asked for its stamp."""
+
+    def stamp(self, path: Path) -> Stamp | None:
+        return None
+
+
+def test_a_manifest_without_a_stamp_is_read_each_time(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    catalog, path = Catalog(Unstamped(), tmp_path), tmp_path / miniature.name(1)
+    assert catalog.summary(path).step == 1
+    own = miniature.own(path) / "manifest.json"
+    own.write_bytes(encode_manifest(msgspec.structs.replace(decode_manifest(own.read_bytes()), step=12)))
+    assert catalog.summary(path).step == 12
+
+
 def test_a_damaged_checkpoint_is_neither_counted_nor_removed_after_a_commit(tmp_path: Path) -> None:
     """It was whole when the run last looked; it is looked at again before another one is removed because of it."""
     job = Miniature(tmp_path, keep=KeepLast(3))

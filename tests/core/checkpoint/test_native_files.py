@@ -36,6 +36,15 @@ def test_a_container_that_torch_was_told_of_and_cannot_fill_is_refused_when_it_i
         LoadableFiles().require([file], lambda key: is_read)
 
 
+def test_an_older_format_does_not_list_what_it_holds_and_is_left_to_torch(tmp_path: Path) -> None:
+    files = [tmp_path / "older.pt", tmp_path / "model.pt"]
+    torch.save({"plain": Plain()}, files[0], _use_new_zipfile_serialization=False)
+    LoadableFiles().require(files[:1], lambda key: True)
+    torch.save({"plain": Plain()}, files[1])
+    with pytest.raises(NotSerialisable, match=r"model.pt holds .*Plain"):
+        LoadableFiles().require(files, lambda key: True)
+
+
 def test_an_object_that_torch_was_told_of_is_no_reason_to_refuse(tmp_path: Path) -> None:
     files = [tmp_path / "model.pt", tmp_path / "list.pt"]
     torch.save({"plain": Plain(), "weights": torch.ones(2)}, files[0])

@@ -282,6 +282,18 @@ def test_the_generator_of_a_transform_that_another_applies_is_found() -> None:
     assert [each[1][-2:] for each in attributes.capture()] == [[[".", "flipper"], [".", "random"]]]
 
 
+def test_what_has_held_a_generator_may_have_opened_something() -> None:
+    """Also once the generator is gone."""
+    holder = types.SimpleNamespace(rows=None, epoch=0)
+    attributes = LoaderAttributes({"dataset": holder})
+    holder.rows = (each for each in range(2))
+    attributes.look()
+    del holder.rows
+    holder.epoch = 1
+    attributes.look()
+    assert attributes.capture() == [] and set(attributes.missing) == {"dataset.rows", "dataset.epoch"}
+
+
 def test_of_an_object_that_has_opened_a_file_nothing_is_restored() -> None:
     opening = Opening()
     attributes = LoaderAttributes({"dataset": opening})

@@ -58,6 +58,17 @@ NAMED: dict[str, tuple[str, str, list[str]]] = {
         "torch.rand(1, generator=order); torch.rand(1, generator=noise.random)",
         [],
     ),
+    "nothing that a loader reads through a partial": (
+        "import functools\nnoise = torch.Generator()\n"
+        "loader = DataLoader([1], collate_fn=functools.partial(torch.rand, generator=noise))",
+        "torch.rand(1, generator=noise)",
+        [],
+    ),
+    "nothing of a library's object": (
+        "import argparse\nclass Reader:\n    pass\nreader = Reader()\nreader.settings = argparse.Namespace(read=[0])",
+        "reader.settings.read[0] += 1",
+        [],
+    ),
     "nothing that is saved": ("ema = saved[0].inner", "ema.add_(1.0)", []),
 }
 

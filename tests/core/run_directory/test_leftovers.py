@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast
+from resume_adapters.core.checkpoint.layout import PENDING
+from resume_adapters.core.checkpoint.remove import delete
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.storage.base import Entry
@@ -66,6 +68,26 @@ def leave(checkpoint: Path) -> None:
     """Leave what an evaluation in a container leaves: a directory of another user, with a file."""
     (miniature.own(checkpoint) / "theirs").mkdir()
     (miniature.own(checkpoint) / "theirs" / "scores.json").write_text("{}")
+
+
+class InUse(LocalStorage):
+    """A disk on which the marker of a checkpoint beside its file is in use."""
+
+    def replace(self, source: Path, target: Path) -> None:
+        if target.name == PENDING:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(source))
+        super().replace(source, target)
+
+
+def test_a_checkpoint_whose_marker_is_in_use_stays_as_it_is(tmp_path: Path) -> None:
+    """It takes two renames to remove a file and what lies beside it; a directory needs one."""
+    job = Miniature(tmp_path)
+    job.commit(10)
+    job.run.close()
+    checkpoint = tmp_path / miniature.name(10)
+    error = delete(InUse(), checkpoint, lambda: None)
+    assert (error is not None and error.errno == errno.EBUSY) == miniature.FILES
+    assert checkpoint.exists() == (miniature.own(checkpoint) / "manifest.json").exists() == miniature.FILES
 
 
 def status(directory: Path) -> int:

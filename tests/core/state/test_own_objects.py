@@ -106,9 +106,9 @@ def test_another_object_than_was_saved_is_named(name: str, value: Any, words: st
 def test_what_torch_has_loaded_stays() -> None:
     held = Holder()
     saved = own_objects.find({"scale": held.scales[0]["target"]}, {"module": held})
-    loaded = {"scale": 3}
+    loaded = {"scale": (trusted := Scale()), "step": 3}
     assert own_objects.give_back(loaded, saved, {"module": held}) == []
-    assert loaded == {"scale": 3}
+    assert loaded == {"scale": trusted, "step": 3}
 
 
 def test_an_object_is_refused_where_it_is_not_given_back(tmp_path: Path) -> None:
