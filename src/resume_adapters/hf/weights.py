@@ -93,7 +93,7 @@ class ModelWeights:
         digests = reader.part(LIVE_WEIGHTS)
         if has_own_loader or not weight_files:  # adapters: only peft knows under which names they are saved
             cut = {} if has_own_loader or has_trained else files.cut_adapters(self._trainer, reader.files)
-            observed = _observed(reader)
+            observed = _observed(reader) if cut else {}
             if cut and cut.keys() <= observed.keys():
                 whole = files.whole_adapters(self._trainer, reader.files)
                 model.load_state_dict({**whole, **{name: observed[name] for name in cut}}, strict=False)

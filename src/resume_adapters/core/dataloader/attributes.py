@@ -18,7 +18,7 @@ from resume_adapters.core.state import census, leaf_values, object_path
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.leaf_values import LeafKind, is_array
 from resume_adapters.core.state.number_row import is_packed, is_row, packed, unpacked
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
+from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.opaque import is_value
 from resume_adapters.errors import NotSerialisable
 
@@ -177,7 +177,7 @@ class LoaderAttributes:
 
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
-        given = {Path(root, tuple(Step(*step) for step in steps)): rest for root, steps, *rest in saved}
+        given = {object_path.path_of(root, steps): rest for root, steps, *rest in saved}
         for path, (kind, before, kept, value) in {**self._fresh, **given}.items():
             live = self._live(path)
             owner = object_path.get(self._subjects.roots, path.owner)

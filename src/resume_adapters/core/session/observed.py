@@ -21,7 +21,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import census, encoding, leaf_values, object_path
 from resume_adapters.core.state.census import Census, Leaf, Subjects
 from resume_adapters.core.state.leaf_values import LeafKind
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
+from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.errors import NotSerialisable
@@ -72,7 +72,7 @@ class ObservedLeaf(Record):
     @property
     def path(self) -> Path:
         """The path."""
-        return Path(self.root, tuple(Step(kind, key) for kind, key in self.steps))
+        return object_path.path_of(self.root, self.steps)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ABSENT = object()
@@ -51,6 +51,11 @@ class Path(NamedTuple):
     def is_below(self, other: Path) -> bool:
         """Return whether this path leads through another."""
         return self.root == other.root and self.steps[: len(other.steps)] == other.steps
+
+
+def path_of(root: str, steps: Iterable[Sequence[Any]]) -> Path:
+    """Return a path from what was saved of it: the name of its root, and each step as a pair of kind and key."""
+    return Path(root, tuple(Step(*step) for step in steps))
 
 
 def _shown(step: Step) -> str:

@@ -17,7 +17,7 @@ from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import CODE, content
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.leaf_values import is_array
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, slots, type_name
+from resume_adapters.core.state.object_path import ABSENT, Path, get, path_of, slots, type_name
 
 _LARGEST_SEARCH = 100_000
 """Values that a search for the objects looks at, at most."""
@@ -61,7 +61,7 @@ def give_back(loaded: Mapping[str, Any], saved: Mapping[str, list[Any]], roots: 
         if place not in saved or not safe_load.is_stand_in(value):
             continue
         root, steps, kind = saved[place]
-        path = Path(root, tuple(Step(*step) for step in steps))
+        path = path_of(root, steps)
         live = get(roots, path)
         if live is ABSENT or _kind(live) != kind:
             lacking.append(f"{kind} at {path} ({_kind(live)} now)")
