@@ -227,7 +227,8 @@ def test_a_checkpoint_of_bare_lightning_is_read_without_running_code(tmp_path: P
     fit(tmp_path / "whole", adapter=[])
     resumed = fit(tmp_path / "run", adapter=adapter, ckpt_path=tmp_path / "whole" / "step=4.ckpt")
     assert RUN == []
-    assert resumed.global_step == 8
+    # Lightning 2.4 counts the last batch before its own checkpoint twice, with and without the package.
+    assert resumed.global_step == (9 if pl.__version__.startswith("2.4.") else 8)
 
 
 def test_the_plugin_alone_reads_no_object_that_lightning_uses(tmp_path: Path) -> None:
