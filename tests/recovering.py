@@ -298,9 +298,12 @@ class Steps(dict[str, Any]):
     """What each step did, also in the processes before this one."""
 
     def __init__(self, file: Path) -> None:
-        file.touch()
-        super().__init__(json.loads(line) for line in file.open())
         self.file = file
+
+    def read(self) -> None:
+        """Add what the processes before this one have done."""
+        self.file.touch()
+        self.update(json.loads(line) for line in self.file.open())
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
@@ -343,8 +346,9 @@ def run_cases(
         steps = Steps(Path(f"steps.{RANK}.{name.replace(' ', '-')}"))
 
         @restartable(**options)
-        def main(attempt: Attempt, name: str, levels: list[str | None], steps: dict[str, Any]) -> dict[str, str]:
+        def main(attempt: Attempt, name: str, levels: list[str | None], steps: Steps) -> dict[str, str]:
             levels.append(attempt.level and attempt.level.value)
+            steps.read()
             with Path(f"starts.{RANK}").open("a") as file:
                 file.write(json.dumps(levels[-1]) + "\n")
             return train(attempt, Path(name.replace(" ", "-")), steps)

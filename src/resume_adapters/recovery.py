@@ -2,8 +2,8 @@
 
 What a rank holds at the end of its last step is what it goes on from. Nothing is read from a disk, no step is lost, and
 the step that failed is done again, bit for bit. Where the ranks do not hold one state together, they resume from the
-latest checkpoint, still without starting a process. Where a process dies, those that torchrun starts in the places of
-all go on with what the others held.
+latest checkpoint, still without starting a process. Where a process dies, new ones in the places of all go on with what
+the others held: forked by processes that have imported everything already, or started by torchrun.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def restartable(
     with the random state that it had the first time.
 
     Args:
-        max_restarts: how often the function is run again, at most.
+        max_restarts: how often the function is run again, at most, in these processes and in those that are forked in
+            their places.
         meeting_timeout: seconds for which a rank waits for the others after a failure. Then its process ends, and the
             launcher starts all again.
         grace: seconds in which a rank without a failure may reach the end of its step, before it is interrupted.

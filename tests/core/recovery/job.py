@@ -91,7 +91,7 @@ def train(
     HIDDEN.append(gc.get_freeze_count() > 0)
     with Path(f"starts.{RANK}").open("a") as file:
         file.write(json.dumps(attempts[-1][1]) + "\n")
-    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    restart = len(Path(f"starts.{RANK}").read_text().splitlines()) - 1  # of this rank, by whomever
     faults.raise_at("start", restart)
     dist.init_process_group("gloo")
     dist.new_group([0])  # of which rank 1 is no member
@@ -157,8 +157,16 @@ def name_of(thread: int) -> str:
 
 
 def run(
-    name: str, faults: list[list[Any]], epochs: int = 3, workers: int = 0, measured: bool = False, **options: Any
+    name: str,
+    faults: list[list[Any]],
+    epochs: int = 3,
+    workers: int = 0,
+    measured: bool = False,
+    threads: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
+    if threads:  # what is forked would lack it: only the launcher can start another process
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     attempts: list[Any] = []
     HIDDEN.clear()
     block = restartable(**options)(train)

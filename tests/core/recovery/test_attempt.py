@@ -137,19 +137,19 @@ def test_a_directory_in_memory_is_removed_but_for_what_is_used(tmp_path: Path) -
 
 
 def test_what_one_start_leaves_the_next_one_finds(tmp_path: Path) -> None:
-    def directory(restart: int) -> MemoryDirectory:
-        return MemoryDirectory(LocalStorage(), Launch(name="one", restart=restart), "token", tmp_path)
+    def directory(start: str) -> MemoryDirectory:
+        return MemoryDirectory(LocalStorage(), Launch(name="one", start=start), "token", tmp_path)
 
     handover = Handover(Level.PROCESS, FAILURE, "", 1.5, {"run": HeldCheckpoint("path", 3)})
-    assert directory(0).handed_over() is None
-    directory(0).own_states(0).keep(StepPlace("run", 1, ""), {"value": 1})
-    directory(0).hand_over(handover)
-    assert directory(1).handed_over() == handover
-    directory(1).own_states(0).keep(StepPlace("run", 2, ""), {"value": 2})
-    directory(1).forget(0)
-    assert directory(1).handed_over() is None
-    assert directory(0).own_states(0).newest(0) is None
-    assert directory(1).own_states(0).newest(0) == StepPlace("run", 2, "")
+    assert directory("0").handed_over() is None
+    directory("0").own_states(0).keep(StepPlace("run", 1, ""), {"value": 1})
+    directory("0").hand_over(handover)
+    assert directory("1").handed_over() == handover
+    directory("1").own_states(0).keep(StepPlace("run", 2, ""), {"value": 2})
+    directory("1").forget(0)
+    assert directory("1").handed_over() is None
+    assert directory("0").own_states(0).newest(0) is None
+    assert directory("1").own_states(0).newest(0) == StepPlace("run", 2, "")
 
 
 def test_where_there_is_no_memory_nothing_is_kept_and_that_is_said(tmp_path: Path) -> None:

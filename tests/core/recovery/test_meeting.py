@@ -112,7 +112,7 @@ def test_the_end_is_that_of_all_ranks(launch: Launch, rank_0: StoreMeeting) -> N
 
 
 def test_a_launch_has_one_token_whatever_restarts(launch: Launch, rank_0: StoreMeeting) -> None:
-    again = StoreMeeting(dataclasses.replace(launch, restart=1), timeout=LIMIT)
+    again = StoreMeeting(dataclasses.replace(launch, start="1"), timeout=LIMIT)
     assert rank_0.token == again.token
     rank_0.announce("0")
     assert again.announce("0"), "each start has announcements of its own"

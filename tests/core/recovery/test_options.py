@@ -47,6 +47,6 @@ def test_a_launch_by_torchrun_is_read() -> None:
     launch = read_launch(5, given)
     assert (launch.rank, launch.world_size, launch.host, launch.port) == (2, 4, "host", 1234)
     assert not launch.is_one_node
-    assert (launch.name, launch.restart, launch.restarts_left) == ("job/5", 3, 2)
+    assert (launch.name, launch.start, launch.restarts_left) == ("job/5", "3", 2)
     assert not launch.can_replace_processes, "on several nodes"
     assert read_launch(5, {**given, "LOCAL_WORLD_SIZE": "4"}).can_replace_processes

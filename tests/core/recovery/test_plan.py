@@ -64,7 +64,7 @@ def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
         (Report("run", 5), {}, Level.DISK, "different steps: rank 0 step 4, rank 1 step 5"),
         (Report("run", 4, "not kept"), {}, Level.DISK, "rank 1: not kept"),
         (Report("run", 4), {"is_one_node": False}, Level.DISK, "several nodes"),
-        (Report("run", 4), {"restarts_left": 0}, Level.GIVEN_UP, "no more (--max-restarts)"),
+        (Report("run", 4), {"restarts_left": 0}, Level.GIVEN_UP, "no restart is left, neither of the block"),
     ],
 )
 def test_new_processes_go_on_with_what_those_hold_that_are_left(

@@ -18,6 +18,9 @@ from recovering import Agent, after_kills, results
 
 JOB = Path(__file__).parent / "job.py"
 
+BY = ["by their supervisors", "by the launcher"]
+"""Who starts the next processes."""
+
 
 @pytest.fixture(scope="module")
 def whole(server: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -38,48 +41,53 @@ def recoveries(directory: Path) -> list[tuple[Any, ...]]:
     return [(each["level"], each["rank"], each["step"], each["lost"]) for each in found]
 
 
-def test_ranks_that_die_lose_no_step(server: Server, tmp_path: Path, whole: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("restarts", [0, 3], ids=["by their supervisors", "by the launcher"])
+def test_ranks_that_die_lose_no_step(
+    server: Server, tmp_path: Path, whole: list[dict[str, Any]], restarts: int
+) -> None:
     faults = [["forward", 0, 3, "kill"], ["data", 1, 7, "kill"], ["save", 0, 10, "kill"]]
-    found = after_kills(server, JOB, tmp_path, 2, [faults, {}])
+    found = after_kills(server, JOB, tmp_path, 2, [faults, {"threads": bool(restarts)}], restarts)
     require_undisturbed(found, whole)
     assert [each["levels"] for each in found] == [[None, *["process"] * 3]] * 2
     assert recoveries(tmp_path) == [("process", 0, 3, 0), ("process", 1, 7, 0), ("process", 0, 10, 0)]
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("threads", [False, True], ids=BY)
 def test_a_rank_that_dies_while_weights_change_is_replaced(
-    server: Server, tmp_path: Path, whole: list[dict[str, Any]]
+    server: Server, tmp_path: Path, whole: list[dict[str, Any]], threads: bool
 ) -> None:
     """The others may have changed theirs; what no two ranks hold together is read from the disk."""
     faults = [["before", 1, 7, "kill"], ["after", 0, 12, "kill"], ["at the end", 1, 18, "kill"]]
-    found = after_kills(server, JOB, tmp_path, 2, [faults, {}])
+    found = after_kills(server, JOB, tmp_path, 2, [faults, {"threads": threads}])
     require_undisturbed(found, whole)
     for each in found:
         assert set(each["levels"][1:3]) <= {"process", "disk"} and len(each["levels"]) == 4
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("threads", [False, True], ids=BY)
 def test_a_rank_that_dies_while_new_processes_begin_loses_no_step(
-    server: Server, tmp_path: Path, whole: list[dict[str, Any]]
+    server: Server, tmp_path: Path, whole: list[dict[str, Any]], threads: bool
 ) -> None:
     """Twice before the training begins, and twice in its first step: what is in memory is still there."""
     in_turn = [["forward", 1, 7], ["start", 0, 1], ["start", 1, 2], ["forward of start 3", 1, 7], ["after", 0, 7]]
-    found = after_kills(server, JOB, tmp_path, 2, [[[*each, "kill"] for each in in_turn], {}])
+    found = after_kills(server, JOB, tmp_path, 2, [[[*each, "kill"] for each in in_turn], {"threads": threads}])
     require_undisturbed(found, whole)
     assert {level for each in found for level in each["levels"][1:]} == {"process"}
     assert [lost for _, _, _, lost in recoveries(tmp_path)] in ([0], [1])
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("ranks", "threads"), [(2, False), (3, False), (3, True)])
 def test_a_process_that_dies_while_the_others_write_to_memory_changes_nothing(
-    server: Server, tmp_path: Path, ranks: int
+    server: Server, tmp_path: Path, ranks: int, threads: bool
 ) -> None:
     """A rank that is left, or the process that stands in for the one that died."""
     (tmp_path / "whole").mkdir()
     whole = [each["whole"] for each in results(server, JOB, tmp_path / "whole", ranks, {"whole": ([], {})})]
     faults = [["forward", 1, 7, "kill"], ["save", 0, 7, "kill"]]
-    found = after_kills(server, JOB, tmp_path, ranks, [faults, {}])
+    found = after_kills(server, JOB, tmp_path, ranks, [faults, {"threads": threads}])
     require_undisturbed(found, whole)
     assert {len(each["levels"]) for each in found} == {2}
 
@@ -89,11 +97,12 @@ OF_THREE = [(3, [2]), (7, [0, 1]), (13, [0, 1, 2])]
 
 
 @pytest.mark.thorough
-def test_one_two_and_all_of_three_ranks_die(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [False, True], ids=BY)
+def test_one_two_and_all_of_three_ranks_die(server: Server, tmp_path: Path, threads: bool) -> None:
     (tmp_path / "whole").mkdir()
     whole = [each["whole"] for each in results(server, JOB, tmp_path / "whole", 3, {"whole": ([], {})})]
     faults = [["forward", rank, step, "kill"] for step, ranks in OF_THREE for rank in ranks]
-    found = after_kills(server, JOB, tmp_path, 3, [faults, {}])
+    found = after_kills(server, JOB, tmp_path, 3, [faults, {"threads": threads}])
     require_undisturbed(found, whole)
     for each in found:
         assert each["levels"][1] == "process"
@@ -104,7 +113,7 @@ def test_workers_of_loaders_that_are_ended_too_are_no_failure(server: Server, tm
     (tmp_path / "whole").mkdir()
     found = results(server, JOB, tmp_path / "whole", 2, {"whole": ([], {"workers": 1})})
     faults = [["forward", 0, 3, "kill"], ["forward", 1, 8, "kill"], ["forward", 0, 14, "kill"]]
-    after = after_kills(server, JOB, tmp_path, 2, [faults, {"workers": 1}])
+    after = after_kills(server, JOB, tmp_path, 2, [faults, {"workers": 1, "threads": True}])
     require_undisturbed(after, [each["whole"] for each in found])
     assert [each["levels"] for each in after] == [[None, *["process"] * 3]] * 2
 
@@ -130,9 +139,14 @@ def test_torchrun_as_it_is(tmp_path: Path, whole: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("threads", [False, True], ids=BY)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_where_torchrun_starts_no_more_the_run_has_failed(server: Server, tmp_path: Path, rank: int) -> None:
-    agent = Agent(server, JOB, [json.dumps({"killed": [[["forward", rank, 3, "kill"]], {}]})], tmp_path, 2, 0)
+def test_where_nobody_starts_another_process_the_run_has_failed(
+    server: Server, tmp_path: Path, rank: int, threads: bool
+) -> None:
+    faults = [["forward", 0, 1, "kill"], ["forward", rank, 3, "kill"]][threads:]
+    case = [faults, {"threads": threads, "max_restarts": 1}]
+    agent = Agent(server, JOB, [json.dumps({"killed": case})], tmp_path, 2, 0)
     assert agent.statuses[rank] == -signal.SIGKILL
     assert f"rank {rank} failed after step 3: ProcessDied" in agent.outputs[0]
     status = json.loads((tmp_path / "killed/.resume/status.json").read_text())

@@ -130,6 +130,7 @@ class RunningAttempt:
         own_states: what the ranks keep outside of their processes; ``None`` where none could take the place of one.
         resumed: learns under which generation a run has resumed from memory.
         added: called when a training call begins.
+        stepped: called when the first step is held.
         flags: the stop flags of the calls that attempts before this one have left, by run directory.
 
     Attributes:
@@ -156,6 +157,7 @@ class RunningAttempt:
         own_states: OwnStates | None = None,
         resumed: Callable[[dict[Path, HeldCheckpoint]], object] = bool,
         added: Callable[[], object] = bool,
+        stepped: Callable[[], object] = bool,
         flags: Mapping[Path, StopFlag] = MappingProxyType({}),
     ) -> None:
         self.attempt = attempt
@@ -173,6 +175,7 @@ class RunningAttempt:
         self.own_states = own_states
         self._resumed = resumed
         self._added = added
+        self._stepped = stepped
         self._flags = flags
         self._trainings: list[HeldTraining] = []
         self._steps = 0
@@ -218,6 +221,8 @@ class RunningAttempt:
         self.pulse.end_step()
         self.require_peers()
         self._steps += 1
+        if self._steps == 1:
+            self._stepped()
         if self._steps == _SURE and self.attempt.level is not None:
             self._memory.clear()
             self._forget()

@@ -38,6 +38,7 @@ from resume_adapters.core.recovery.own_state import StepPlace
 from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
 from resume_adapters.core.recovery.stacks import describe_threads
 from resume_adapters.core.recovery.stand_in import assigned, start_stand_in
+from resume_adapters.core.recovery.supervisor import supervised
 from resume_adapters.core.recovery.termination import Termination
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.recovery.watch import PeerWatch
@@ -67,7 +68,7 @@ class Block:
         if running_attempt() is not None:
             raise UnsupportedSetting("a restartable block is within another one: leave one of the two out")
         self._options = options
-        self._launch = read_launch(next(_numbers))
+        self._launch, self._process = supervised(read_launch(next(_numbers)), options.max_restarts)
         self._meeting: Meeting = (
             SoloMeeting()
             if self._launch.world_size == 1
@@ -99,7 +100,8 @@ class Block:
             self._updates.begin()
             stack.callback(self._updates.close)
             stack.callback(self._clear_memory)
-            stack.callback(self._older.release)
+            stack.callback(self._show_older)
+            stack.enter_context(self._ending())
             self._older.hide()
             while True:
                 running = self._begin(attempt, held, began)
@@ -113,6 +115,17 @@ class Block:
                 del running, watch, error
                 self._carry_termination()
 
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Tell the supervisor of this process, at the end of the block, whether another one is to go on."""
+        try:
+            yield
+        except PeerFailed:
+            self._process.replace()
+            raise
+        finally:
+            self._process.end()
+
     # ---- One attempt
 
     def _first(self) -> tuple[Attempt, dict[Path, HeldCheckpoint], float]:
@@ -124,6 +137,8 @@ class Block:
         return Attempt(0, found.level, found.failure, found.reason), held, found.began
 
     def _begin(self, attempt: Attempt, held: dict[Path, HeldCheckpoint], began: float) -> RunningAttempt:
+        self._process.begin_attempt(attempt.number)
+
         def cut() -> None:
             self._termination.defer()
             self._groups.cut()
@@ -149,6 +164,7 @@ class Block:
             own_states,
             resumed=self._resumed_from_memory,
             added=self._termination.arm,
+            stepped=self._process.say_imports,
             flags=self._flags,
         )
 
@@ -273,12 +289,12 @@ class Block:
         self._lost = [rank for rank, each in enumerate(said) if each is None]
         return decide(
             [running.report_of(rank, left) if each is None else each for rank, each in enumerate(said)],
-            restarts=number,
+            restarts=self._process.restarts + number,
             max_restarts=self._options.max_restarts,
             former=self._failures,
             is_one_node=self._launch.is_one_node,
             lost=self._lost,
-            restarts_left=self._launch.restarts_left,
+            restarts_left=self._launch.restarts_left - min(number, self._process.restarts_left),
         )
 
     @property
@@ -290,6 +306,7 @@ class Block:
         """Write that the run has failed, and return the error to raise."""
         if self._leads and self._options.max_restarts:
             logger.error("%s. It is not tried again: %s.", plan.failure, plan.reason)
+        self._process.end()
         if running.training is not None:
             running.training.give_up(plan.failure, leads=self._leads)
         return error if running.is_origin else PeerFailed(f"{plan.failure}. {_capitalised(plan.reason)}")
@@ -297,7 +314,7 @@ class Block:
     # ---- Where a process has died
 
     def _replaced(self, running: RunningAttempt, plan: Plan) -> PeerFailed:
-        """Hand over what the ranks hold to the processes that torchrun starts next; return with what to end."""
+        """Hand over what the ranks hold to the processes that are started next; return with what to end."""
         self._is_replaced = True
         held: dict[Path, HeldCheckpoint] = {}
         training = running.training
@@ -313,7 +330,7 @@ class Block:
             self._memory.hand_over(Handover(plan.level, plan.failure, plan.reason, running.left, paths))
         step = "the last step that was handed over" if plan.step is None else f"step {plan.step}"
         where = f"from {step}, in memory" if plan.level is Level.PROCESS else f"from the disk: {plan.reason}"
-        ending = f"{plan.failure}. All processes end, so that torchrun starts them again; they go on {where}"
+        ending = f"{plan.failure}. All processes end, and new ones go on {where}"
         if self._leads:
             logger.warning("%s.", ending)
         return PeerFailed(ending)
@@ -424,8 +441,8 @@ class Block:
         for rank, each in enumerate(problems):
             if each:
                 raise PeerFailed(
-                    f"rank {rank} cannot go on in its process: {each}. All processes end, so that torchrun starts them "
-                    "again (--max-restarts) and they resume from the latest checkpoint"
+                    f"rank {rank} cannot go on in its process: {each}. All processes end, and new ones resume from the "
+                    "latest checkpoint, if a restart is left (--max-restarts of torchrun)"
                 )
 
     def _abandon(self, doing: str) -> None:
@@ -439,6 +456,11 @@ class Block:
             describe_threads(),
         )
         os._exit(1)
+
+    def _show_older(self) -> None:
+        """Hide nothing any longer from the collector; a process that others wait for ends sooner without that."""
+        if not self._is_replaced:
+            self._older.release()
 
     def _clear_memory(self) -> None:
         if self._leads and not self._is_replaced:

@@ -23,6 +23,9 @@ _LOOK_EVERY = 0.05
 _OWN, _STAND_IN = "process", "stand-in"
 """Under which names the process of a rank is known, and one that takes its part."""
 
+_DIED = "died"
+"""Before the name of a process that has died, as its supervisor says."""
+
 _CLOCK = 5.0
 """Seconds by which the time at which a process began may differ when it is asked for again: the clock is set."""
 
@@ -148,15 +151,10 @@ class StoreMeeting:
         self._store.set(f"{_STAND_IN if stands_in else _OWN}/{self.rank}", msgspec.json.encode(process))
 
     def _connected(self) -> Any:
-        from torch._C._distributed_c10d import TCPStore  # seam: torch 2.6-2.13
-
-        launch, timeout = self._launch, datetime.timedelta(seconds=self._timeout)
-        return TCPStore(launch.host, launch.port, None, False, timeout)
+        return _connected(self._launch, self._timeout)
 
     def _connect(self, name: str) -> Any:
-        from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
-
-        return PrefixStore(f"resume_adapters/{self._launch.name}/{self._launch.restart}/{name}", self._connected())
+        return _connect(self._launch, name, self._timeout)
 
     def announce(self, topic: str) -> bool:
         return bool(self._store.add(f"{topic}/failed", 1) == 1)
@@ -239,9 +237,16 @@ class StoreMeeting:
         return [rank for rank in dead if not self._store.check([keys[rank]])]  # it may have been its last word
 
     def _has_died(self, rank: int, processes: tuple[str, ...]) -> bool:
-        entered = [name for each in processes if self._store.check([name := f"{each}/{rank}"])]
-        found = [msgspec.json.decode(self._store.get(name), type=_Process) for name in entered]
-        return bool(found) and all(each.has_died for each in found)
+        known = [found for each in processes if (found := self._is_gone(f"{each}/{rank}")) is not None]
+        return bool(known) and all(known)
+
+    def _is_gone(self, process: str) -> bool | None:
+        """Return whether a process has died; ``None`` where it is not known, or has not come yet."""
+        if self._store.check([f"{_DIED}/{process}"]):
+            return True
+        if not self._store.check([process]):
+            return None
+        return bool(msgspec.json.decode(self._store.get(process), type=_Process).has_died)
 
     def write(self, key: str, value: bytes) -> None:
         with contextlib.suppress(RuntimeError):  # is_announced says that the launcher is gone
@@ -254,3 +259,46 @@ class StoreMeeting:
 
     def groups_store(self, name: str) -> Any:
         return self._connect(f"groups/{name}")
+
+
+class SupervisorMeeting:
+    """Where the supervisors of the ranks meet when a process that trains has ended.
+
+    Args:
+        launch: the processes of the launch, as the process that has ended knows them.
+        timeout: seconds for which the store is waited for.
+    """
+
+    def __init__(self, launch: Launch, timeout: float = 5.0) -> None:
+        self._rank = launch.rank
+        self._keys = [f"{rank}" for rank in range(launch.world_size)]
+        self._trainers = _connect(launch, "meeting", timeout)
+        self._store = _connect(launch, "supervisors", timeout)
+
+    def announce_death(self, topic: str) -> None:
+        """Let the processes of the other ranks leave what they do: that of this rank has died."""
+        self._trainers.set(f"{_DIED}/{_OWN}/{self._rank}", b"")
+        self._trainers.add(f"{topic}/failed", 1)
+
+    def say(self, *, wants_another: bool) -> None:
+        """Say whether another process is to go on in the place of the one that has ended."""
+        self._store.set(self._keys[self._rank], b"another" if wants_another else b"")
+
+    def all_want_another(self) -> bool | None:
+        """Return whether all supervisors have said so; ``None`` as long as that is not known."""
+        said = [self._store.get(key) for key in self._keys if self._store.check([key])]
+        if not all(said):
+            return False
+        return True if len(said) == len(self._keys) else None
+
+
+def _connected(launch: Launch, timeout: float) -> Any:
+    from torch._C._distributed_c10d import TCPStore  # seam: torch 2.6-2.13
+
+    return TCPStore(launch.host, launch.port, None, False, datetime.timedelta(seconds=timeout))
+
+
+def _connect(launch: Launch, name: str, timeout: float) -> Any:
+    from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
+
+    return PrefixStore(f"resume_adapters/{launch.name}/{launch.start}/{name}", _connected(launch, timeout))

@@ -81,7 +81,7 @@ class MemoryDirectory:
 
     def of_attempt(self, number: int) -> Path:
         """Return where the checkpoint is written that an attempt goes on from."""
-        return self.path / f"{self._launch.restart}.{number}"
+        return self.path / f"{self._launch.start}.{number}"
 
     def own_states(self, number: int) -> OwnStates:
         """Return what the ranks keep of their own in an attempt."""
@@ -92,7 +92,7 @@ class MemoryDirectory:
         return OwnStates(self._storage, directory, self._launch.rank)
 
     def _own(self, number: int) -> Path:
-        return self.path / f"own-{self._launch.restart}.{number}"
+        return self.path / f"own-{self._launch.start}.{number}"
 
     # ---- From the processes of one start to those of the next
 

@@ -66,8 +66,8 @@ class Launch:
         host: where the launcher's store is; empty for a single process.
         port: its port.
         name: distinguishes the block from others that use the same store.
-        restart: how often the launcher has started all processes again.
-        restarts_left: how often it still would.
+        start: distinguishes these processes from those of the launch that were started before, in the same places.
+        restarts_left: how often new ones would still be started.
     """
 
     rank: int = 0
@@ -76,12 +76,12 @@ class Launch:
     host: str = ""
     port: int = 0
     name: str = ""
-    restart: int = 0
+    start: str = "0"
     restarts_left: int = 0
 
     @property
     def can_replace_processes(self) -> bool:
-        """Whether new processes could go on where one dies: the launcher starts them, and they see the same memory."""
+        """Whether new processes could go on where one dies: somebody starts them, and they see the same memory."""
         return self.world_size > 1 and self.is_one_node and self.restarts_left > 0
 
 
@@ -113,6 +113,6 @@ def read_launch(block: int, environment: Mapping[str, str] = os.environ) -> Laun
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         f"{environment.get('TORCHELASTIC_RUN_ID', 'none')}/{block}",
-        restart,
+        f"{restart}",
         max(0, int(environment.get("TORCHELASTIC_MAX_RESTARTS", restart)) - restart),
     )

@@ -105,7 +105,7 @@ def decide(
         former: the failures before this one.
         is_one_node: all ranks are on one node, and see the same memory.
         lost: the ranks whose process has died.
-        restarts_left: how often the launcher would start the processes again.
+        restarts_left: how often other processes would still be started in the places of these.
     """
     if lost:
         return _replaced(reports, lost[0], is_one_node=is_one_node, restarts_left=restarts_left)
@@ -128,7 +128,11 @@ def _replaced(reports: Sequence[Report], lost: int, *, is_one_node: bool, restar
     """Return what the ranks do that are left where a process has died: they end too, and new ones go on."""
     failure = Failure(lost, reports[lost].step, "ProcessDied", "it was killed, or has crashed", "")
     if not restarts_left:
-        return Plan(Level.GIVEN_UP, failure, reason="torchrun starts the processes no more (--max-restarts)")
+        return Plan(
+            Level.GIVEN_UP,
+            failure,
+            reason="no restart is left, neither of the block (max_restarts) nor of torchrun (--max-restarts)",
+        )
     objection = _objection(reports, is_one_node=is_one_node)
     if objection:
         return Plan(Level.DISK, failure, reason=objection)
