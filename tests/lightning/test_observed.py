@@ -175,3 +175,48 @@ def test_validations_read_on_from_where_a_generator_of_theirs_was(shares: bool, 
     resumed: dict[int, list[float]] = {}
     validate(tmp_path / "run", None, resumed)
     assert {**found, **resumed} == expected and len(expected) == 4
+
+
+class Plain(pl.LightningModule):
+    """Stops once."""
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.interrupted_at = interrupted_at
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.global_step == self.interrupted_at:
+            raise Interrupted
+        return self.layer(batch.float().reshape(-1, 1)).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_split_that_is_drawn_otherwise_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int) -> None:
+    """Without workers Lightning fetches no batch ahead that could differ."""
+
+    def fit(interrupted_at: int | None, seed: int) -> None:
+        split, _ = torch.utils.data.random_split(
+            range(40),
+            [20, 20],
+            generator=torch.Generator().manual_seed(seed),  # type: ignore[arg-type]
+        )
+        trainer = pl.Trainer(
+            max_steps=8,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2), ResumeCallback()],
+        )
+        trainer.fit(Plain(interrupted_at), DataLoader(split, batch_size=2))
+
+    with pytest.raises(Interrupted):
+        fit(5, 0)
+    caplog.clear()
+    fit(None, seed)
+    words = "dataset.indices has other numbers than when this run was saved"
+    assert (words in caplog.text) == (seed == 1)

@@ -417,3 +417,74 @@ def test_a_function_of_the_workers_that_is_set_after_the_loader_is_tracked(funct
 
 def _stacked(batch: Any) -> torch.Tensor:
     return batch if isinstance(batch, torch.Tensor) else torch.stack(batch)
+
+
+class Labelled(Dataset[int]):
+    """Has a label for each sample, and other rows of numbers."""
+
+    def __init__(self, labels: Any, whole: Any = None) -> None:
+        self.labels = labels
+        self.means = np.zeros(3)
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def drawn(kind: str, seed: int) -> DataLoader[Any]:
+    """Return a loader whose samples were drawn with a seed, in the ways in which scripts draw them."""
+    order = torch.randperm(2 * SAMPLES, generator=torch.Generator().manual_seed(seed))[:SAMPLES]
+    whole = Labelled(range(SAMPLES))
+    if kind == "split":
+        return DataLoader(Subset(whole, order.tolist()), 4)
+    if kind == "array":
+        return DataLoader(Subset(whole, order.numpy()), 4)  # type: ignore[arg-type]  # scripts do
+    if kind == "nested":
+        return DataLoader(Labelled(None, Subset(whole, order.tolist())), 4)
+    if kind == "labels":
+        return DataLoader(Labelled(order), 4)
+    return DataLoader(whole, 4, sampler=torch.utils.data.SubsetRandomSampler(order.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("split", "dataset.indices"),
+        ("array", "dataset.indices"),
+        ("nested", "dataset.whole.indices"),
+        ("labels", "dataset.labels"),
+        ("sampler", "sampler.indices"),
+    ],
+)
+def test_samples_that_a_launch_draws_otherwise_are_named(kind: str, name: str) -> None:
+    loader = track(drawn(kind, 1))
+    next(iter(loader.loader))
+    saved = LoaderPosition.from_tree(loader.position(1).to_tree(), SOURCE)
+    assert track(drawn(kind, 1)).other_rows(saved) == []
+    (found,) = track(drawn(kind, 2)).other_rows(saved)
+    assert found.endswith(name)
+
+
+def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
+    loader = track(DataLoader(Labelled(None), 4))
+    assert loader.position_between().rows is None
+    older = loader.position_between().to_tree()
+    del older["rows"]
+    assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []
+
+
+class Lengthless(IterableDataset[int]):
+    """Has a row of numbers, and no length."""
+
+    def __init__(self) -> None:
+        self.numbers = [1, 2, 3]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.numbers)
+
+
+def test_what_has_no_length_has_no_row_for_each_sample() -> None:
+    assert track(DataLoader(Lengthless(), 2)).position_between().rows is None

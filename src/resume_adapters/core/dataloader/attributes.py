@@ -38,6 +38,9 @@ ROW_OF_SAMPLER, ROW_OF_CONTENT = 4_000_000, 100_000
 """Numbers in a row that is captured, at most: a sampler's is captured a few times in a pass, and one that the dataset
 itself follows at each fetch."""
 
+_ROW_AT_START = 1_000_000
+"""Numbers in a row that is compared with that of the launch before, at most: a tenth of a second for a list."""
+
 _LOOKS = 3
 """Fetches, and as many positions, before which a look is taken."""
 
@@ -190,6 +193,39 @@ class LoaderAttributes:
                     self._fresh[path] = [kind, kept, before, self._as_data(live, LeafKind(kind))]
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
             leaf_values.restore(self._subjects.roots, path, content, LeafKind(kind), in_place=False)
+
+
+def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
+    """Return digests of the rows of numbers in some objects, by path: of those that have one for each of its items.
+
+    The indices of a split, the order of a dataset, its labels: where a launch draws them without a seed, other samples
+    follow than before.
+
+    Args:
+        roots: the objects, by the name under which a user knows them.
+    """
+    subjects = Subjects(
+        roots={name: root for name, root in roots.items() if not _is_elsewhere(root)},
+        captured=(),
+        ignored={},
+        foreign=_ELSEWHERE,
+        enters_data=True,
+        largest=_VALUES,
+        longest_row=_ROW_AT_START,
+        depth=_DEPTH,
+    )
+    found = census.take(subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS).leaves
+    return {str(path): leaf.fingerprint for path, leaf in found.items() if _has_one_for_each(roots, path)}
+
+
+def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
+    owner, row = object_path.get(roots, path.owner), object_path.get(roots, path)
+    if isinstance(owner, dict | list | tuple) or not is_row(row, _ROW_AT_START):
+        return False
+    try:
+        return len(row) == len(owner)
+    except TypeError:  # it has no length
+        return False
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:

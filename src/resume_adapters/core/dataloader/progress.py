@@ -99,6 +99,7 @@ class LoaderPosition(Record):
         as_made: the pass is one that the loader had begun when it was made, with the samplers that it had then.
         attributes: what has changed on the samplers (``"order"``), and on the dataset and the collate function
             (``"content"``); ``None`` where nothing has.
+        rows: digests of rows of numbers in the dataset and the samplers as they were when the launch began, by path.
     """
 
     ended: bool
@@ -119,6 +120,7 @@ class LoaderPosition(Record):
     plain: bool = False
     as_made: bool = False
     attributes: dict[str, Any] | None = None
+    rows: dict[str, str] | None = None
 
 
 Before: TypeAlias = tuple[Any, dict[str, Any], list[Any]]
@@ -228,6 +230,7 @@ class LoaderMark(NamedTuple):
         length: length of the dataset.
         batch_size: samples in a batch.
         plain: as :attr:`LoaderPosition.plain`.
+        rows: as :attr:`LoaderPosition.rows`.
     """
 
     of_pass: _PassMark | None
@@ -244,6 +247,7 @@ class LoaderMark(NamedTuple):
     length: int | None
     batch_size: int | None
     plain: bool
+    rows: dict[str, str] | None
 
     def position(self) -> LoaderPosition:
         """Return the position."""
@@ -270,6 +274,7 @@ class LoaderMark(NamedTuple):
             plain=self.plain,
             as_made=of_pass is not None and of_pass.as_made,
             attributes=self.attributes,
+            rows=self.rows,
         )
 
     def _start(self) -> int:
@@ -309,6 +314,7 @@ class FetchLog:
         loader: a ``torch.utils.data.DataLoader``.
         random_state: the random state that shapes the loader's order.
         attributes: what changes on the loader's samplers, ``"order"``, and on the rest of it, ``"content"``.
+        rows: as :attr:`LoaderPosition.rows`.
 
     Attributes:
         fetched: batches fetched in this pass, counted from the start of its epoch.
@@ -320,7 +326,11 @@ class FetchLog:
     """
 
     def __init__(
-        self, loader: Any, random_state: LoaderRandomState, attributes: Mapping[str, LoaderAttributes]
+        self,
+        loader: Any,
+        random_state: LoaderRandomState,
+        attributes: Mapping[str, LoaderAttributes],
+        rows: dict[str, str] | None = None,
     ) -> None:
         from torch.utils.data import IterableDataset
 
@@ -331,6 +341,7 @@ class FetchLog:
         self._loader = loader
         self._random_state = random_state
         self._attributes = attributes
+        self._rows = rows
         self._content = attributes["content"]
         self._has_workers = bool(loader.num_workers)
         self.generators: Mapping[str, GeneratorState] = {}
@@ -492,6 +503,7 @@ class FetchLog:
             length_of(loader.dataset),
             batch_size(loader),
             self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
+            self._rows,
         )
 
     def _elastic_at(self, of_pass: _PassMark | None) -> dict[str, Any]:

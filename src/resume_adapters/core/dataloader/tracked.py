@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of
+from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of, rows_at_start
 from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
 from resume_adapters.core.dataloader.next_pass import (
     AfterEnd,
@@ -35,7 +35,7 @@ from resume_adapters.core.dataloader.next_pass import (
 )
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import FetchLog, LoaderMark, LoaderPosition, batch_size, length_of
-from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
@@ -112,7 +112,8 @@ class TrackedLoader:
         order = order_of(loader)
         content = LoaderAttributes(content_of(loader.dataset, loader.collate_fn))
         self._random_state = LoaderRandomState(loader, order)
-        self._log = FetchLog(loader, self._random_state, {"order": order, "content": content})
+        self._rows = rows_at_start({**samplers_of(loader), **content_of(loader.dataset, loader.collate_fn)}) or None
+        self._log = FetchLog(loader, self._random_state, {"order": order, "content": content}, self._rows)
         self._made: AlreadyMade | None = getattr(loader, "resume_made", None)
         self._is_as_made = False
         self._next_pass: NextPass = self._first_pass()
@@ -231,6 +232,11 @@ class TrackedLoader:
         if not (position.plain and self._log.may_have_other_workers):
             compared = {"num_workers": (position.workers, self.workers), **compared}
         return [f"{name} {saved}, this launch has {here}" for name, (saved, here) in compared.items() if saved != here]
+
+    def other_rows(self, position: LoaderPosition) -> list[str]:
+        """Return the rows of numbers that were others when the launch began of which a position is, by their path."""
+        here = self._rows or {}
+        return [name for name, digest in (position.rows or {}).items() if here.get(name, digest) != digest]
 
     def left(self, position: LoaderPosition, global_batch: int) -> int | None:
         """Return the batches that are left of the pass after a position, whatever the batch size when it was saved.

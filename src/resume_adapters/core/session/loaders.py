@@ -132,6 +132,13 @@ class LoaderRestorer:
         assert position is not None, "a position was saved"
         self.add_topology_changes(loader.differences(position))
         if not self.topology_changes:
+            if other := loader.other_rows(position):
+                logger.warning(
+                    "%s has other numbers than when this run was saved, so other samples follow than if it had never "
+                    "been killed. Where they are drawn, give them a seed, as in random_split(..., "
+                    "generator=torch.Generator().manual_seed(0)); else launch with the data of before.",
+                    " and ".join(other),
+                )
             if position.workers != loader.workers:
                 self._log(
                     "Saved with num_workers %d, this launch has %d: the data draw no random numbers, so the same "
