@@ -184,7 +184,7 @@ def test_after_the_end_of_a_pass_the_next_one_is_the_same(case: str) -> None:
 
 POSITION_ON_DISK = [
     "ended", "consumed", "start", "ahead", "spawn", "sampler", "before", "pool", "proof", "generators", "step",
-    "elastic", "workers", "length", "batch_size", "plain", "as_made", "attributes",
+    "elastic", "workers", "length", "batch_size", "plain", "as_made", "attributes", "rows",
 ]  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def test_a_position_has_its_names_on_disk_and_one_that_lacks_a_name_is_of_anothe
     rows(itertools.islice(made, 2))
     tree = tracked.position(1).to_tree()
     assert list(tree) == list(tracked.position_between().to_tree()) == POSITION_ON_DISK
-    for name in POSITION_ON_DISK[:-3]:  # the last three came later
+    for name in POSITION_ON_DISK[:-4]:  # the last four came later
         lacking = {key: value for key, value in tree.items() if key != name}
         with pytest.raises(FormatMismatch, match=rf"checkpoint-3 has no loaders\.0\.{name} in rank-0\.json"):
             LoaderPosition.from_tree(lacking, SOURCE, "loaders.0.")
