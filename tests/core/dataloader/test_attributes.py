@@ -471,6 +471,8 @@ def test_samples_that_a_launch_draws_otherwise_are_named(kind: str, name: str) -
 def test_rows_that_are_not_one_for_each_sample_are_not_compared() -> None:
     loader = track(DataLoader(Labelled(None), 4))
     assert loader.position_between().rows is None
+    pair = torch.utils.data.TensorDataset(torch.arange(2), torch.arange(2))
+    assert track(DataLoader(pair, 4)).position_between().rows is None, "a pair of two numbers each is no exception"
     older = loader.position_between().to_tree()
     del older["rows"]
     assert track(drawn("split", 1)).other_rows(LoaderPosition.from_tree(older, SOURCE)) == []

@@ -29,7 +29,8 @@ def got(number: int, frame: Any) -> None:
 def main(does: str) -> None:
     signal.signal(signal.SIGUSR1, got)
     random.seed(1)
-    of_launcher = Launch(host=os.environ["MASTER_ADDR"], port=int(os.environ["MASTER_PORT"]), name="test")
+    host, port, ranks = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ.get("RANKS", "1"))
+    of_launcher = Launch(world_size=ranks, host=host, port=port, name="test")
     launch, process = Supervisor(of_launcher, 2).run()
     write("starts", f"{launch.start} {process.restarts} {launch.restarts_left} {random.random():.3f}")
     write("late", f"{LATE in sys.modules}")
@@ -38,7 +39,7 @@ def main(does: str) -> None:
     again, nobody = supervised(Launch(world_size=2), 2)
     assert again.start == "0" and not nobody.restarts_left, "it has a supervisor, and is none"
     is_first = len(Path("starts").read_text().splitlines()) == 1
-    if does == "wait":
+    if does.startswith("wait"):
         while not Path("end").exists():
             time.sleep(0.01)
     elif does == "import" and is_first:
@@ -47,7 +48,7 @@ def main(does: str) -> None:
         time.sleep(0.5)
     if does == "die" or (does == "import" and is_first):
         os.kill(os.getpid(), signal.SIGKILL)
-    if does == "leave" and is_first:
+    if does.endswith("leave") and is_first:
         process.replace()
         sys.exit(1)
     if does == "fail":

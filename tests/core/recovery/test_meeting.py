@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resume_adapters.core.recovery.meeting import SoloMeeting, StoreMeeting
+from resume_adapters.core.recovery.meeting import SoloMeeting, StoreMeeting, SupervisorMeeting
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.errors import PeerFailed
 from waiting import LIMIT
@@ -134,3 +134,28 @@ def test_where_the_launcher_is_gone_the_ranks_leave() -> None:
     meeting.write("key", b"another")
     assert meeting.read("key") is None
     assert meeting.is_announced("0")
+
+
+def test_a_death_that_a_supervisor_says_is_known_though_the_process_never_came(
+    launch: Launch, rank_0: StoreMeeting
+) -> None:
+    supervisor = SupervisorMeeting(dataclasses.replace(launch, rank=1))
+    assert not rank_0.is_announced("2")
+    supervisor.announce_death("2")
+    assert rank_0.is_announced("2") and not rank_0.is_announced("1")
+    assert rank_0.reports("first", 7, int) == [7, None]
+
+
+def test_other_processes_follow_where_all_supervisors_want_them(launch: Launch) -> None:
+    first, second = (SupervisorMeeting(dataclasses.replace(launch, rank=rank)) for rank in range(2))
+    first.say(wants_another=True)
+    assert first.all_want_another() is second.all_want_another() is None
+    second.say(wants_another=True)
+    assert first.all_want_another() is second.all_want_another() is True
+
+
+def test_no_other_process_follows_where_one_supervisor_wants_none(launch: Launch) -> None:
+    SupervisorMeeting(launch).say(wants_another=False)
+    assert SupervisorMeeting(dataclasses.replace(launch, rank=1)).all_want_another() is False
+    of_next = dataclasses.replace(launch, start="0.1")
+    assert SupervisorMeeting(of_next).all_want_another() is None, "each start has its own words"

@@ -103,13 +103,26 @@ def test_a_process_that_is_asked_to_end_is_not_replaced(
     assert len(lines(tmp_path / "starts")) == 1
 
 
+@pytest.mark.thorough
 def test_where_the_launcher_is_gone_nobody_goes_on(server: Server, tmp_path: Path) -> None:
     with agent_store() as environment:
-        running = start(server, tmp_path, environment, "wait")
+        running = start(server, tmp_path, environment, "wait, then leave")
         until(lambda: lines(tmp_path / "pids"))
-    os.kill(int(lines(tmp_path / "pids")[0][1]), signal.SIGKILL)
-    assert running.wait(LIMIT).statuses == (-signal.SIGKILL,)
+    (tmp_path / "end").touch()
+    assert running.wait(LIMIT).statuses == (1,)
     assert len(lines(tmp_path / "starts")) == 1
+
+
+def test_who_waits_for_the_others_ends_when_it_is_told_to(
+    server: Server, tmp_path: Path, store: dict[str, str]
+) -> None:
+    running = start(server, tmp_path, {**store, "RANKS": "2"}, "leave")
+    until(lambda: lines(tmp_path / "pids"))
+    until(lambda: is_gone(int(lines(tmp_path / "pids")[0][1])))
+    time.sleep(0.3)
+    assert running.alive(), "the process of the other rank may still be at work"
+    running.signal(signal.SIGTERM)
+    assert running.wait(LIMIT).statuses == (1,)
 
 
 # ---- Where there is none

@@ -154,7 +154,7 @@ class StoreMeeting:
         return _connected(self._launch, self._timeout)
 
     def _connect(self, name: str) -> Any:
-        return _connect(self._launch, name, self._timeout)
+        return _below(self._connected(), self._launch, name)
 
     def announce(self, topic: str) -> bool:
         return bool(self._store.add(f"{topic}/failed", 1) == 1)
@@ -266,14 +266,15 @@ class SupervisorMeeting:
 
     Args:
         launch: the processes of the launch, as the process that has ended knows them.
-        timeout: seconds for which the store is waited for.
+        timeout: seconds for which the store is waited for; torch asks for the name of its host, which may take some.
     """
 
-    def __init__(self, launch: Launch, timeout: float = 5.0) -> None:
+    def __init__(self, launch: Launch, timeout: float = 20.0) -> None:
         self._rank = launch.rank
         self._keys = [f"{rank}" for rank in range(launch.world_size)]
-        self._trainers = _connect(launch, "meeting", timeout)
-        self._store = _connect(launch, "supervisors", timeout)
+        connection = _connected(launch, timeout)
+        self._trainers = _below(connection, launch, "meeting")
+        self._store = _below(connection, launch, "supervisors")
 
     def announce_death(self, topic: str) -> None:
         """Let the processes of the other ranks leave what they do: that of this rank has died."""
@@ -298,7 +299,8 @@ def _connected(launch: Launch, timeout: float) -> Any:
     return TCPStore(launch.host, launch.port, None, False, datetime.timedelta(seconds=timeout))
 
 
-def _connect(launch: Launch, name: str, timeout: float) -> Any:
+def _below(store: Any, launch: Launch, name: str) -> Any:
+    """Return the part of a store that belongs to one start of a launch, under a name."""
     from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
 
-    return PrefixStore(f"resume_adapters/{launch.name}/{launch.start}/{name}", _connected(launch, timeout))
+    return PrefixStore(f"resume_adapters/{launch.name}/{launch.start}/{name}", store)

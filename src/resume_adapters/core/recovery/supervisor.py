@@ -235,7 +235,7 @@ class _Trainer:
             self._pid, self.process = pid, os.pidfd_open(pid)
             return False
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the launcher ends the process that it has started
-        if os.getppid() != supervisor:
+        if os.getppid() != supervisor:  # pragma: no cover  # it has ended just now
             os._exit(1)
         os.close(self.words.reading)
         os.close(self.signals.reading)
@@ -290,7 +290,7 @@ def _import(modules: Sequence[str]) -> None:
 
 def _end_with(status: int) -> NoReturn:
     """End as another process has ended."""
-    if os.WIFSIGNALED(status):
+    if os.WIFSIGNALED(status):  # pragma: no cover  # a process that a signal ends says nothing of what it has run
         most = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # one that has crashed has left its own
         signal.set_wakeup_fd(-1)
