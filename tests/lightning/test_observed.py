@@ -46,6 +46,18 @@ class Interrupted(Exception):
     pass
 
 
+def resuming(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    """Return a small trainer that resumes."""
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[*callbacks, ResumeCallback()],
+        **options,
+    )
+
+
 class Annealing(pl.LightningModule):
     """Anneals a hyperparameter, and adds one."""
 
@@ -91,14 +103,8 @@ class Clipping(pl.Callback):
 def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
     """Train; return what the module, a callback and the trainer hold at the end."""
     module, counting = Annealing(interrupted_at), Counting()
-    trainer = pl.Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=5.0,
-        callbacks=[ModelCheckpoint(directory, every_n_train_steps=3), Clipping(), counting, ResumeCallback()],
+    trainer = resuming(
+        ModelCheckpoint(directory, every_n_train_steps=3), Clipping(), counting, max_epochs=4, gradient_clip_val=5.0
     )
     pl.seed_everything(1)
     trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
@@ -154,15 +160,7 @@ def test_validations_read_on_from_where_a_generator_of_theirs_was(shares: bool, 
         data = Noisy()
         trained: Any = Subset(data, range(6)) if shares else torch.rand(8, 1)
         order = torch.Generator().manual_seed(3)
-        trainer = pl.Trainer(
-            max_epochs=4,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=sanity,
-            callbacks=[ModelCheckpoint(directory, every_n_train_steps=2), ResumeCallback()],
-        )
+        trainer = resuming(ModelCheckpoint(directory, every_n_train_steps=2), max_epochs=4, num_sanity_val_steps=sanity)
         pl.seed_everything(1)
         validation = DataLoader(Subset(data, range(4)), batch_size=2, shuffle=True, generator=order)
         trainer.fit(Validated(interrupted_at, found), DataLoader(trained, batch_size=2), validation)
@@ -204,14 +202,7 @@ def test_a_split_that_is_drawn_otherwise_is_named(tmp_path: Path, caplog: pytest
             [20, 20],
             generator=torch.Generator().manual_seed(seed),  # type: ignore[arg-type]
         )
-        trainer = pl.Trainer(
-            max_steps=8,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2), ResumeCallback()],
-        )
+        trainer = resuming(ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2), max_steps=8)
         trainer.fit(Plain(interrupted_at), DataLoader(split, batch_size=2))
 
     with pytest.raises(Interrupted):
