@@ -12,8 +12,10 @@ import os
 import signal
 from typing import Any
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-"""The signals that ask a process to end or to save. One that it dies of is not a fault."""
+_NAMES = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+
+PASSED_ON = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""The signals that ask a process to end or to save, as far as the system has them. One that it dies of is no fault."""
 
 _TOGETHER = 0.2
 """Seconds within which a signal that is sent to all processes of a job comes to all of them."""

@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import resource
 import select
 import signal
 import sys
@@ -291,6 +290,8 @@ def _import(modules: Sequence[str]) -> None:
 def _end_with(status: int) -> NoReturn:
     """End as another process has ended."""
     if os.WIFSIGNALED(status):  # pragma: no cover  # a process that a signal ends says nothing of what it has run
+        import resource  # not on Windows
+
         most = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # one that has crashed has left its own
         signal.set_wakeup_fd(-1)
