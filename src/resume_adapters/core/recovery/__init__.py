@@ -6,7 +6,7 @@ blocked is left), ``own_state`` (what a rank alone knows, kept outside of its pr
 and where), ``updates`` (whether weights are being updated), ``pulse`` (when a training has last done something),
 ``attempt`` (what a training call asks of the block around it), ``interruption`` (how a thread is led out of what it
 waits for), ``watch`` (the thread that looks for the failure of a peer), ``hang`` (whether a rank hangs or is slow),
-``stacks`` (where the threads are), ``stand_in`` and ``termination`` (where a process has died), ``supervisor`` and
-``signal_relay`` (the process that forks the next one), ``older_objects`` (what the collector of garbage need not look
-at), and last ``block``: the loop of attempts.
+``stacks`` (where the threads are), ``forked`` (a process that ends with its parent), ``stand_in`` and ``termination``
+(where a process has died), ``supervisor`` and ``signal_relay`` (the process that forks the next one), ``older_objects``
+(what the collector of garbage need not look at), and last ``block``: the loop of attempts.
 """

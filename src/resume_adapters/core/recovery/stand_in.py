@@ -7,7 +7,6 @@ without a copy, gives it what the dead rank has kept of its own, and lets it tak
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
@@ -15,7 +14,7 @@ import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 
-_PR_SET_PDEATHSIG = 1
+from resume_adapters.core.recovery import forked
 
 
 def assigned(lost: Sequence[int], world_size: int, rank: int) -> list[int]:
@@ -38,16 +37,16 @@ def start_stand_in(rank: int, work: Callable[[], object]) -> BaseProcess:
         work: what it does.
     """
     process = multiprocessing.get_context("fork").Process(
-        target=_stand_in, args=(rank, work), name=f"stand-in for rank {rank}"
+        target=_stand_in, args=(rank, os.getpid(), work), name=f"stand-in for rank {rank}"
     )
     process.start()
     return process
 
 
-def _stand_in(rank: int, work: Callable[[], object]) -> None:
+def _stand_in(rank: int, parent: int, work: Callable[[], object]) -> None:
     import torch
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the process that it is a copy of
+    forked.end_with(parent)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.freeze()  # what another process has made is not collected here
     torch.set_num_threads(1)  # the threads of the pool have not come along

@@ -14,7 +14,6 @@ any when the block begins.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import select
@@ -27,13 +26,12 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NoReturn
 
+from resume_adapters.core.recovery import forked
 from resume_adapters.core.recovery.meeting import SupervisorMeeting
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.core.recovery.signal_relay import PASSED_ON, Arrivals, Pipe, SignalRelay
 from resume_adapters.core.state import rng
 from resume_adapters.core.storage.threads import devices_in_use, other_threads
-
-_PR_SET_PDEATHSIG = 1
 
 _LOOK_EVERY = 0.01
 """Seconds between two looks whether the other supervisors have said something."""
@@ -59,7 +57,7 @@ class Supervised:
 
     def __init__(self, words: int | None = None, restarts: int = 0, restarts_left: int = 0) -> None:
         self._words = words
-        self._modules = frozenset(sys.modules)
+        self._modules = frozenset() if words is None else frozenset(sys.modules)
         self.restarts = restarts
         self.restarts_left = restarts_left
 
@@ -69,6 +67,8 @@ class Supervised:
 
     def say_imports(self) -> None:
         """Say which modules of libraries were imported in this process: the next one begins with them."""
+        if self._words is None:
+            return
         found = [
             name
             for name, module in list(sys.modules.items())
@@ -233,9 +233,7 @@ class _Trainer:
         if pid:
             self._pid, self.process = pid, os.pidfd_open(pid)
             return False
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the launcher ends the process that it has started
-        if os.getppid() != supervisor:  # pragma: no cover  # it has ended just now
-            os._exit(1)
+        forked.end_with(supervisor)  # which is the process that the launcher has started, and ends
         os.close(self.words.reading)
         os.close(self.signals.reading)
         return True
