@@ -523,13 +523,23 @@ def test_what_is_captured_is_said(bench: contract.Bench, tmp_path: Path) -> None
         assert f"resume-adapters: {part} " in outcome.output, part
 
 
-def test_data_that_cannot_be_repeated_are_refused(bench: contract.Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("saving", "words"),
+    [
+        ("steps", "is not the batch that followed when the checkpoint was saved"),
+        ("epoch", "of the training data are not what they were when the checkpoint was saved"),
+    ],
+)
+def test_data_that_cannot_be_repeated_are_refused(
+    saving: str, words: str, bench: contract.Bench, tmp_path: Path
+) -> None:
     """Behind a generator that nobody sees, other batches would follow: an error, not another run."""
-    first = bench.run(tmp_path, {"own_generator": "global", "kill": KILL})
+    config = {"own_generator": "global", "args": {"save_strategy": saving}}
+    first = bench.run(tmp_path, {**config, "kill": {"event": "on_step_end", "step": 15}})
     assert first.killed and first.output.count("MISSING: `_GENERATOR` (a Generator): the training changes") == 1
-    outcome = bench.run(tmp_path, {"own_generator": "global"})
+    outcome = bench.run(tmp_path, config)
     assert outcome.statuses == (1,)
-    assert "is not the batch that followed when the checkpoint was saved" in outcome.output
+    assert words in outcome.output
 
 
 def test_a_stream_that_counts_its_passes_goes_on_counting(

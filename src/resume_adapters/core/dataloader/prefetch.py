@@ -18,17 +18,17 @@ class PrefetchReplay:
     Args:
         position: where the pass resumes.
         log: fetches the batches, and knows the generators that the user registered.
-        changed_seeds: returns which seeds were different when the position was saved, in words.
+        why: says why another batch may follow.
 
     Attributes:
         is_over: every prefetched batch was fetched again, and the random state is the one saved with the position.
     """
 
-    def __init__(self, position: LoaderPosition, log: FetchLog, changed_seeds: Callable[[], str] = str) -> None:
+    def __init__(self, position: LoaderPosition, log: FetchLog, why: Callable[[], str]) -> None:
         self.is_over = False
         self._position = position
         self._log = log
-        self._changed_seeds = changed_seeds
+        self._why = why
         self._rng_before = deque[Any](position.rng_before)
         self._left = position.prefetched
 
@@ -41,9 +41,7 @@ class PrefetchReplay:
         """Restore the random state before the next fetch (no-op with workers)."""
         if self._rng_before:
             before = self._rng_before.popleft()
-            rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
-            rng.restore_generators(before["registered"], self._log.generators)
-            self._log.restore_content(before.get("content", []))
+            self._log.restore_before(before)
 
     def count(self, batch: Any) -> None:
         """Count a replayed batch; after the last one, verify it and restore the saved random state.
@@ -62,16 +60,9 @@ class PrefetchReplay:
             return
         index, digest = proof
         if encoding.digest_of(batch) != digest:
-            seeds = self._changed_seeds()
-            cause = (
-                f"the data follow from a seed, and it was saved with {seeds}. Launch with the former "
-                "seed, or start another run directory"
-                if seeds
-                else "the data were changed, or their order depends on state that is not captured (a generator of its "
-                "own: register it as a part; a stream that counts its passes: give it set_epoch)"
-            )
             raise NotRestored(
-                f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: {cause}"
+                f"batch {index} of this pass is not the batch that followed when the checkpoint was saved: "
+                f"{self._why()}"
             )
 
     def _end(self) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
 from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes
+from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
@@ -100,6 +101,8 @@ class LoaderPosition(Record):
         attributes: what has changed on the samplers (``"order"``), and on the dataset and the collate function
             (``"content"``); ``None`` where nothing has.
         rows: digests of rows of numbers in the dataset and the samplers as they were when the launch began, by path.
+        check: a batch of the pass that was under way or had ended, to be fetched again where no proof is.
+        word_hash: the hash of a word in the process that saved, by which its sets have their order.
     """
 
     ended: bool
@@ -121,6 +124,8 @@ class LoaderPosition(Record):
     as_made: bool = False
     attributes: dict[str, Any] | None = None
     rows: dict[str, str] | None = None
+    check: CheckBatch | None = None
+    word_hash: int | None = None
 
 
 Before: TypeAlias = tuple[Any, dict[str, Any], list[Any]]
@@ -231,6 +236,7 @@ class LoaderMark(NamedTuple):
         batch_size: samples in a batch.
         plain: as :attr:`LoaderPosition.plain`.
         rows: as :attr:`LoaderPosition.rows`.
+        check: as :attr:`LoaderPosition.check`.
     """
 
     of_pass: _PassMark | None
@@ -248,6 +254,7 @@ class LoaderMark(NamedTuple):
     batch_size: int | None
     plain: bool
     rows: dict[str, str] | None
+    check: CheckBatch | None
 
     def position(self) -> LoaderPosition:
         """Return the position."""
@@ -275,6 +282,8 @@ class LoaderMark(NamedTuple):
             as_made=of_pass is not None and of_pass.as_made,
             attributes=self.attributes,
             rows=self.rows,
+            check=self.check,
+            word_hash=word_hash(),
         )
 
     def _start(self) -> int:
@@ -323,6 +332,7 @@ class FetchLog:
         elastic: the loader's position on any topology; ``None`` where it is not elastic.
         workers: the random state of the workers.
         generators: the generators that the user registered.
+        check: keeps a batch of each pass to be fetched again.
     """
 
     def __init__(
@@ -345,6 +355,7 @@ class FetchLog:
         self._content = attributes["content"]
         self._has_workers = bool(loader.num_workers)
         self.generators: Mapping[str, GeneratorState] = {}
+        self.check = BatchCheck(loader, lambda: _before_to_tree(self._before()))
         kept = max(_KEPT, 4 * loader.num_workers)
         self.elastic = elastic.find(loader, kept)
         self._recent: deque[Fetch] = deque(maxlen=kept)
@@ -368,6 +379,8 @@ class FetchLog:
         self._last_batch = None
         self.fetched = self._begun = start
         self.exhausted = False
+        self.check.begin_pass()
+        self._find_plain()
 
     def fetch(self, batches: Iterator[Any]) -> Any:
         """Return the next batch of the loader's own iterator.
@@ -413,6 +426,9 @@ class FetchLog:
             self._has_drawn = True
         if self._is_watching:
             self._watch(before, worker_state, worker)
+        if self.check.waits:
+            self.check.add(batch)
+            self._find_plain()
         self._recent.append(_fetch((number, before, worker, worker_state)))
         self._last_batch = batch
         self.fetched = number + 1
@@ -434,7 +450,7 @@ class FetchLog:
 
     def _find_plain(self) -> None:
         """Find out whether a fetch brings no more than a batch, and may change no more than the random state."""
-        is_busy = self._has_workers or self.elastic or self.generators or self._is_watching
+        is_busy = self._has_workers or self.elastic or self.generators or self._is_watching or self.check.waits
         self._is_plain = not is_busy
 
     def _watch_generators(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
@@ -504,6 +520,7 @@ class FetchLog:
             batch_size(loader),
             self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
             self._rows,
+            None if self._content.missing else self.check.kept,  # what is missing would make another batch of it
         )
 
     def _elastic_at(self, of_pass: _PassMark | None) -> dict[str, Any]:
@@ -539,6 +556,21 @@ class FetchLog:
         for name, saved in (position.attributes or {}).items():
             self._attributes[name].restore(saved)
 
+    def restore_before(self, before: Mapping[str, Any]) -> None:
+        """Restore the random state before a fetch, and what had changed on the dataset, as a position has them."""
+        rng.restore_cpu(rng.cpu_from_tree(before["cpu"]))
+        rng.restore_generators(before["registered"], self.generators)
+        self.restore_content(before.get("content", []))
+
+    def fetch_again(self, batch: CheckBatch) -> Any:
+        """Return a batch that another launch has fetched, as it is in this one. The random state stays as it is."""
+        now = _before_to_tree(self._before())
+        self.restore_before(batch.before)
+        try:
+            return self.check.fetch(batch)
+        finally:
+            self.restore_before(now)
+
     def replay_start(self, consumed: int) -> int:
         """Return the batch from which to fetch again, so that each worker fetches the batches that it had fetched."""
         return _replay_start(consumed, self._begun, self._recent, self._loader.num_workers, is_stream=self.is_stream)
@@ -547,6 +579,11 @@ class FetchLog:
 def _before_to_tree(before: Before) -> dict[str, Any]:
     tree = {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
     return {**tree, "content": before[2]} if before[2] else tree
+
+
+def word_hash() -> int:
+    """Return the hash of a word: each process has another one, where the environment does not say which."""
+    return hash("resume-adapters")
 
 
 def batch_size(loader: Any) -> int | None:

@@ -9,7 +9,7 @@ whatever draws random numbers: the sampler, ``__getitem__``, the collate functio
 Map-style data is skipped in the sampler, so no sample is decoded; with workers, the round of batches in which the
 position falls is fetched again (at most one batch for each worker), so that every worker fetches the batches it had
 fetched. A stream can only be read again from the start of the pass. The digest of the last prefetched batch verifies
-that the resumed data is the data of the uninterrupted run.
+that the resumed data is the data of the uninterrupted run; without one, that of a batch which is fetched again does.
 """
 
 from __future__ import annotations
@@ -34,17 +34,35 @@ from resume_adapters.core.dataloader.next_pass import (
     beginning_of,
 )
 from resume_adapters.core.dataloader.prefetch import PrefetchReplay
-from resume_adapters.core.dataloader.progress import FetchLog, LoaderMark, LoaderPosition, batch_size, length_of
+from resume_adapters.core.dataloader.progress import (
+    FetchLog,
+    LoaderMark,
+    LoaderPosition,
+    batch_size,
+    length_of,
+    word_hash,
+)
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
-from resume_adapters.core.state import rng
+from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, ProcessState
-from resume_adapters.errors import StateMismatch, UnsupportedSetting
+from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
 
 OnSkip: TypeAlias = Callable[[], None]
 ShowSkipping: TypeAlias = Callable[[range], Iterable[int]]
+
+SEED_WHAT_IS_DRAWN = (
+    "Where they are drawn, give them a seed, as in random_split(..., generator=torch.Generator().manual_seed(0)); else "
+    "launch with the data of before."
+)
+"""What to do where a launch has other numbers among its data."""
+
+_OTHER_SETS = "; the order of a set, which is another in each process: sort it, or set PYTHONHASHSEED for all launches"
+
+_NAMED = 5
+"""Samples that an error names."""
 
 
 def track(
@@ -283,7 +301,9 @@ class TrackedLoader:
         """Whether the position given to :meth:`restore` is the end of a pass."""
         return isinstance(beginning_of(self._next_pass), AfterEnd)
 
-    def restore(self, position: LoaderPosition, changed_seeds: Callable[[], str] = str) -> None:
+    def restore(
+        self, position: LoaderPosition, changed_seeds: Callable[[], str] = str, *, compares: bool = False
+    ) -> None:
         """Resume at a position with the next pass over the loader.
 
         In the middle of a pass the first batches restore the random state. At its end there is nothing left to fetch:
@@ -293,9 +313,11 @@ class TrackedLoader:
             position: the position.
             changed_seeds: returns which seeds were different when it was saved, in words, for the error that the data
                 differ.
+            compares: fetch a batch of the saved pass again, where none follows that had been fetched ahead.
 
         Raises:
             StateMismatch: the dataset, the batch size or the number of workers differs.
+            NotRestored: the batch that is fetched again is another one.
         """
         differences = self.differences(position)
         here = length_of(self.loader.dataset)
@@ -311,8 +333,41 @@ class TrackedLoader:
                 position, workers=self.workers, start=position.consumed, spawn=None, rng_before=[], pool={}
             )
         self._replay, self._changed_seeds = None, changed_seeds
+        if compares and not position.prefetched:
+            self._compare(position)
+        self._log.check.kept = position.check
         self._end_workers()
         self._begin_next_as(AfterEnd(position) if position.ended else Resumed(position))
+
+    def _compare(self, position: LoaderPosition) -> None:
+        """Fetch a batch again that the launch had fetched which saved.
+
+        Raises:
+            NotRestored: it is another one.
+        """
+        kept = position.check
+        if kept is None or self.workers or encoding.digest_of(self._log.fetch_again(kept)) == kept.digest:
+            return
+        samples = kept.indices if isinstance(kept.indices, int) else ", ".join(map(str, kept.indices[:_NAMED]))
+        raise NotRestored(
+            f"the samples {samples} of the training data are not what they were when the checkpoint was saved: "
+            f"{self._why_others(position)}"
+        )
+
+    def _why_others(self, position: LoaderPosition) -> str:
+        """Return in words why the data may be others than when a position was saved."""
+        if seeds := self._changed_seeds():
+            return (
+                f"the data follow from a seed, and it was saved with {seeds}. Launch with the former seed, or start "
+                "another run directory"
+            )
+        if rows := self.other_rows(position):
+            return f"{' and '.join(rows)} has other numbers than then. {SEED_WHAT_IS_DRAWN}"
+        of_sets = "" if position.word_hash in (None, word_hash()) else _OTHER_SETS
+        return (
+            "the data were changed, or they depend on state that is not captured (a generator of its own: register it "
+            f"as a part; a stream that counts its passes: give it set_epoch{of_sets})"
+        )
 
     def is_used_up(self, position: LoaderPosition) -> bool:
         """Return whether a position is behind the last sample of an elastic order: it resumes in the next epoch."""
@@ -482,10 +537,11 @@ class TrackedLoader:
         return inner
 
     def _resume(self, make: Callable[[], Iterator[Any]], position: LoaderPosition) -> Iterator[Any]:
-        replay = self._replay = PrefetchReplay(position, self._log, self._changed_seeds)
+        replay = self._replay = PrefetchReplay(position, self._log, lambda: self._why_others(position))
         self._is_as_made = position.as_made
         self._log.workers.restore(position.spawn or self._spawn_state(), position.pool)
         self._log.begin(position.start)
+        self._log.check.kept = position.check
         was_sought = self._seek(position)
         if not self._log.is_stream:
             skip = 0 if was_sought else position.start
@@ -543,6 +599,7 @@ class TrackedLoader:
             return inner
         if self._sampler is None:
             self._sampler = TrackedSampler(self._random_state, inner)
+            self._sampler.on_second = self._log.check.note
         return self._sampler
 
     def _tracked_sampler(self) -> TrackedSampler:

@@ -288,11 +288,16 @@ class LoopLoader:
             return
         if self.tracked.is_used_up(state.position):  # a save within the last batch does not know that the pass is over
             state = replace(state, position=replace(state.position, ended=True))
+        is_over = state.number is None
         shape = LoaderShape(
-            self.global_batch, epoch - (state.number is None), self.length, fetches_per_batch=self.fetches_per_batch
+            self.global_batch,
+            epoch - is_over,
+            self.length,
+            fetches_per_batch=self.fetches_per_batch,
+            is_kept=not is_over,
         )
         consumed = loaders.restore(context, self.tracked, state, shape, of_rank)
-        if state.number is None:
+        if is_over:
             self.tracked.restore_now(process=False)
         else:
             self._restored = replace(state, consumed=consumed)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from resume_adapters.core.dataloader.progress import LoaderPosition
-from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.dataloader.tracked import SEED_WHAT_IS_DRAWN, TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
@@ -29,12 +29,14 @@ class LoaderShape:
         fetches_per_batch: batches of the torch loader on this rank for each batch of the training loop.
         epoch: the epoch, from 0, of the pass that was under way or had ended.
         length: batches of the training loop in a pass; ``None`` where that is not known.
+        is_kept: it is the loader of the pass that was saved, and the script has told its dataset of no later one.
     """
 
     global_batch: int
     epoch: int
     length: int | None
     fetches_per_batch: int = 1
+    is_kept: bool = True
 
 
 class LoaderRestorer:
@@ -132,13 +134,6 @@ class LoaderRestorer:
         assert position is not None, "a position was saved"
         self.add_topology_changes(loader.differences(position))
         if not self.topology_changes:
-            if other := loader.other_rows(position):
-                logger.warning(
-                    "%s has other numbers than when this run was saved, so other samples follow than if it had never "
-                    "been killed. Where they are drawn, give them a seed, as in random_split(..., "
-                    "generator=torch.Generator().manual_seed(0)); else launch with the data of before.",
-                    " and ".join(other),
-                )
             if position.workers != loader.workers:
                 self._log(
                     "Saved with num_workers %d, this launch has %d: the data draw no random numbers, so the same "
@@ -146,7 +141,15 @@ class LoaderRestorer:
                     position.workers,
                     loader.workers,
                 )
-            loader.restore(position, changed_seeds=self._changed_seeds)
+            compares = context.verify and shape.is_kept
+            loader.restore(position, changed_seeds=self._changed_seeds, compares=compares)
+            if other := loader.other_rows(position):
+                logger.warning(
+                    "%s has other numbers than when this run was saved, so other samples follow than if it had never "
+                    "been killed. %s",
+                    " and ".join(other),
+                    SEED_WHAT_IS_DRAWN,
+                )
             return saved.consumed
         if not loader.is_elastic or position.elastic is None:
             raise context.mismatch(

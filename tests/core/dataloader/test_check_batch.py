@@ -1,0 +1,206 @@
+"""A batch that was used is fetched again at a resume, where none that was fetched ahead could show other data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
+
+from resume_adapters.core.dataloader.check_batch import CheckBatch
+from resume_adapters.core.dataloader.progress import LoaderPosition
+from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.records import Source
+from resume_adapters.core.state.rng import GeneratorState
+from resume_adapters.errors import NotRestored
+
+SOURCE = Source(Path("checkpoint-3"), "rank-0.json", 3, "0.2.0")
+
+
+class Words(Dataset[Any]):
+    """Numbers its words in an order that a script may take from a set, and draws random numbers where it is told to."""
+
+    def __init__(self, words: str = "abcdefghijkl", random: Any = None, *, draws: bool = False) -> None:
+        self.numbers = {word: number for number, word in enumerate(words)}
+        self.epoch = 0
+        self.random = random
+        self.draws = draws
+        self.held: Any = None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = torch.rand(()) if self.draws else torch.zeros(())
+        own = 0.0 if self.random is None else self.random.random()
+        return torch.tensor([self.numbers[chr(97 + index)], 100 * self.epoch, noise + own])
+
+
+def fetched(loader: TrackedLoader, count: int) -> list[Any]:
+    return list(itertools.islice(loader.loader, count))
+
+
+def saved(loader: TrackedLoader, *, ended: bool = False) -> LoaderPosition:
+    """Return the position after two batches, or after a pass, as it is read from a checkpoint."""
+    fetched(loader, 3 if ended else 2)
+    position = loader.position_between() if ended else loader.position(2)
+    document, tensors = encoding.encode(position.to_tree())
+    return LoaderPosition.from_tree(encoding.decode(document, tensors), SOURCE)
+
+
+Made = Callable[[str], "DataLoader[Any]"]
+MADE: dict[str, Made] = {
+    "in order": lambda words: DataLoader(Words(words), 4),
+    "shuffled": lambda words: DataLoader(Words(words), 4, shuffle=True),
+    "random numbers": lambda words: DataLoader(Words(words, draws=True), 4, shuffle=True),
+    "a generator": lambda words: DataLoader(Words(words, np.random.default_rng(1)), 4, shuffle=True),
+    "no batches": lambda words: DataLoader(Words(words), None, shuffle=True),
+    "numbers of numpy": lambda words: DataLoader(Words(words), 4, sampler=list(np.arange(12))),
+    "a part of two": lambda words: DataLoader(Subset(ConcatDataset([Words(words), Words()]), range(12)), 4),
+}
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("kind", MADE)
+def test_the_same_data_are_the_same_and_others_are_refused(kind: str, ended: bool) -> None:
+    torch.manual_seed(1)
+    position = saved(track(MADE[kind]("abcdefghijkl")), ended=ended)
+    torch.manual_seed(2)
+    same = track(MADE[kind]("abcdefghijkl"))
+    before = rng.cpu_to_tree(rng.capture_cpu())
+    same.restore(position, compares=True)
+    assert encoding.digest_of(rng.cpu_to_tree(rng.capture_cpu())) == encoding.digest_of(before)
+    other = track(MADE[kind]("lkjihgfedcba"))
+    with pytest.raises(NotRestored, match=r"the samples .* of the training data are not what they were"):
+        other.restore(position, compares=True)
+    other.restore(position)
+
+
+def test_a_generator_is_left_as_it_is() -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    class Drawing(Words):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.rand((), generator=generator)
+
+    made = track(DataLoader(Drawing(), 4), {"own": GeneratorState(generator)})
+    position = saved(made)
+    generator.manual_seed(5)
+    before = generator.get_state()
+    track(DataLoader(Drawing(), 4), {"own": GeneratorState(generator)}).restore(position, compares=True)
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_the_script_tells_a_dataset_in_each_epoch_is_what_it_was(ended: bool) -> None:
+    """The batch is one of the last pass, and is fetched with the attributes of that pass; then they are as before."""
+    made = track(DataLoader(Words(), 4))
+    for epoch in (0, 1):
+        made.loader.dataset.epoch = epoch
+        fetched(made, 3)
+    made.loader.dataset.epoch = 2
+    position = saved(made, ended=ended)
+    found = track(DataLoader(Words(), 4))
+    found.restore(position, compares=True)
+    assert found.loader.dataset.epoch == 0 and position.check is not None
+
+
+def test_a_batch_that_the_training_has_changed_is_the_one_that_was_fetched() -> None:
+    made = track(DataLoader(Words(), 4))
+    for batch in itertools.islice(made.loader, 2):
+        batch.zero_()
+    position = made.position(2)
+    track(DataLoader(Words(), 4)).restore(position, compares=True)
+
+
+def test_it_is_of_the_running_pass_also_after_a_resume() -> None:
+    position = saved(track(DataLoader(Words(), 4)))
+    assert position.check is not None and position.check.indices == [4, 5, 6, 7]
+    resumed = track(DataLoader(Words(), 4))
+    resumed.restore(position, compares=True)
+    fetched(resumed, 1)
+    assert resumed.position(3).check is position.check, "one batch was left: no other is the second of this launch"
+    fetched(resumed, 1)
+    assert resumed.position(1).check is None, "another pass has begun"
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(12))
+
+
+class Holding(Words):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+class Named(Sampler[Any]):
+    """Yields what is no number."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(0, 1), (2, 3), (4, 5)])
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Pairs(Words):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return torch.tensor(index)
+
+
+NOT_CHECKED: dict[str, Callable[[], DataLoader[Any]]] = {
+    "workers": lambda: DataLoader(Words(), 4, num_workers=1),
+    "a stream": lambda: DataLoader(Stream(), 4),
+    "a model": lambda: DataLoader(Holding([torch.nn.Linear(1, 1)]), 4),
+    "a model further down": lambda: DataLoader(Subset(Holding(torch.nn.Linear(1, 1)), range(12)), 4),
+    "a sampler": lambda: DataLoader(Holding(Named()), 4),
+    "other indices": lambda: DataLoader(Pairs(), None, sampler=Named()),
+    "no data": lambda: DataLoader(Words(), 4, collate_fn=lambda samples: object()),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_CHECKED)
+def test_what_may_follow_from_more_than_the_data_is_not_compared(kind: str) -> None:
+    made = track(NOT_CHECKED[kind]())
+    assert saved(made).check is None
+
+
+def test_what_depends_on_what_is_missing_is_not_compared() -> None:
+    made = track(DataLoader(Words(), 4))
+    assert saved(made).check is not None
+    made.loader.dataset.held = open(__file__)  # noqa: SIM115
+    try:
+        fetched(made, 3)
+        assert made.missing and made.position_between().check is None
+    finally:
+        made.loader.dataset.held.close()
+
+
+def test_the_order_of_sets_is_named_where_it_is_another() -> None:
+    """Each process has another one; where the environment says which, it is not the cause."""
+    position = saved(track(DataLoader(Words(), 4)))
+    assert position.word_hash is not None and isinstance(position.check, CheckBatch)
+    other = track(DataLoader(Words("lkjihgfedcba"), 4))
+    with pytest.raises(NotRestored, match="a generator of its own") as here:
+        other.restore(position, compares=True)
+    with pytest.raises(NotRestored, match=r"the order of a set.* PYTHONHASHSEED") as elsewhere:
+        other.restore(replace(position, word_hash=position.word_hash + 1), compares=True)
+    assert "PYTHONHASHSEED" not in str(here.value) and "4, 5, 6, 7" in str(elsewhere.value)
+
+
+def test_a_batch_that_was_fetched_ahead_shows_it_alone() -> None:
+    made = track(DataLoader(Words(), 4))
+    fetched(made, 3)
+    other = track(DataLoader(Words("lkjihgfedcba"), 4))
+    other.restore(made.position(2), compares=True)
+    with pytest.raises(NotRestored, match="batch 2 of this pass is not the batch that followed"):
+        fetched(other, 1)
