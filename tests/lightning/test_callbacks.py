@@ -144,6 +144,7 @@ def test_groups_that_finetuning_has_added_are_no_changed_settings(
     with caplog.at_level(logging.INFO, "resume_adapters"):
         for epochs in (2, 3):
             caplog.clear()
+            torch.manual_seed(1)
             trainer = trainer_of(tmp_path, Unfreezing(), ResumeCallback(), max_epochs=epochs)
             trainer.fit(Layered(), ckpt_path=path)
             path = trainer.checkpoint_callback.best_model_path

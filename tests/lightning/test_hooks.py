@@ -23,6 +23,8 @@ from torchmetrics.wrappers import MinMaxMetric, Running
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
+DATA = torch.rand(8, 1)
+
 BEGUN: list[int] = []
 """The epochs that began in the last launch: not in the module, which would have those of all launches."""
 
@@ -73,7 +75,7 @@ def launch(directory: Path, interrupted_at: int | None) -> tuple[list[int], dict
     """Train; return the epochs that began in this launch, and how many there were in all, by how far they came."""
     module = Line(interrupted_at)
     trainer = trainer_of(directory, ResumeCallback())
-    trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
+    trainer.fit(module, DataLoader(DATA, batch_size=2))
     return list(BEGUN), dict(vars(trainer.fit_loop.epoch_progress.total))
 
 
@@ -131,7 +133,7 @@ def test_everything_is_undone(interrupted_at: int | None, resumed: bool, tmp_pat
     trainer = trainer_of(tmp_path, ResumeCallback(), plugins=[plugin])
     callbacks = list(trainer.callbacks)
     with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
-        trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
+        trainer.fit(module, DataLoader(DATA, batch_size=2))
     assert [signal.getsignal(each) for each in numbers] == handlers
     assert trainer.callbacks == callbacks
     loop = trainer.fit_loop
@@ -153,7 +155,7 @@ def methods(thing: Any) -> list[str]:
 def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
     """What one fit has wrapped is not there for the next, which resumes what the first has saved."""
     module, callback = Line(7), ResumeCallback()
-    trainer, loader = trainer_of(tmp_path, callback), DataLoader(torch.rand(8, 1), batch_size=2)
+    trainer, loader = trainer_of(tmp_path, callback), DataLoader(DATA, batch_size=2)
     with pytest.raises(Interrupted):
         trainer.fit(module, loader)
     assert callback.active_run is None
@@ -164,7 +166,7 @@ def test_a_trainer_can_fit_again(tmp_path: Path) -> None:
 
 def test_a_second_phase_with_a_trainer_of_its_own_is_not_taken_for_the_first_one_going_on(tmp_path: Path) -> None:
     """Lightning begins it at step 0; only the trainer that has trained, or a ckpt_path, trains the run further."""
-    loader = DataLoader(torch.rand(8, 1), batch_size=2)
+    loader = DataLoader(DATA, batch_size=2)
     first = trainer_of(tmp_path, ResumeCallback(), max_epochs=1)
     first.fit(Line(None), loader)
     with pytest.raises(UnsupportedSetting, match="with a Trainer that has trained nothing and gets no ckpt_path: it"):
@@ -209,7 +211,7 @@ def test_the_steps_of_validations_go_on(tmp_path: Path) -> None:
     """Lightning counts them over the whole training; at 0 again, loggers would have two values for a step."""
     found = []
     for interrupted_at, directory in ((None, "whole"), (9, "halves"), (None, "halves")):
-        rows, data = Rows(), DataLoader(torch.rand(8, 1), batch_size=2)
+        rows, data = Rows(), DataLoader(DATA, batch_size=2)
         trainer = trainer_of(tmp_path / directory, ResumeCallback())
         trainer.logger = rows
         with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():

@@ -47,10 +47,10 @@ def fetched(loader: TrackedLoader, count: int) -> list[Any]:
     return list(itertools.islice(loader.loader, count))
 
 
-def saved(loader: TrackedLoader, *, ended: bool = False) -> LoaderPosition:
-    """Return the position after two batches, or after a pass, as it is read from a checkpoint."""
-    fetched(loader, 3 if ended else 2)
-    position = loader.position_between() if ended else loader.position(2)
+def saved(loader: TrackedLoader, count: int = 2, *, ended: bool = False) -> LoaderPosition:
+    """Return the position after some batches, or after a pass, as it is read from a checkpoint."""
+    fetched(loader, 6 if ended else count)
+    position = loader.position_between() if ended else loader.position(count)
     document, tensors = encoding.encode(position.to_tree())
     return LoaderPosition.from_tree(encoding.decode(document, tensors), SOURCE)
 
@@ -81,6 +81,48 @@ def test_the_same_data_are_the_same_and_others_are_refused(kind: str, ended: boo
     with pytest.raises(NotRestored, match=r"the samples .* of the training data are not what they were"):
         other.restore(position, compares=True)
     other.restore(position)
+
+
+def in_workers(words: str, **options: Any) -> DataLoader[Any]:
+    data = Words(words, np.random.default_rng(1), draws=True)
+    return DataLoader(data, 2, shuffle=True, num_workers=2, **options)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_first_worker_fetches_it_before_its_own(kept: bool, ended: bool) -> None:
+    """With the random state that a worker had then; those that follow are as they were."""
+    torch.manual_seed(1)
+    made = track(in_workers("abcdefghijkl", persistent_workers=kept))
+    passing = iter(made.loader)
+    list(itertools.islice(passing, 6 if ended else 4))
+    position = made.position_between() if ended else made.position(4)
+    document, tensors = encoding.encode(position.to_tree())
+    position = LoaderPosition.from_tree(encoding.decode(document, tensors), SOURCE)
+    assert position.check is not None and len(position.check.indices) == 2
+    expected = [*([] if ended else passing), *made.loader]
+    for compares in (True, False):
+        same = track(in_workers("abcdefghijkl", persistent_workers=kept))
+        same.restore(position, compares=compares)
+        if ended:
+            same.restore_now()
+        found = [*([] if ended else same.loader), *same.loader]
+        assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+    other = track(in_workers("lkjihgfedcba", persistent_workers=kept))
+    other.restore(position, compares=True)
+    if ended:
+        other.restore_now()
+    with pytest.raises(NotRestored, match=r"the samples .* of the training data are not what they were"):
+        next(iter(other.loader))
+
+
+def test_it_is_not_fetched_by_another_number_of_workers() -> None:
+    made = track(DataLoader(Words(), 4))
+    other = track(DataLoader(Words("lkjihgfedcba"), 4, num_workers=1))
+    position = saved(made)
+    assert position.plain and position.check is not None
+    other.restore(position, compares=True)
+    assert len(list(other.loader)) == 1
 
 
 def test_a_generator_is_left_as_it_is() -> None:
@@ -158,7 +200,6 @@ class Pairs(Words):
 
 
 NOT_CHECKED: dict[str, Callable[[], DataLoader[Any]]] = {
-    "workers": lambda: DataLoader(Words(), 4, num_workers=1),
     "a stream": lambda: DataLoader(Stream(), 4),
     "a model": lambda: DataLoader(Holding([torch.nn.Linear(1, 1)]), 4),
     "a model further down": lambda: DataLoader(Subset(Holding(torch.nn.Linear(1, 1)), range(12)), 4),

@@ -439,14 +439,14 @@ def test_a_worker_is_initialized_as_the_script_says_and_draws_on_from_where_its_
 
     state = rng.pack_cpu(rng.capture_cpu())
     expected = drawn()
-    init = WorkerInit(initialize, None)
+    init = WorkerInit(initialize, None, makes_batches=True)
     with init.restoring({1: state}):
         init(0)
         init(1)
     assert (initialized, drawn()) == ([0, 1], expected)
     assert init.states == {}, "the next pass starts workers that have no predecessor"
     transform: Any = types.SimpleNamespace(drawn=0)
-    init = WorkerInit(None, transform)
+    init = WorkerInit(None, transform, makes_batches=True)
     changed = [["collate_fn", [[".", "drawn"]], "data", "int", "int", 3]]
     with init.restoring({0: (state, changed)}):
         init(0)

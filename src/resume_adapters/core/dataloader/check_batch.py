@@ -1,7 +1,8 @@
 """A batch of each pass that a later launch fetches again, to see that its data are those of before.
 
 A batch that was fetched ahead of a save shows that by itself: it is the next one after a resume. Where nothing was
-fetched ahead, this one shows it: the second batch of the pass, by its indices.
+fetched ahead, this one shows it: the second batch of a pass, or the second of the first worker, by the indices of its
+samples. It is fetched where the others are: in this process, or in a worker before its first batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
+from resume_adapters.errors import NotRestored
 
 _DEPTH = 3
 """Objects that lead from a dataset to one that it holds: it may wrap another, which wraps a third."""
@@ -24,6 +26,9 @@ _MEMBERS = 20
 _OF_TRAINING = ("accelerate.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.trainer")
 """Libraries whose objects change as the training goes on, and what follows from them."""
 
+_NAMED = 5
+"""Samples that an error names."""
+
 
 @dataclass(kw_only=True)
 class CheckBatch(Record):
@@ -31,14 +36,45 @@ class CheckBatch(Record):
 
     Attributes:
         indices: those of its samples; one number where the loader makes no batches.
-        before: the random state before the fetch, and what had changed on the dataset, as in
-            :attr:`LoaderPosition.rng_before`.
+        before: the random state before the fetch and what had changed on the dataset, as in
+            :attr:`LoaderPosition.rng_before`, or, with workers, as in :attr:`LoaderPosition.pool`.
         digest: of the batch.
     """
 
     indices: list[int] | int
-    before: dict[str, Any]
+    before: Any
     digest: str
+
+    def fetched_from(self, dataset: Any, collate: Any, *, makes_batches: bool) -> Any:
+        """Return the batch as it is now, fetched in the way of a loader's iterator.
+
+        Args:
+            dataset: the dataset.
+            collate: the loader's own collate function.
+            makes_batches: an index of the loader stands for several samples.
+        """
+        from torch.utils.data._utils.fetch import _MapDatasetFetcher  # seam: torch 2.13
+
+        fetcher = _MapDatasetFetcher(dataset, makes_batches, collate, False)
+        return fetcher.fetch(self.indices)  # type: ignore[no-untyped-call]
+
+    def require_same(self, batch: Any, why: str) -> None:
+        """Raise if a batch is another one.
+
+        Args:
+            batch: the batch.
+            why: why it may be.
+
+        Raises:
+            NotRestored: it is.
+        """
+        if encoding.digest_of(batch) == self.digest:
+            return
+        named = [self.indices] if isinstance(self.indices, int) else self.indices
+        raise NotRestored(
+            f"the samples {', '.join(map(str, named[:_NAMED]))} of the training data are not what they were when the "
+            f"checkpoint was saved: {why}"
+        )
 
 
 class BatchCheck:
@@ -46,54 +82,52 @@ class BatchCheck:
 
     Args:
         loader: a ``torch.utils.data.DataLoader``.
-        before: returns the random state, and what has changed on the dataset, as a tree.
 
     Attributes:
         kept: the batch of the running pass, or of the last one; ``None`` where there is none.
         waits: a batch of the running pass is still to be kept.
+        number: its number among those that this launch fetches in the pass: the second one of the process that
+            fetches it, since a sampler may draw numbers of its own with the first.
     """
 
-    def __init__(self, loader: Any, before: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, loader: Any) -> None:
         from torch.utils.data import IterableDataset
 
         self.kept: CheckBatch | None = None
         self.waits = False
-        self._loader = loader
-        self._before = before
-        self._noted: tuple[list[int] | int, dict[str, Any]] | None = None
-        # Workers have each a dataset of their own, and what theirs opens may not be opened in this process before.
-        is_possible = not (loader.num_workers or isinstance(loader.dataset, IterableDataset))
-        self._is_possible = is_possible and not _follows_more(loader)
+        self.number = max(1, loader.num_workers)
+        self._indices: list[int] | int | None = None
+        self._before: Any = None
+        self._is_possible = not isinstance(loader.dataset, IterableDataset) and not _follows_more(loader)
 
     def begin_pass(self) -> None:
         """Drop the batch of the last pass: what a script does between them is not known."""
-        self.kept = self._noted = None
+        self.kept = self._indices = self._before = None
         self.waits = self._is_possible
 
-    def note(self, indices: Any) -> None:
-        """Note the indices of the batch that is fetched next."""
-        numbers = _numbers(indices) if self.waits else None
-        if numbers is not None:
-            self._noted = (numbers, self._before())
+    def note(self, indices: Any, before: Callable[[], Any]) -> None:
+        """Note the indices of the batch to be kept, before it is fetched.
 
-    def add(self, batch: Any) -> None:
-        """Keep a batch that was fetched, if its indices were noted. It is called before the training gets the batch."""
-        if self._noted is None:
-            return
-        (indices, before), self._noted, self.waits = self._noted, None, False
-        digest = encoding.digest_of(batch)
-        if digest is not None:
-            self.kept = CheckBatch(indices=indices, before=before, digest=digest)
+        Args:
+            indices: the indices.
+            before: returns what it follows from besides; ``None`` where that is known only when it has been fetched.
+        """
+        self._indices = _numbers(indices) if self.waits else None
+        if self._indices is not None:
+            self._before = before()
 
-    def fetch(self, kept: CheckBatch) -> Any:
-        """Fetch a batch again, in the way of the loader's own iterator."""
-        from torch.utils.data.dataloader import _DatasetKind  # seam: torch 2.13
+    def add(self, batch: Any, before: Any = None) -> None:
+        """Keep the batch, if its indices were noted. It is called before the training gets the batch.
 
-        loader = self._loader
-        fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            loader._dataset_kind, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
-        )
-        return fetcher.fetch(kept.indices)
+        Args:
+            batch: the batch.
+            before: what it follows from besides, where that was not noted.
+        """
+        self.waits = False
+        digest = None if self._indices is None else encoding.digest_of(batch)
+        before = self._before if before is None else before
+        if self._indices is not None and digest is not None and before is not None:
+            self.kept = CheckBatch(indices=self._indices, before=before, digest=digest)
 
 
 def _numbers(indices: Any) -> list[int] | int | None:

@@ -355,7 +355,7 @@ class FetchLog:
         self._content = attributes["content"]
         self._has_workers = bool(loader.num_workers)
         self.generators: Mapping[str, GeneratorState] = {}
-        self.check = BatchCheck(loader, lambda: _before_to_tree(self._before()))
+        self.check = BatchCheck(loader)
         kept = max(_KEPT, 4 * loader.num_workers)
         self.elastic = elastic.find(loader, kept)
         self._recent: deque[Fetch] = deque(maxlen=kept)
@@ -426,13 +426,17 @@ class FetchLog:
             self._has_drawn = True
         if self._is_watching:
             self._watch(before, worker_state, worker)
-        if self.check.waits:
-            self.check.add(batch)
+        if self.check.waits and number - self._begun == self.check.number:
+            self.check.add(batch, self._last_state_of(worker))
             self._find_plain()
         self._recent.append(_fetch((number, before, worker, worker_state)))
         self._last_batch = batch
         self.fetched = number + 1
         return batch
+
+    def note(self, indices: Any) -> None:
+        """Note the indices of the batch that a later launch is to fetch again; in workers it is known by its number."""
+        self.check.note(indices, lambda: None if self._has_workers else _before_to_tree(self._before()))
 
     def _before(self) -> Before:
         """Return what a fetch in this process may draw from or change."""
@@ -459,10 +463,14 @@ class FetchLog:
             self._watched += 1
             self._has_drawn = encoding.digest_of(rng.cpu_to_tree(before[0])) != encoding.digest_of(after)
             return
-        former = next((each.worker_state for each in reversed(self._recent) if each.worker == worker), None)
+        former = self._last_state_of(worker)
         if former is not None:
             self._watched += 1
             self._has_drawn = encoding.digest_of(former) != encoding.digest_of(worker_state)
+
+    def _last_state_of(self, worker: int | None) -> Any:
+        """Return the state of a worker after the batch that it has fetched last in this pass; ``None`` before one."""
+        return next((each.worker_state for each in reversed(self._recent) if each.worker == worker), None)
 
     @property
     def may_have_other_workers(self) -> bool:
@@ -564,10 +572,11 @@ class FetchLog:
 
     def fetch_again(self, batch: CheckBatch) -> Any:
         """Return a batch that another launch has fetched, as it is in this one. The random state stays as it is."""
+        loader = self._loader
         now = _before_to_tree(self._before())
         self.restore_before(batch.before)
         try:
-            return self.check.fetch(batch)
+            return batch.fetched_from(loader.dataset, loader.collate_fn, makes_batches=loader._auto_collation)
         finally:
             self.restore_before(now)
 

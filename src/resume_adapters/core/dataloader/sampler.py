@@ -65,13 +65,15 @@ class TrackedSampler:
     Attributes:
         after_first: the random state after the first index of a resumed pass.
         on_resumed: is called when a pass that resumes has drawn its order again.
-        on_second: is called with the second batch of indices of each pass, before its samples are fetched.
+        on_number: is called with one batch of indices of each pass, before its samples are fetched.
+        number: that batch is the one of this number, among those that are not skipped; at least 1.
     """
 
     def __init__(self, random_state: LoaderRandomState, inner: Any) -> None:
         self.after_first: dict[str, Any] | None = None
         self.on_resumed: Callable[[], None] = _do_nothing
-        self.on_second: Callable[[Any], None] = lambda indices: None
+        self.on_number: Callable[[Any], None] = lambda indices: None
+        self.number = 1
         self._random_state = random_state
         self._inner = inner
         self._at_iter: dict[str, Any] | None = None
@@ -129,7 +131,7 @@ class TrackedSampler:
         (skip, began_with), self._resume = self._resume or (0, None), None
         if began_with is None:
             self._at_first = self._random_state.capture()
-            yield from self._from_first(itertools.islice(inner, skip, None))
+            yield from self._told(itertools.islice(inner, skip, None), self.number)
             return
         now = rng.capture_cpu()
         self._at_first = began_with["first"] or after_iter
@@ -143,18 +145,14 @@ class TrackedSampler:
         on_resumed()
         if first is not None:
             yield first
-            yield from self._from_second(inner)
+            yield from self._told(inner, self.number - 1)
 
-    def _from_first(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for first in indices:
-            yield first
-            break
-        yield from self._from_second(indices)
-
-    def _from_second(self, indices: Iterator[Any]) -> Iterator[Any]:
-        for second in indices:
-            self.on_second(second)
-            yield second
+    def _told(self, indices: Iterator[Any], number: int) -> Iterator[Any]:
+        """Yield batches of indices, and tell of that of a number before."""
+        yield from itertools.islice(indices, number)
+        for each in indices:
+            self.on_number(each)
+            yield each
             break
         yield from indices
 

@@ -45,10 +45,10 @@ from resume_adapters.core.dataloader.progress import (
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
-from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState, ProcessState
-from resume_adapters.errors import NotRestored, StateMismatch, UnsupportedSetting
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 OnSkip: TypeAlias = Callable[[], None]
 ShowSkipping: TypeAlias = Callable[[range], Iterable[int]]
@@ -60,9 +60,6 @@ SEED_WHAT_IS_DRAWN = (
 """What to do where a launch has other numbers among its data."""
 
 _OTHER_SETS = "; the order of a set, which is another in each process: sort it, or set PYTHONHASHSEED for all launches"
-
-_NAMED = 5
-"""Samples that an error names."""
 
 
 def track(
@@ -137,6 +134,7 @@ class TrackedLoader:
         self._next_pass: NextPass = self._first_pass()
         self._replay: PrefetchReplay | None = None
         self._changed_seeds: Callable[[], str] = str
+        self._to_compare: LoaderPosition | None = None
         self._sampler: TrackedSampler | None = None
         self._worker_init: WorkerInit | None = None
         self._on_skip: OnSkip = _ignore
@@ -173,7 +171,7 @@ class TrackedLoader:
         """Forget what :meth:`attach` set, and a position that was restored and no pass has begun with."""
         self._log.capture_generators({})
         self._on_skip, self._show_skipping, self._digests = _ignore, _show_nothing, None
-        self._replay = None
+        self._replay = self._to_compare = None
         beginning = beginning_of(self._next_pass)
         if isinstance(beginning, Resumed | AfterEnd):
             self._end_workers()
@@ -330,10 +328,11 @@ class TrackedLoader:
             )
         if position.workers != self.workers:  # the same batches follow, and nobody has a random state of its own
             position = replace(
-                position, workers=self.workers, start=position.consumed, spawn=None, rng_before=[], pool={}
+                position, workers=self.workers, start=position.consumed, spawn=None, rng_before=[], pool={}, check=None
             )
         self._replay, self._changed_seeds = None, changed_seeds
-        if compares and not position.prefetched:
+        self._to_compare = position if compares and position.check is not None and not position.prefetched else None
+        if self._to_compare is not None and not self.workers:
             self._compare(position)
         self._log.check.kept = position.check
         self._end_workers()
@@ -345,14 +344,8 @@ class TrackedLoader:
         Raises:
             NotRestored: it is another one.
         """
-        kept = position.check
-        if kept is None or self.workers or encoding.digest_of(self._log.fetch_again(kept)) == kept.digest:
-            return
-        samples = kept.indices if isinstance(kept.indices, int) else ", ".join(map(str, kept.indices[:_NAMED]))
-        raise NotRestored(
-            f"the samples {samples} of the training data are not what they were when the checkpoint was saved: "
-            f"{self._why_others(position)}"
-        )
+        assert position.check is not None, "there is one"
+        position.check.require_same(self._log.fetch_again(position.check), self._why_others(position))
 
     def _why_others(self, position: LoaderPosition) -> str:
         """Return in words why the data may be others than when a position was saved."""
@@ -365,8 +358,9 @@ class TrackedLoader:
             return f"{' and '.join(rows)} has other numbers than then. {SEED_WHAT_IS_DRAWN}"
         of_sets = "" if position.word_hash in (None, word_hash()) else _OTHER_SETS
         return (
-            "the data were changed, or they depend on state that is not captured (a generator of its own: register it "
-            f"as a part; a stream that counts its passes: give it set_epoch{of_sets})"
+            "the data were changed, or were drawn without a seed, or they depend on state that is not captured (a "
+            "generator of its own: register it as a part; a stream that counts its passes: give it "
+            f"set_epoch{of_sets})"
         )
 
     def is_used_up(self, position: LoaderPosition) -> bool:
@@ -405,6 +399,7 @@ class TrackedLoader:
                 pool={},
                 proof=None,
                 elastic=self._log.elastic.reshard(saved),
+                check=position.check if position.workers == self.workers else None,
                 workers=self.workers,
                 batch_size=self.batch_size,
             )
@@ -472,7 +467,8 @@ class TrackedLoader:
         if self.workers and not isinstance(loader.collate_fn, WorkerCollate):
             loader.collate_fn = WorkerCollate(loader.collate_fn)
         if self.workers and (self._worker_init is None or loader.worker_init_fn is not self._worker_init):
-            self._worker_init = WorkerInit(loader.worker_init_fn, loader.collate_fn.collate)
+            collate, makes_batches = loader.collate_fn.collate, loader._auto_collation
+            self._worker_init = WorkerInit(loader.worker_init_fn, collate, makes_batches=makes_batches)
             loader.worker_init_fn = self._worker_init
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -494,11 +490,23 @@ class TrackedLoader:
             self._sampler.forget()
         if self._log.elastic:
             self._log.elastic.begin(0)
-        inner = self._begin(following, make)
+        with self._comparing():
+            inner = self._begin(following, make)
         if self._log.elastic and self.workers:
             self._log.elastic.workers_started()
         is_plain = self._replay is None and self._digests is None
         return TrackedIterator(self._log.fetch if is_plain else self._next, inner)
+
+    @contextlib.contextmanager
+    def _comparing(self) -> Iterator[None]:
+        """Let the first worker that is started meanwhile fetch a batch again, if that is still to be done."""
+        position, self._to_compare = self._to_compare, None
+        if position is None or self._worker_init is None:
+            yield
+            return
+        assert position.check is not None, "there is one"
+        with replaced(self._worker_init, "check", (position.check, self._why_others(position))):
+            yield
 
     def _begin(self, beginning: Beginning, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if isinstance(beginning, Resumed):
@@ -599,7 +607,7 @@ class TrackedLoader:
             return inner
         if self._sampler is None:
             self._sampler = TrackedSampler(self._random_state, inner)
-            self._sampler.on_second = self._log.check.note
+            self._sampler.on_number, self._sampler.number = self._log.note, self._log.check.number
         return self._sampler
 
     def _tracked_sampler(self) -> TrackedSampler:

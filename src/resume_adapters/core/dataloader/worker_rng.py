@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes, content_of
+from resume_adapters.core.dataloader.check_batch import CheckBatch
 from resume_adapters.core.dataloader.elastic import ElasticStream, stream_of
 from resume_adapters.core.state import rng
 
@@ -48,15 +49,19 @@ class WorkerInit:
     Args:
         init: the loader's own function.
         collate: the loader's own collate function.
+        makes_batches: an index of the loader stands for several samples.
 
     Attributes:
         states: the state of each predecessor, while workers are started that have one.
+        check: a batch that the first worker is to fetch again, and why it may be another one.
     """
 
-    def __init__(self, init: Callable[[int], Any] | None, collate: Any) -> None:
+    def __init__(self, init: Callable[[int], Any] | None, collate: Any, *, makes_batches: bool) -> None:
         self.init = init
         self._collate = collate
+        self._makes_batches = makes_batches
         self.states: dict[int, Any] = {}
+        self.check: tuple[CheckBatch, str] | None = None
 
     @contextlib.contextmanager
     def restoring(self, states: Mapping[int, Any]) -> Iterator[None]:
@@ -75,9 +80,28 @@ class WorkerInit:
         here = get_worker_info()
         dataset = None if here is None else here.dataset
         content = _WORKER["content"] = LoaderAttributes(content_of(dataset, self._collate))
+        if self.check is not None and worker == 0:
+            self._compare(dataset, content, *self.check)
         if worker in self.states:
-            state, changed = self.states[worker], []
-            if len(state) == WITH_CHANGES:
-                state, changed = state
-            rng.restore_cpu(rng.unpack_cpu(state))
-            content.restore(changed)
+            _restore(self.states[worker], content)
+
+    def _compare(self, dataset: Any, content: LoaderAttributes, kept: CheckBatch, why: str) -> None:
+        """Fetch a batch again, with the state that the worker had then; the state stays as it is.
+
+        Raises:
+            NotRestored: it is another one.
+        """
+        now = rng.capture_cpu()
+        _restore(kept.before, content)
+        kept.require_same(kept.fetched_from(dataset, self._collate, makes_batches=self._makes_batches), why)
+        rng.restore_cpu(now)
+        content.restore([])
+
+
+def _restore(state: Any, content: LoaderAttributes) -> None:
+    """Restore the state of a worker, as each batch brings it."""
+    changed = []
+    if len(state) == WITH_CHANGES:
+        state, changed = state
+    rng.restore_cpu(rng.unpack_cpu(state))
+    content.restore(changed)

@@ -13,6 +13,7 @@ from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.tracked import SEED_WHAT_IS_DRAWN, TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.messages import log_skipping
 from resume_adapters.core.session.records import LoaderState
@@ -141,7 +142,9 @@ class LoaderRestorer:
                     position.workers,
                     loader.workers,
                 )
-            compares = context.verify and shape.is_kept
+            former = self._run.previous
+            has_finished = former is not None and former.state is RunState.FINISHED  # what may follow is another run
+            compares = context.verify and shape.is_kept and not has_finished
             loader.restore(position, changed_seeds=self._changed_seeds, compares=compares)
             if other := loader.other_rows(position):
                 logger.warning(
