@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,31 @@ def test_the_first_worker_fetches_it_before_its_own(kept: bool, ended: bool) -> 
         next(iter(other.loader))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_script_that_tells_its_dataset_of_each_epoch_resumes(ended: bool, workers: int) -> None:
+    """As soon as the pass begins, which at its end is that of the next epoch."""
+
+    def told(loader: TrackedLoader, epoch: int) -> list[torch.Tensor]:
+        loader.loader.dataset.epoch = epoch
+        return list(loader.loader)
+
+    made = track(DataLoader(Words(), 2, num_workers=workers))
+    for epoch in (0, 1):
+        passing = iter(made.loader)
+        list(itertools.islice(passing, 6 if ended else 4))
+        position = made.position_between() if ended else made.position(4)
+        rest = [*passing, *told(made, epoch + 1)]
+        resumed = track(DataLoader(Words(), 2, num_workers=workers))
+        if not ended:
+            resumed.loader.dataset.epoch = epoch
+        resumed.restore(position, compares=True)
+        if ended:
+            resumed.restore_now()
+        found = [*([] if ended else resumed.loader), *told(resumed, epoch + 1)]
+        assert len(found) == len(rest) and all(map(torch.equal, found, rest))
+
+
 def test_it_is_not_fetched_by_another_number_of_workers() -> None:
     made = track(DataLoader(Words(), 4))
     other = track(DataLoader(Words("lkjihgfedcba"), 4, num_workers=1))
@@ -203,6 +229,8 @@ NOT_CHECKED: dict[str, Callable[[], DataLoader[Any]]] = {
     "a stream": lambda: DataLoader(Stream(), 4),
     "a model": lambda: DataLoader(Holding([torch.nn.Linear(1, 1)]), 4),
     "a model further down": lambda: DataLoader(Subset(Holding(torch.nn.Linear(1, 1)), range(12)), 4),
+    "a shared value": lambda: DataLoader(Holding(multiprocessing.Value("i", 0)), 4),
+    "a raw shared value": lambda: DataLoader(Holding(multiprocessing.RawValue("i", 0)), 4),
     "a sampler": lambda: DataLoader(Holding(Named()), 4),
     "other indices": lambda: DataLoader(Pairs(), None, sampler=Named()),
     "no data": lambda: DataLoader(Words(), 4, collate_fn=lambda samples: object()),

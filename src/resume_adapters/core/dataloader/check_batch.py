@@ -23,8 +23,11 @@ _DEPTH = 3
 _MEMBERS = 20
 """Members of a list that are looked at: of datasets that one joins, of transforms that one composes."""
 
-_OF_TRAINING = ("accelerate.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.trainer")
-"""Libraries whose objects change as the training goes on, and what follows from them."""
+_CHANGING = (
+    *("accelerate.", "deepspeed.", "lightning.", "pytorch_lightning.", "transformers.trainer"),
+    *("ctypes", "multiprocessing."),
+)
+"""Libraries whose objects change as the training goes on, and those of values that processes share."""
 
 _NAMED = 5
 """Samples that an error names."""
@@ -140,7 +143,7 @@ def _numbers(indices: Any) -> list[int] | int | None:
 
 
 def _follows_more(loader: Any) -> bool:
-    """Return whether a loader's dataset or collate function holds a model, a sampler or a framework's trainer.
+    """Return whether a dataset or collate function holds a model, a sampler, a framework's trainer or a shared value.
 
     Its batches may then follow from how far the training is, too.
     """
@@ -149,7 +152,7 @@ def _follows_more(loader: Any) -> bool:
 
     held = [*_held(loader.dataset, _DEPTH), *_held(loader.collate_fn, 1)]
     others = (torch.nn.Module, Sampler)
-    return any(isinstance(each, others) or type(each).__module__.startswith(_OF_TRAINING) for each in held)
+    return any(isinstance(each, others) or type(each).__module__.startswith(_CHANGING) for each in held)
 
 
 def _held(thing: Any, depth: int) -> Iterator[Any]:

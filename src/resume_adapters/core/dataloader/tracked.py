@@ -501,7 +501,8 @@ class TrackedLoader:
     def _comparing(self) -> Iterator[None]:
         """Let the first worker that is started meanwhile fetch a batch again, if that is still to be done."""
         position, self._to_compare = self._to_compare, None
-        if position is None or self._worker_init is None:
+        # At the end of a pass the script may have told the dataset of the next one by now.
+        if position is None or self._worker_init is None or (position.ended and self._log.content()):
             yield
             return
         assert position.check is not None, "there is one"
