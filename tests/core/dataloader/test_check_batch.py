@@ -109,12 +109,17 @@ def test_the_first_worker_fetches_it_before_its_own(kept: bool, ended: bool) -> 
             same.restore_now()
         found = [*([] if ended else same.loader), *same.loader]
         assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+        same.loader._iterator = None
     other = track(in_workers("lkjihgfedcba", persistent_workers=kept))
     other.restore(position, compares=True)
     if ended:
         other.restore_now()
+    refused = iter(other.loader)
     with pytest.raises(NotRestored, match=r"the samples .* of the training data are not what they were"):
-        next(iter(other.loader))
+        next(refused)
+    for each in (passing, refused):
+        each._shutdown_workers()  # type: ignore[attr-defined]  # as garbage torch would wait seconds for each of them
+    made.loader._iterator = other.loader._iterator = None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
