@@ -98,6 +98,29 @@ class Transform:
         return self.drawn + float(self.numbers.random()) + torch.rand((), generator=self.noise).item()
 
 
+class Late(Dataset[Any]):
+    """Makes its generators when it first needs them, as the collator of masked words in transformers does."""
+
+    def __init__(self) -> None:
+        self.noise: Any = None
+        self.numbers: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> list[float]:
+        if self.noise is None:
+            worker = torch.utils.data.get_worker_info()
+            seed = 3 + (worker.id if worker else 0)
+            self.noise = torch.Generator().manual_seed(seed)
+            self.numbers = np.random.default_rng(seed)
+            self.philox = np.random.Generator(np.random.Philox(seed))
+            self.legacy = np.random.RandomState(seed)
+            self.plain = random.Random(seed)
+        drawn = [self.numbers.random(), self.philox.random(), self.legacy.rand(), self.plain.random()]
+        return [float(index), torch.rand((), generator=self.noise).item(), *map(float, drawn)]
+
+
 class Passes(IterableDataset[Any]):
     """A stream that counts its passes by itself."""
 
@@ -163,6 +186,9 @@ CASES: dict[str, Callable[[], DataLoader[Any]]] = {
     ),
     "an order of a dataset": lambda: DataLoader(Ordered(), BATCH),
     "an order of a dataset with workers": lambda: DataLoader(Ordered(), BATCH, num_workers=2),
+    "generators made late": lambda: DataLoader(Late(), BATCH, shuffle=True),
+    "generators made late in workers": lambda: DataLoader(Late(), BATCH, shuffle=True, num_workers=2),
+    "generators made late in kept workers": lambda: DataLoader(Late(), BATCH, num_workers=2, persistent_workers=True),
     "workers": lambda: DataLoader(Curriculum(), BATCH, sampler=Counting(), num_workers=2),
     "kept workers": lambda: DataLoader(Curriculum(), BATCH, shuffle=True, num_workers=2, persistent_workers=True),
     "a loader": lambda: CountingLoader(PassesOfLoader(), BATCH),
@@ -184,7 +210,7 @@ def launch(case: str, position: LoaderPosition | None, ahead: int, kill_at: int)
     batches: list[Any] = []
     done = 0
     if position is not None:
-        tracked.restore(position)
+        tracked.restore(position, compares=True)
         done = int(position.step["registered"]["done"])  # type: ignore[index]
         if tracked.at_end:
             tracked.restore_now()
@@ -357,7 +383,11 @@ def test_a_transform_that_is_a_module_and_attributes_that_come_and_go() -> None:
     assert (second.transform.mean.tolist(), second.gone, second.level) == ([1, 1], 1, "two")
     assert second.model.bias.item() != first.model.bias.item()
     attributes.restore([])
-    assert (second.transform.mean.tolist(), second.gone, second.level) == ([0, 0], 0, "two")
+    assert (second.transform.mean.tolist(), second.gone, hasattr(second, "level")) == ([0, 0], 0, False)
+    assert sorted(each[1][-1][-1] for each in attributes.capture()) == ["gone", "mean"]
+    attributes.restore(saved)
+    attributes.restore(saved)
+    assert second.level == "two" and len(attributes.capture()) == 3 and not attributes.missing
     empty = LoaderAttributes({})
     empty.look()
     assert empty.capture() == []

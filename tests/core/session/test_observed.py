@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,33 @@ def test_a_resumed_training_has_what_the_undisturbed_one_has_over_several_launch
         state.before_save(is_last=False)
         saved = through_disk(state, tmp_path)
     assert content(trainer) == content(undisturbed)
+
+
+class Late:
+    """Makes its generators when it first needs them."""
+
+    def __init__(self) -> None:
+        self.noise: Any = None
+        self.numbers: Any = None
+
+    def draw(self) -> list[float]:
+        if self.noise is None:
+            self.noise = torch.Generator().manual_seed(1)
+            self.numbers = np.random.default_rng(1)
+        return [torch.rand((), generator=self.noise).item(), float(self.numbers.random())]
+
+
+def test_a_generator_that_is_made_when_it_is_first_needed_goes_on(tmp_path: Path) -> None:
+    undisturbed = Late()
+    expected = [undisturbed.draw() for _ in range(6)]
+    found, saved = [], None
+    for _ in range(3):
+        trainer = Late()
+        state = observing(trainer, saved)
+        found += [trainer.draw() for _ in range(2)]
+        state.before_save(is_last=False)
+        saved = through_disk(state, tmp_path)
+    assert found == expected
 
 
 def test_what_is_captured_and_what_is_not_is_said_once() -> None:

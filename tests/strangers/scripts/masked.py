@@ -62,7 +62,7 @@ trainer = Trainer(
     ),
     train_dataset=Masked(rows[:100]),
     eval_dataset=Masked(rows[100:]),
-    data_collator=DataCollatorForLanguageModeling(words, mlm_probability=0.3),
+    data_collator=DataCollatorForLanguageModeling(words, mlm_probability=0.3, seed=5),
 )
 trainer.train()
 trainer.save_model("final")

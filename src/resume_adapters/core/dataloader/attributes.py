@@ -16,7 +16,7 @@ from typing import Any
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import census, leaf_values, object_path
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, is_array
+from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, is_array
 from resume_adapters.core.state.number_row import is_packed, is_row, packed, unpacked
 from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.opaque import is_value
@@ -167,6 +167,9 @@ class LoaderAttributes:
         found = []
         for path, (kind, before) in list(self.changing.items()):
             live = self._live(path)
+            is_not_made = live is ABSENT or (live is None and kind is LeafKind.STATEFUL)
+            if is_not_made and type_name(live) == before:
+                continue  # it is made when it is first needed
             try:
                 if live is ABSENT or (kind in _PLAIN and not self._is_kept(live)):
                     raise NotSerialisable("it is gone, or has become large")
@@ -181,18 +184,26 @@ class LoaderAttributes:
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
         given = {object_path.path_of(root, steps): rest for root, steps, *rest in saved}
-        for path, (kind, before, kept, value) in {**self._fresh, **given}.items():
-            live = self._live(path)
+        for path, (name, before, kept, value) in {**self._fresh, **given}.items():
+            live, kind = self._live(path), LeafKind(name)
+            content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
             owner = object_path.get(self._subjects.roots, path.owner)
-            if owner is ABSENT or type_name(live) not in (before, kept):
+            is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
+            fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
+            if owner is ABSENT or not fits:
                 logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
                 continue
             if path not in self.changing:
-                self.changing[path] = (LeafKind(kind), before)
-                if live is not ABSENT:
-                    self._fresh[path] = [kind, kept, before, self._as_data(live, LeafKind(kind))]
-            content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
-            leaf_values.restore(self._subjects.roots, path, content, LeafKind(kind), in_place=False)
+                self.changing[path] = (kind, before)
+                of_start = kind if is_there else LeafKind.DATA
+                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start)]
+            if value is ABSENT and live is not ABSENT:
+                leaf_values.remove(self._subjects.roots, path)
+            elif value is not ABSENT:
+                leaf_values.restore(self._subjects.roots, path, content, kind, in_place=False, type_then=kept)
+
+    def _at_start(self, live: Any, kind: LeafKind) -> Any:
+        return ABSENT if live is ABSENT else self._as_data(live, kind)
 
 
 def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import census, encoding, leaf_values, object_path
 from resume_adapters.core.state.census import Census, Leaf, Subjects
-from resume_adapters.core.state.leaf_values import LeafKind
+from resume_adapters.core.state.leaf_values import LeafKind, can_be_made
 from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import StaticState
@@ -175,7 +175,8 @@ class ObservedState:
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
         owner, live = object_path.get(roots, path.owner), object_path.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
-        expected = [leaf.type] if kind in (LeafKind.STATEFUL, LeafKind.TENSOR) else [leaf.before, leaf.type]
+        must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
+        expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
         if owner is ABSENT or type_name(owner) != leaf.owner:
             return f"expected a {leaf.owner} that holds it, found {_described(owner)}"
         if type_name(live) not in expected or (live is ABSENT and isinstance(owner, list)):
@@ -185,7 +186,7 @@ class ObservedState:
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
         try:
-            leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place)
+            leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place, type_then=leaf.type)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
         return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"

@@ -9,7 +9,7 @@ from typing import Any
 
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, slots, type_name
-from resume_adapters.core.state.rng import GeneratorState, is_generator
+from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.errors import NotSerialisable
 
 
@@ -47,7 +47,20 @@ def state_of(value: Any) -> Any:
         raise NotSerialisable(f"the state_dict() of a {type_name(value)} failed: {error}") from error
 
 
-def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool) -> None:
+def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
+    """Return whether :func:`restore` makes what was captured where it is not there yet: a random generator.
+
+    Args:
+        type_then: the name of the type that it had.
+        saved: what :func:`capture` returned, after decoding.
+        kind: how it was captured.
+    """
+    return kind is LeafKind.STATEFUL and generator_of(type_then, saved) is not None
+
+
+def restore(
+    roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool, type_then: str = ""
+) -> None:
     """Restore what was captured at a path; containers in place, so that others who hold them see it.
 
     Args:
@@ -56,9 +69,12 @@ def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *,
         saved: what :func:`capture` returned, after decoding.
         kind: how it was captured.
         in_place: fill a tensor or an array that has the same shape and dtype, too.
+        type_then: the name of the type that it had, where what is there now may be of another.
     """
     live = get(roots, path)
-    if kind is LeafKind.STATEFUL:
+    if kind is LeafKind.STATEFUL and type_then not in ("", type_name(live)):
+        _assign(get(roots, path.owner), path.steps[-1], generator_of(type_then, saved))
+    elif kind is LeafKind.STATEFUL:
         (GeneratorState(live) if is_generator(live) else live).load_state_dict(saved)
     elif kind is LeafKind.TENSOR:
         live.data.copy_(saved)
@@ -67,6 +83,17 @@ def restore(roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *,
         live.requires_grad_(saved)
     else:
         _assign(get(roots, path.owner), path.steps[-1], _filled(live, saved, in_place=in_place))
+
+
+def remove(roots: Mapping[str, Any], path: Path) -> None:
+    """Remove what is at a path, and was not there before."""
+    owner, step = get(roots, path.owner), path.steps[-1]
+    if step.kind == "[]":
+        del owner[step.key]
+    elif step.key in slots(owner):
+        delattr(owner, step.key)
+    else:
+        del vars(owner)[step.key]
 
 
 def _assign(owner: Any, step: Step, value: Any) -> None:

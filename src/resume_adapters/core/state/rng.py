@@ -216,6 +216,39 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
 
 
+_BIT_GENERATORS = frozenset(("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"))
+"""The classes in ``numpy.random`` that a generator of numpy draws from."""
+
+
+def generator_of(kind: str, state: Any) -> Any:
+    """Return a new generator with the state of one that a library makes when it first needs it.
+
+    Args:
+        kind: the name of its class.
+        state: what :meth:`GeneratorState.state_dict` returned.
+
+    Returns:
+        ``None`` where that is no class of generators on the CPU, or not its state.
+    """
+    import numpy as np
+    import torch
+
+    content = state.get("state") if isinstance(state, Mapping) else None
+    made: Any = None
+    if kind == "Random" and isinstance(content, tuple | list):
+        made = random.Random()
+    elif kind == "RandomState" and isinstance(content, Mapping):
+        made = np.random.RandomState()
+    elif kind == "Generator" and isinstance(content, torch.Tensor):
+        made = torch.Generator()
+        made = made if content.shape == made.get_state().shape else None  # that of a device is shorter
+    elif kind == "Generator" and isinstance(content, Mapping) and content.get("bit_generator") in _BIT_GENERATORS:
+        made = np.random.Generator(getattr(np.random, content["bit_generator"])())
+    if made is not None:
+        GeneratorState(made).load_state_dict(state)
+    return made
+
+
 def _is_legacy(generator: Any) -> bool:
     import numpy as np
 
