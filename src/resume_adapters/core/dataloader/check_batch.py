@@ -133,6 +133,11 @@ class BatchCheck:
             self.kept = CheckBatch(indices=self._indices, before=before, digest=digest)
 
 
+def makes_batches(loader: Any) -> bool:
+    """Return whether an index of a loader stands for several samples, which it makes a batch of."""
+    return bool(loader._auto_collation)  # seam: torch 2.13
+
+
 def _numbers(indices: Any) -> list[int] | int | None:
     """Return indices as numbers of Python, ``None`` where they are something else."""
     if isinstance(indices, int | np.integer):

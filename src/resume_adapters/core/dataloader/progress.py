@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
 from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes
-from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch
+from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
@@ -576,7 +576,7 @@ class FetchLog:
         now = _before_to_tree(self._before())
         self.restore_before(batch.before)
         try:
-            return batch.fetched_from(loader.dataset, loader.collate_fn, makes_batches=loader._auto_collation)
+            return batch.fetched_from(loader.dataset, loader.collate_fn, makes_batches=makes_batches(loader))
         finally:
             self.restore_before(now)
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of, rows_at_start
+from resume_adapters.core.dataloader.check_batch import makes_batches
 from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
 from resume_adapters.core.dataloader.next_pass import (
     AfterEnd,
@@ -467,8 +468,9 @@ class TrackedLoader:
         if self.workers and not isinstance(loader.collate_fn, WorkerCollate):
             loader.collate_fn = WorkerCollate(loader.collate_fn)
         if self.workers and (self._worker_init is None or loader.worker_init_fn is not self._worker_init):
-            collate, makes_batches = loader.collate_fn.collate, loader._auto_collation
-            self._worker_init = WorkerInit(loader.worker_init_fn, collate, makes_batches=makes_batches)
+            self._worker_init = WorkerInit(
+                loader.worker_init_fn, loader.collate_fn.collate, makes_batches=makes_batches(loader)
+            )
             loader.worker_init_fn = self._worker_init
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
