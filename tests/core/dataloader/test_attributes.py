@@ -393,6 +393,27 @@ def test_a_transform_that_is_a_module_and_attributes_that_come_and_go() -> None:
     assert empty.capture() == []
 
 
+class Slotted:
+    __slots__ = ("level",)
+
+    level: int
+
+
+def test_what_was_not_there_at_the_start_is_gone_again() -> None:
+    def made() -> Any:
+        found: Any = types.SimpleNamespace(transform=types.SimpleNamespace(), slotted=Slotted())
+        return found, LoaderAttributes({"dataset": found})
+
+    first, attributes = made()
+    first.transform.level, first.slotted.level = 1, 2
+    attributes.look()
+    second, others = made()
+    others.restore(attributes.capture())
+    assert (second.transform.level, second.slotted.level) == (1, 2)
+    others.restore([])
+    assert not (hasattr(second.transform, "level") or hasattr(second.slotted, "level"))
+
+
 class Prioritised(Counting):
     """Its order follows from the losses of all samples."""
 

@@ -86,14 +86,12 @@ def restore(
 
 
 def remove(roots: Mapping[str, Any], path: Path) -> None:
-    """Remove what is at a path, and was not there before."""
-    owner, step = get(roots, path.owner), path.steps[-1]
-    if step.kind == "[]":
-        del owner[step.key]
-    elif step.key in slots(owner):
-        delattr(owner, step.key)
+    """Remove an attribute that was not there before."""
+    owner, name = get(roots, path.owner), path.steps[-1].key
+    if name in slots(owner):
+        delattr(owner, name)
     else:
-        del vars(owner)[step.key]
+        del vars(owner)[name]
 
 
 def _assign(owner: Any, step: Step, value: Any) -> None:
