@@ -44,6 +44,12 @@ class Words(Dataset[Any]):
         return torch.tensor([self.numbers[chr(97 + index)], 100 * self.epoch, noise + own])
 
 
+class Holding(Words):
+    def __init__(self, held: Any, words: str = "abcdefghijkl") -> None:
+        super().__init__(words)
+        self.held = held
+
+
 def fetched(loader: TrackedLoader, count: int) -> list[Any]:
     return list(itertools.islice(loader.loader, count))
 
@@ -64,6 +70,7 @@ MADE: dict[str, Made] = {
     "a generator": lambda words: DataLoader(Words(words, np.random.default_rng(1)), 4, shuffle=True),
     "no batches": lambda words: DataLoader(Words(words), None, shuffle=True),
     "numbers of numpy": lambda words: DataLoader(Words(words), 4, sampler=list(np.arange(12))),
+    "a transform that is a module": lambda words: DataLoader(Holding(torch.nn.Dropout(), words), 4),
     "a part of two": lambda words: DataLoader(Subset(ConcatDataset([Words(words), Words()]), range(12)), 4),
 }
 
@@ -207,12 +214,6 @@ def test_it_is_of_the_running_pass_also_after_a_resume() -> None:
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(12))
-
-
-class Holding(Words):
-    def __init__(self, held: Any) -> None:
-        super().__init__()
-        self.held = held
 
 
 class Named(Sampler[Any]):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from resume_adapters.core.state import encoding
+from resume_adapters.core.state.census import is_trained
 from resume_adapters.core.state.records import Record
 from resume_adapters.errors import NotRestored
 
@@ -152,12 +153,12 @@ def _follows_more(loader: Any) -> bool:
 
     Its batches may then follow from how far the training is, too.
     """
-    import torch
     from torch.utils.data import Sampler
 
-    held = [*_held(loader.dataset, _DEPTH), *_held(loader.collate_fn, 1)]
-    others = (torch.nn.Module, Sampler)
-    return any(isinstance(each, others) or type(each).__module__.startswith(_CHANGING) for each in held)
+    def follows(thing: Any) -> bool:
+        return isinstance(thing, Sampler) or is_trained(thing) or type(thing).__module__.startswith(_CHANGING)
+
+    return any(map(follows, [*_held(loader.dataset, _DEPTH), *_held(loader.collate_fn, 1)]))
 
 
 def _held(thing: Any, depth: int) -> Iterator[Any]:

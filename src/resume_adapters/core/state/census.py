@@ -275,7 +275,7 @@ class _Walk:
             return False
         if id(value) in self._captured or isinstance(value, CODE):
             return True
-        if _is_trained(value) if self._subjects.enters_data else _is_data_source(value):
+        if is_trained(value) if self._subjects.enters_data else _is_data_source(value):
             return True
         if is_module(value):
             return False
@@ -422,7 +422,7 @@ def _is_data_source(value: Any) -> bool:
     return isinstance(value, DataLoader | Dataset | Sampler)
 
 
-def _is_trained(value: Any) -> bool:
+def is_trained(value: Any) -> bool:
     """Return whether a value is a module with parameters: a collate function may hold the model."""
     return is_module(value) and next(value.parameters(), None) is not None
 
