@@ -57,7 +57,10 @@ def fetched(loader: TrackedLoader, count: int) -> list[Any]:
 def saved(loader: TrackedLoader, count: int = 2, *, ended: bool = False) -> LoaderPosition:
     """Return the position after some batches, or after a pass, as it is read from a checkpoint."""
     fetched(loader, 6 if ended else count)
-    position = loader.position_between() if ended else loader.position(count)
+    return from_disk(loader.position_between() if ended else loader.position(count))
+
+
+def from_disk(position: LoaderPosition) -> LoaderPosition:
     document, tensors = encoding.encode(position.to_tree())
     return LoaderPosition.from_tree(encoding.decode(document, tensors), SOURCE)
 
@@ -104,9 +107,7 @@ def test_the_first_worker_fetches_it_before_its_own(kept: bool, ended: bool) -> 
     made = track(in_workers("abcdefghijkl", persistent_workers=kept))
     passing = iter(made.loader)
     list(itertools.islice(passing, 6 if ended else 4))
-    position = made.position_between() if ended else made.position(4)
-    document, tensors = encoding.encode(position.to_tree())
-    position = LoaderPosition.from_tree(encoding.decode(document, tensors), SOURCE)
+    position = from_disk(made.position_between() if ended else made.position(4))
     assert position.check is not None and len(position.check.indices) == 2
     expected = [*([] if ended else passing), *made.loader]
     for compares in (True, False):

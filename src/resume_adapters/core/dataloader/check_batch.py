@@ -33,6 +33,14 @@ _CHANGING = (
 _NAMED = 5
 """Samples that an error names."""
 
+SEED_WHAT_IS_DRAWN = (
+    "Where they are drawn, give them a seed, as in random_split(..., generator=torch.Generator().manual_seed(0)); else "
+    "launch with the data of before."
+)
+"""What to do where a launch has other numbers among its data."""
+
+_OTHER_SETS = "; the order of a set, which is another in each process: sort it, or set PYTHONHASHSEED for all launches"
+
 
 @dataclass(kw_only=True)
 class CheckBatch(Record):
@@ -132,6 +140,34 @@ class BatchCheck:
         before = self._before if before is None else before
         if self._indices is not None and digest is not None and before is not None:
             self.kept = CheckBatch(indices=self._indices, before=before, digest=digest)
+
+
+def word_hash() -> int:
+    """Return the hash of a word: each process has another one, where the environment does not say which."""
+    return hash("resume-adapters")
+
+
+def why_others(seeds: str, rows: list[str], former_hash: int | None) -> str:
+    """Return in words why the data may be others than when a position was saved.
+
+    Args:
+        seeds: which seeds were different then, in words; empty where none is known to be.
+        rows: the rows of numbers that are others, by their path.
+        former_hash: what :func:`word_hash` returned then; ``None`` where that is not known.
+    """
+    if seeds:
+        return (
+            f"the data follow from a seed, and it was saved with {seeds}. Launch with the former seed, or start "
+            "another run directory"
+        )
+    if rows:
+        return f"{' and '.join(rows)} has other numbers than then. {SEED_WHAT_IS_DRAWN}"
+    of_sets = "" if former_hash in (None, word_hash()) else _OTHER_SETS
+    return (
+        "the data were changed, or were drawn without a seed, or they depend on state that is not captured (a "
+        "generator of its own: register it as a part; a stream that counts its passes: give it "
+        f"set_epoch{of_sets})"
+    )
 
 
 def makes_batches(loader: Any) -> bool:

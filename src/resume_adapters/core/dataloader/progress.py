@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
 from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes
-from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches
+from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, word_hash
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
@@ -588,11 +588,6 @@ class FetchLog:
 def _before_to_tree(before: Before) -> dict[str, Any]:
     tree = {"cpu": rng.cpu_to_tree(before[0]), "registered": before[1]}
     return {**tree, "content": before[2]} if before[2] else tree
-
-
-def word_hash() -> int:
-    """Return the hash of a word: each process has another one, where the environment does not say which."""
-    return hash("resume-adapters")
 
 
 def batch_size(loader: Any) -> int | None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of, rows_at_start
-from resume_adapters.core.dataloader.check_batch import makes_batches
+from resume_adapters.core.dataloader.check_batch import makes_batches, why_others
 from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
 from resume_adapters.core.dataloader.next_pass import (
     AfterEnd,
@@ -41,7 +41,6 @@ from resume_adapters.core.dataloader.progress import (
     LoaderPosition,
     batch_size,
     length_of,
-    word_hash,
 )
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
@@ -53,14 +52,6 @@ from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 OnSkip: TypeAlias = Callable[[], None]
 ShowSkipping: TypeAlias = Callable[[range], Iterable[int]]
-
-SEED_WHAT_IS_DRAWN = (
-    "Where they are drawn, give them a seed, as in random_split(..., generator=torch.Generator().manual_seed(0)); else "
-    "launch with the data of before."
-)
-"""What to do where a launch has other numbers among its data."""
-
-_OTHER_SETS = "; the order of a set, which is another in each process: sort it, or set PYTHONHASHSEED for all launches"
 
 
 def track(
@@ -350,19 +341,7 @@ class TrackedLoader:
 
     def _why_others(self, position: LoaderPosition) -> str:
         """Return in words why the data may be others than when a position was saved."""
-        if seeds := self._changed_seeds():
-            return (
-                f"the data follow from a seed, and it was saved with {seeds}. Launch with the former seed, or start "
-                "another run directory"
-            )
-        if rows := self.other_rows(position):
-            return f"{' and '.join(rows)} has other numbers than then. {SEED_WHAT_IS_DRAWN}"
-        of_sets = "" if position.word_hash in (None, word_hash()) else _OTHER_SETS
-        return (
-            "the data were changed, or were drawn without a seed, or they depend on state that is not captured (a "
-            "generator of its own: register it as a part; a stream that counts its passes: give it "
-            f"set_epoch{of_sets})"
-        )
+        return why_others(self._changed_seeds(), self.other_rows(position), position.word_hash)
 
     def is_used_up(self, position: LoaderPosition) -> bool:
         """Return whether a position is behind the last sample of an elastic order: it resumes in the next epoch."""

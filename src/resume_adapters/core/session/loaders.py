@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from resume_adapters.core.dataloader.check_batch import SEED_WHAT_IS_DRAWN
 from resume_adapters.core.dataloader.progress import LoaderPosition
-from resume_adapters.core.dataloader.tracked import SEED_WHAT_IS_DRAWN, TrackedLoader, track
+from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
