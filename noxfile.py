@@ -85,7 +85,14 @@ def tests(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run what ``tests`` leaves out for the time that it takes: further cases, and tests of half a minute."""
     install(session, "-e", ".[test-all]")
-    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="thorough")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="thorough and not long")
+
+
+@nox.session
+def long(session: nox.Session) -> None:
+    """Run what ``thorough`` leaves out: further cases of tests of a minute, most of them of recovery."""
+    install(session, "-e", ".[test-all]")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="long")
 
 
 @nox.session

@@ -409,7 +409,11 @@ def test_a_run_trains_on_after_a_save_that_failed(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "varied",
-    [{}, {"loader": {"dispatch_batches": True}}, {"options": {"stage": "memory"}}],
+    [
+        pytest.param({}, marks=pytest.mark.long),
+        pytest.param({"loader": {"dispatch_batches": True}}, marks=pytest.mark.long),
+        {"options": {"stage": "memory"}},
+    ],
     ids=["sharded", "dispatched", "copied"],
 )
 def test_a_hundred_runs_of_one_accelerator_leave_nothing(

@@ -13,7 +13,7 @@ JOB = Path(__file__).parent / "recovery_job.py"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
     for found in results(bench.server, JOB, tmp_path, ranks, CASES):
         levels = require_undisturbed(found)
@@ -24,7 +24,7 @@ def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("stage", ["0", "2"])
+@pytest.mark.parametrize("stage", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_path: Path, stage: str) -> None:
     """DeepSpeed's own tests have the rest."""
     cases = {"whole": [], "in turn": [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 9], ["before", 0, 12]]}

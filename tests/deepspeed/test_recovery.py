@@ -25,6 +25,9 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     "zero 3 in bf16": {"stage": 3, "precision": "bf16"},
 }
 
+OFTEN = [("replicated", 2), ("zero 3", 2), ("zero 2 in fp16, offloaded", 3)]
+"""What every change must pass; the others are in the session ``long``."""
+
 
 def settings(name: str) -> dict[str, str]:
     return {"JOB": json.dumps(VARIATIONS[name])}
@@ -38,8 +41,14 @@ CASES_HERE = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", VARIATIONS)
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        pytest.param(name, ranks, marks=[] if (name, ranks) in OFTEN else pytest.mark.long)
+        for name in VARIATIONS
+        for ranks in (2, 3)
+    ],
+)
 def test_a_failure_on_any_rank_changes_nothing(
     bench: contract.Bench, tmp_path: Path, ranks: int, name: str, served: Callable[..., None]
 ) -> None:

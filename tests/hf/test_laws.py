@@ -695,7 +695,9 @@ def test_two_processes_in_one_run_directory(bench: contract.Bench, tmp_path: Pat
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("callback", [{}, {"stage": "memory"}], ids=["written", "copied"])
+@pytest.mark.parametrize(
+    "callback", [pytest.param({}, marks=pytest.mark.long), {"stage": "memory"}], ids=["written", "copied"]
+)
 def test_a_hundred_trainings_in_one_process_leave_nothing(
     callback: dict[str, Any], bench: contract.Bench, tmp_path: Path
 ) -> None:

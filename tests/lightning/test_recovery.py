@@ -13,14 +13,14 @@ import recovering
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=[pytest.mark.thorough, pytest.mark.long])])
 def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
     recovering.failures_change_nothing(bench.server, JOB, tmp_path, ranks)
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs deepspeed")
-@pytest.mark.parametrize("stage", ["0", "2"])
+@pytest.mark.parametrize("stage", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_path: Path, stage: str) -> None:
     """DeepSpeed's own tests have the rest."""
     settings = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}

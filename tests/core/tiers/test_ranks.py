@@ -38,7 +38,7 @@ def test_a_node_whose_own_part_is_damaged_gets_it_from_the_mirror(tmp_path: Path
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("own", [False, True], ids=["shared", "node-local"])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)], ids=["shared", "node-local"])
 def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(tmp_path: Path, server: Server, own: bool) -> None:
     """In most trainings one rank writes all large files, so it copies and fetches them too; the others have to wait."""
     words = ["copy_slowly", str(tmp_path / "run"), json.dumps(own), f"file://{tmp_path}/bucket"]
