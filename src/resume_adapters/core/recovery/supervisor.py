@@ -154,7 +154,7 @@ class Supervisor:
             start = f"{self._launch.start}.{self._forks}"
             launch = replace(self._launch, start=start, restarts_left=self._launch.restarts_left + left)
             trainer = _Trainer()
-            if trainer.fork():
+            if trainer.fork():  # pragma: no cover  # of frames that are forked, coverage sees nothing more
                 self._relay.leave(trainer.signals.writing)
                 _supervisors.append(os.getppid())
                 rng.restore(self._random_state)  # Python gives its generator another seed in each forked process
@@ -230,13 +230,13 @@ class _Trainer:
         sys.stdout.flush()
         sys.stderr.flush()
         supervisor, pid = os.getpid(), os.fork()
-        if pid:
-            self._pid, self.process = pid, os.pidfd_open(pid)
-            return False
-        forked.end_with(supervisor)  # which is the process that the launcher has started, and ends
-        os.close(self.words.reading)
-        os.close(self.signals.reading)
-        return True
+        if pid == 0:  # pragma: no cover  # as above
+            forked.end_with(supervisor)  # which is the process that the launcher has started, and ends
+            os.close(self.words.reading)
+            os.close(self.signals.reading)
+            return True
+        self._pid, self.process = pid, os.pidfd_open(pid)
+        return False
 
     def read(self) -> None:
         """Read what it has said."""
