@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -45,6 +46,14 @@ def normalizer(scale: float) -> Normalizer:
     return Normalizer(scale)
 
 
+class Settings(dict[str, Any]):
+    """A dict of a library."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        RUN.append("__setitem__")
+        super().__setitem__(key, value)
+
+
 class Composed(pl.LightningModule):
     """Is given its parts, as configuration libraries do, and saves them all as hyperparameters."""
 
@@ -53,6 +62,9 @@ class Composed(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
+        nested = Settings(loss=loss, deeper=Settings(normalizer=normalizer))
+        names = np.array(["a", None, normalizer], dtype=object)
+        self.save_hyperparameters({"nested": nested, "names": names, "words": np.array(["a", "b"])}, logger=False)
         self.net = net
         self.loss = loss()
         self.interrupted_at: int | None = None

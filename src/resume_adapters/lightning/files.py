@@ -13,7 +13,7 @@ from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
-from resume_adapters.core.state import safe_load
+from resume_adapters.core.state import safe_load, stand_ins
 from resume_adapters.errors import CheckpointDamaged
 from resume_adapters.integrations.deepspeed_engine import names
 
@@ -40,13 +40,13 @@ def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dic
     import torch
 
     try:
-        with safe_load.allowing(safe_load.data_classes()), safe_load.standing_in([file]):
+        with safe_load.allowing(safe_load.data_classes()), stand_ins.standing_in():
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{file.name} holds a {type(content).__name__}, not a checkpoint", path=file)
-    odd = safe_load.stand_ins(content, is_read)
+    odd = stand_ins.stand_ins(content, is_read)
     if odd:
         found = ", ".join(f"{name} at {place}" for name, place in sorted(odd.items()))
         raise CheckpointDamaged(f"{file.name} would have to run code to be loaded: it holds {found}", path=file)
@@ -64,11 +64,10 @@ def standing_in(files: Iterable[Path], is_read: Callable[[str], bool]) -> Iterat
     Raises:
         CheckpointDamaged: one is not whole, or would run code.
     """
-    found = [file for file in files if zipfile.is_zipfile(file)]
-    for file in found:
-        if _holds_more_than_data(file):
+    for file in files:
+        if zipfile.is_zipfile(file) and _holds_more_than_data(file):
             read(file, is_read)
-    with safe_load.standing_in(found):
+    with stand_ins.standing_in():
         yield
 
 

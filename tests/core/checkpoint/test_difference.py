@@ -313,6 +313,21 @@ def test_objects_of_unknown_classes_are_compared_by_their_state_and_run_no_code(
     assert not (tmp_path / "executed").exists()
 
 
+class Table(dict):
+    """A dict of its own class, which torch does not fill."""
+
+
+class Row(list):
+    """A list of its own class."""
+
+
+def test_what_a_container_of_its_own_class_holds_is_compared(tmp_path):
+    a = bare(tmp_path, "a", training_args__bin={"table": Table(rate=1.0, row=Row([1, 2]))})
+    b = bare(tmp_path, "b", training_args__bin={"table": Table(rate=2.0, row=Row([1, 3]))})
+    found = compare(a, b).parts["settings"].differences
+    assert [(each.name, each.a, each.b) for each in found] == [("table.rate", "1.0", "2.0"), ("table.row.1", "2", "3")]
+
+
 class Settings:
     """An object with state, as TrainingArguments are."""
 

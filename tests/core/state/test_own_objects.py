@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from resume_adapters.core.state import own_objects, safe_load
-from resume_adapters.core.state.safe_load import Opaque, stand_in
+from resume_adapters.core.state.stand_ins import Opaque, stand_in, stand_ins, standing_in
 
 
 class Mode(enum.Enum):
@@ -118,8 +118,8 @@ def test_an_object_is_refused_where_it_is_not_given_back(tmp_path: Path) -> None
     places = own_objects.find(content, {"scale": {"only": scale}})
     assert set(places) == {"own", "within.0.scale"}
     torch.save(content, file)
-    with safe_load.data_only([]), safe_load.standing_in([file]):
+    with safe_load.data_only([]), standing_in():
         loaded = torch.load(file)
-    found = safe_load.stand_ins(loaded, lambda place: place not in places)
+    found = stand_ins(loaded, lambda place: place not in places)
     assert list(found.values()) == ["fixed.0"]
-    assert safe_load.stand_ins(loaded, lambda place: place.partition(".")[0] not in content) == {}
+    assert stand_ins(loaded, lambda place: place.partition(".")[0] not in content) == {}

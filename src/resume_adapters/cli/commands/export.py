@@ -19,6 +19,7 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import weight_shards
 from resume_adapters.core.checkpoint.validity import check_digests, check_sizes
 from resume_adapters.core.state import keys, safe_load
+from resume_adapters.core.state.stand_ins import stand_ins, standing_in
 from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import names
 
@@ -202,14 +203,14 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
 def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
     refusal = f"{file.name} cannot be read without running code from it"
     try:
-        with safe_load.allowing(safe_load.data_classes()), safe_load.standing_in([file]):
+        with safe_load.allowing(safe_load.data_classes()), standing_in():
             content: Any = load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise UnsupportedSetting(f"{refusal}: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedSetting(f"{refusal}: it holds a {type(content).__name__}, expected a dict of weights")
     weights = [key for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)] or list(content)
-    odd = safe_load.stand_ins(content, lambda key: key in weights)
+    odd = stand_ins(content, lambda key: key in weights)
     if odd:
         raise UnsupportedSetting(f"{refusal}: it holds {', '.join(sorted(odd))}")
     return content

@@ -19,6 +19,7 @@ from resume_adapters.core.checkpoint import layout, native_parts
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.native_parts import PAYLOAD, Item, companion
 from resume_adapters.core.state import encoding, safe_load
+from resume_adapters.core.state.stand_ins import Opaque, standing_in
 from resume_adapters.core.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -230,9 +231,7 @@ class _TorchFile:
     def __init__(self, path: Path) -> None:
         import torch
 
-        with safe_load.allowing(safe_load.numpy_classes()):
-            unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-        with safe_load.data_only([*safe_load.numpy_classes(), *map(safe_load.stand_in, unknown)]):
+        with safe_load.data_only(safe_load.numpy_classes()), standing_in():
             self._tree = _with_names(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
 
     def values(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -269,22 +268,23 @@ def _children(value: Any) -> Mapping[Any, Any]:
     """Return what a value contains, by key; empty for one that contains nothing."""
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, safe_load.Opaque):
+    if isinstance(value, Opaque):
         state = value.state if isinstance(value.state, Mapping) else {"state": value.state}
-        return {**dict(enumerate(value.arguments)), **(state if value.state is not None else {})}
+        of_state = state if value.state is not None else {}
+        return {**dict(enumerate([*value.arguments, *value.items])), **value.entries, **of_state}
     if isinstance(value, list | tuple) and any(isinstance(each, _CONTAINERS) or _is_tensor(each) for each in value):
         return dict(enumerate(value))
     return {}
 
 
-_CONTAINERS = (Mapping, list, tuple, safe_load.Opaque)
+_CONTAINERS = (Mapping, list, tuple, Opaque)
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield what a tree contains, each after the keys that lead to it; a list of plain values is one value."""
     children = {} if isinstance(value, encoding.Reference) else _children(value)
     if not children:
-        yield path, type(value).__name__ if isinstance(value, safe_load.Opaque) else value
+        yield path, type(value).__name__ if isinstance(value, Opaque) else value
     for key, child in children.items():
         yield from _leaves(child, (*path, key))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.manifest import require_inside
 from resume_adapters.core.state import safe_load
+from resume_adapters.core.state.stand_ins import stand_ins, standing_in
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 
 if TYPE_CHECKING:
@@ -97,10 +98,12 @@ class LoadableFiles:
 
 
 def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
-    unknown = safe_load.unknown_classes(file)
-    content, problem = _as_a_resume_reads(file) if unknown or safe_load.are_classes_added() else ({}, "")
-    odd = safe_load.stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
-    if odd:
+    unknown, trusted = safe_load.unknown_classes(file), safe_load.added_classes()
+    content, problem = _as_a_resume_reads(file) if unknown or trusted else ({}, "")
+    odd = stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
+    if odd and trusted.issuperset(odd):
+        problem = f"torch fills no {', '.join(sorted(odd))}{_where(odd)}"
+    elif odd:
         raise NotSerialisable(
             f"{file.name} holds {', '.join(sorted(odd))}{_where(odd)}, which would have to run code to be loaded "
             "again, so nothing could be resumed from it: keep such objects out of what the model, the optimizer, the "
@@ -117,14 +120,11 @@ def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
 
 
 def _as_a_resume_reads(file: Path) -> tuple[Any, str]:
-    """Return what a file holds, with stand-ins for unknown classes, or why torch does not load it.
-
-    A container of its own class has no stand-in: torch fills none but its own.
-    """
+    """Return what a file holds, with stand-ins for what torch does not load, or why it cannot be read."""
     import torch
 
     try:
-        with safe_load.data_only(safe_load.data_classes()), safe_load.standing_in([file]):
+        with safe_load.data_only(safe_load.data_classes()), standing_in():
             return torch.load(file, map_location="cpu", weights_only=True, mmap=True), ""
     except UNREADABLE as error:
         reason = str(error).rpartition("WeightsUnpickler error: ")[2]  # torch puts advice around it

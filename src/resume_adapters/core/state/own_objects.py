@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import CODE, content
 from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.leaf_values import is_array
 from resume_adapters.core.state.object_path import ABSENT, Path, get, path_of, slots, type_name
+from resume_adapters.core.state.stand_ins import is_stand_in
 
 _LARGEST_SEARCH = 100_000
 """Values that a search for the objects looks at, at most."""
@@ -58,7 +58,7 @@ def give_back(loaded: Mapping[str, Any], saved: Mapping[str, list[Any]], roots: 
     """
     lacking = []
     for place, container, key, value in _objects(loaded):
-        if place not in saved or not safe_load.is_stand_in(value):
+        if place not in saved or not is_stand_in(value):
             continue
         root, steps, kind = saved[place]
         path = path_of(root, steps)
