@@ -235,11 +235,18 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 def _is_json(value: Any) -> bool:
     """Return whether a value is one of JSON as it is, and most are: a save encodes hundreds of them."""
     kind = type(value)
-    return (kind is str and value.isascii()) or value is None or kind is bool
+    if kind is str:
+        return str.isascii(value)
+    if kind is int:
+        return bool(-_SAFE_INTEGER <= value < _SAFE_INTEGER)
+    return value is None or kind is bool or (kind is float and math.isfinite(value))
+
+
+_TEXT = frozenset((str,))
 
 
 def _encode_dict(value: Mapping[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if all(type(key) is str for key in value) and "$" not in value:
+    if _TEXT.issuperset(map(type, value)) and "$" not in value:
         return {
             _require_unicode(key, where): item if _is_json(item) else _encode(item, f"{where}.{key}", tensors)
             for key, item in value.items()
