@@ -39,6 +39,26 @@ def test_a_container_that_torch_was_told_of_and_cannot_fill_is_refused_when_it_i
         LoadableFiles().require([file], lambda key: False)
 
 
+class Fragile:
+    """An object that does not take its state back."""
+
+    def __init__(self) -> None:
+        self.rate = 0.1
+
+    def __setstate__(self, state: Any) -> None:
+        raise ValueError("the rate is missing")
+
+
+def test_an_object_that_torch_was_told_of_and_cannot_be_made_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt"
+    torch.save({"fragile": Fragile()}, file)
+    with (
+        torch.serialization.safe_globals([Fragile]),
+        pytest.raises(NotSerialisable, match=r"cannot be loaded again.* add_safe_globals.*the rate is missing"),
+    ):
+        LoadableFiles().require([file], lambda key: True)
+
+
 def test_an_older_format_does_not_list_what_it_holds_and_is_left_to_torch(tmp_path: Path) -> None:
     files = [tmp_path / "older.pt", tmp_path / "model.pt"]
     torch.save({"plain": Plain()}, files[0], _use_new_zipfile_serialization=False)

@@ -242,5 +242,6 @@ def test_bytes_of_a_file_are_no_addresses(tmp_path: Path) -> None:
 
 
 def test_names_of_python_2_are_found(tmp_path: Path) -> None:
-    found = load(write(tmp_path / "file.pt", b"\x80\x02c__builtin__\nset\n]K\x01a\x85R."))
-    assert found == {1}
+    assert load(write(tmp_path / "file.pt", b"\x80\x02c__builtin__\nset\n]K\x01a\x85R.")) == {1}
+    absent = load(write(tmp_path / "file.pt", b"\x80\x02c__builtin__\nxrange\n."))
+    assert (absent.__module__, absent.__name__) == ("builtins", "range") and issubclass(absent, Opaque)
