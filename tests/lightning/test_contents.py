@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from resume_adapters.cli.commands.export import export
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, StateMismatch
-from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
+from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO, files
 
 RUN: list[str] = []
 """Which code ran as an object was loaded."""
@@ -257,3 +258,30 @@ def test_its_weights_are_exported(tmp_path: Path) -> None:
     assert RUN == []
     exported = load_file(tmp_path / "weights.safetensors")
     assert torch.equal(exported["net.weight"], module.net.weight)
+
+
+@pytest.mark.parametrize("value", [np.array(["a", "b"]), np.str_("a")], ids=["array", "number"])
+@pytest.mark.parametrize("is_zip", [True, False], ids=["today's format", "older format"])
+def test_text_of_numpy_is_refused_where_it_is_read(tmp_path: Path, value: Any, is_zip: bool) -> None:
+    """Torch makes none, and a stand-in must not take its place unseen."""
+    file = tmp_path / "file.ckpt"
+    torch.save({"callbacks": {"mine": value}}, file, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises((CheckpointDamaged, pickle.UnpicklingError)):
+        ResumeCheckpointIO().load_checkpoint(file)
+
+
+def test_an_older_format_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "file.ckpt"
+    torch.save({"callbacks": {"mine": Normalizer()}}, file, _use_new_zipfile_serialization=False)
+    with pytest.raises(pickle.UnpicklingError, match="normalizer"):
+        ResumeCheckpointIO().load_checkpoint(file)
+    torch.save({"callbacks": {"mine": 3}}, file, _use_new_zipfile_serialization=False)
+    assert ResumeCheckpointIO().load_checkpoint(file) == {"callbacks": {"mine": 3}}
+
+
+def test_files_that_were_not_looked_at_get_no_stand_in(tmp_path: Path) -> None:
+    """As those of an engine, which a strategy finds by itself."""
+    file = tmp_path / "file.ckpt"
+    torch.save({"mine": Normalizer()}, file)
+    with files.standing_in([], lambda place: True), pytest.raises(pickle.UnpicklingError, match="normalizer"):
+        torch.load(file, weights_only=True)

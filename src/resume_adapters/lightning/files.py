@@ -37,10 +37,16 @@ def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dic
     Raises:
         CheckpointDamaged: it is not whole, or would run code.
     """
+    content, _ = _read(file, is_read)
+    return content
+
+
+def _read(file: Path, is_read: Callable[[str], bool]) -> tuple[dict[str, Any], set[str]]:
+    """Return what a file holds, and the names of what stand-ins took the place of; see :func:`read`."""
     import torch
 
     try:
-        with safe_load.allowing(safe_load.data_classes()), stand_ins.standing_in():
+        with safe_load.allowing(safe_load.data_classes()), stand_ins.standing_in() as names:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
@@ -50,7 +56,7 @@ def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dic
     if odd:
         found = ", ".join(f"{name} at {place}" for name, place in sorted(odd.items()))
         raise CheckpointDamaged(f"{file.name} would have to run code to be loaded: it holds {found}", path=file)
-    return content
+    return content, names
 
 
 @contextlib.contextmanager
@@ -58,24 +64,19 @@ def standing_in(files: Iterable[Path], is_read: Callable[[str], bool]) -> Iterat
     """Let Lightning read files with stand-ins in place of objects, once it is known that those are not used.
 
     Args:
-        files: what it reads, where that is not of torch's older format.
+        files: what it reads. Whatever else it reads may have stand-ins for no more than what these hold; one of torch's
+            older format is not looked at.
         is_read: see :func:`read`.
 
     Raises:
         CheckpointDamaged: one is not whole, or would run code.
     """
+    names: set[str] = set()
     for file in files:
-        if zipfile.is_zipfile(file) and _holds_more_than_data(file):
-            read(file, is_read)
-    with stand_ins.standing_in():
+        if zipfile.is_zipfile(file):
+            names |= _read(file, is_read)[1]
+    with stand_ins.standing_in(names) if names else contextlib.nullcontext():
         yield
-
-
-def _holds_more_than_data(file: Path) -> bool:
-    try:
-        return bool(safe_load.unknown_classes(file))
-    except UNREADABLE as error:
-        raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
 
 
 class ForeignCheckpoints:

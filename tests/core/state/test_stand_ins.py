@@ -184,6 +184,22 @@ def test_stand_ins_are_found_wherever_they_are(read: Any, tmp_path: Path) -> Non
     assert stand_ins({"kind": Loaded}, lambda key: True) == {}, "what a class names is not in the file"
 
 
+def test_only_what_is_named_has_a_stand_in(tmp_path: Path) -> None:
+    """What a file that was looked at holds is no leave for another one."""
+    files = [tmp_path / "known.pt", tmp_path / "other.pt", tmp_path / "text.pt"]
+    for file, content in zip(files, ([Thing()], [decimal.Decimal(1)], [np.array(["a"])]), strict=True):
+        torch.save(content, file)
+    with safe_load.data_only(safe_load.data_classes()):
+        with standing_in() as names:
+            torch.load(files[0])
+        assert names == {f"{Thing.__module__}.Thing"}
+        with standing_in(names):
+            assert isinstance(torch.load(files[0])[0], Opaque)
+            for file, word in zip(files[1:], ("Decimal", r"numpy\.dtype"), strict=True):
+                with pytest.raises(pickle.UnpicklingError, match=f"{word} is named"):
+                    torch.load(file)
+
+
 # ---- Files that nobody's torch.save wrote
 
 OBJECT = (

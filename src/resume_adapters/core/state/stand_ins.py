@@ -12,7 +12,7 @@ import contextlib
 import functools
 import pickle
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, BinaryIO
 
 from resume_adapters.core.patching import replaced
@@ -120,13 +120,22 @@ def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def standing_in() -> Iterator[None]:
-    """Let ``torch.load(weights_only=True)`` read files that hold more than data, with stand-ins for the rest."""
+def standing_in(names: Set[str] | None = None) -> Iterator[set[str]]:
+    """Let ``torch.load(weights_only=True)`` read files that hold more than data, with stand-ins for the rest.
+
+    Args:
+        names: of what may be stood in for; ``None``: of anything.
+
+    Yields:
+        The names of what was stood in for, as they are found.
+    """
     from torch import _weights_only_unpickler
 
+    used: set[str] = set()
+    unpickler = type("_Unpickler", (_Unpickler,), {"names": names, "used": used})
     # seam: torch 2.6 to 2.13: torch.load looks this name up each time. Its own one has no hook for what it refuses.
-    with replaced(_weights_only_unpickler, "Unpickler", _Unpickler):
-        yield
+    with replaced(_weights_only_unpickler, "Unpickler", unpickler):
+        yield used
 
 
 def _loaded() -> dict[str, Any]:
@@ -155,6 +164,8 @@ class _Unpickler(pickle._Unpickler):
     It calls nothing but what torch would call, and fills nothing but what torch would fill.
     """
 
+    names: Set[str] | None = None
+    used: set[str]
     stack: list[Any]
     metastack: list[list[Any]]
 
@@ -170,6 +181,9 @@ class _Unpickler(pickle._Unpickler):
         return self._loaded[full] if full in self._loaded else self._stand_in(full)
 
     def _stand_in(self, name: str) -> type[Opaque]:
+        if self.names is not None and name not in self.names:
+            raise pickle.UnpicklingError(f"{name} is named, which torch does not load")
+        self.used.add(name)
         if name not in self._absent:
             self._absent[name] = stand_in(name)
         return self._absent[name]
