@@ -117,10 +117,12 @@ class Server:
         self._stream.flush()
         return self._read()
 
-    def start(self, script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
-        """Start a job on one or more ranks."""
+    def start(
+        self, script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str], nodes: int = 1
+    ) -> Running:
+        """Start a job on one or more ranks, as on one or more nodes."""
         started = {}
-        for output, of_rank in _outputs_and_environments(directory, ranks):
+        for output, of_rank in _outputs_and_environments(directory, ranks, nodes):
             pid = self._ask(
                 do="start",
                 script=str(script),
@@ -203,10 +205,12 @@ def _search_path() -> str:
     return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _outputs_and_environments(directory: Path, ranks: int) -> list[tuple[Path, dict[str, str]]]:
+def _outputs_and_environments(directory: Path, ranks: int, nodes: int = 1) -> list[tuple[Path, dict[str, str]]]:
     """Return for each rank the file of what it prints, and what a launcher would add to its environment."""
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    found = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    of_node = ranks // nodes
+    places = [{"LOCAL_RANK": str(rank % of_node), "GROUP_RANK": str(rank // of_node)} for rank in range(ranks)]
+    found = [{**common, "RANK": str(rank), **each} for rank, each in enumerate(places)]
     return [(directory / f"output.{rank}", each if ranks > 1 else {}) for rank, each in enumerate(found)]
 
 

@@ -6,6 +6,7 @@ A job runs its cases one after the other in the same processes; the first has no
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import json
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 import staged
+from resume_adapters.core.recovery import block
 
 from launch import LONG, Server
 
@@ -58,11 +60,15 @@ def results(
     cases: Mapping[str, Any],
     timeout: float = LONG,
     settings: Mapping[str, str] = MappingProxyType({}),
+    nodes: int = 1,
 ) -> list[dict[str, Any]]:
-    """Run the cases on some ranks, and return what each rank found. A job reads its settings in its environment."""
+    """Run the cases on some ranks, and return what each rank found. A job reads its settings in its environment.
+
+    On several nodes it has called :func:`use_memory_of_node`.
+    """
     with agent_store() as environment:
-        env = {**environment, **settings, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        server.start(job, [json.dumps(cases)], directory, ranks, env).wait(timeout).require_success()
+        env = {**environment, **settings, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks // nodes)}
+        server.start(job, [json.dumps(cases)], directory, ranks, env, nodes).wait(timeout).require_success()
     return [json.loads((directory / f"result.{rank}").read_text()) for rank in range(ranks)]
 
 
@@ -91,6 +97,16 @@ def a_failure_in_a_save_changes_nothing(server: Server, job: Path, directory: Pa
     """Fail within the framework's own save on one of two ranks, and assert that the run ended as if it had not."""
     for found in results(server, job, directory, 2, {"whole": [], "saving": [["save", 0, 5]]}):
         assert require_undisturbed(found)["saving"] == [None, "memory"]
+
+
+def failures_on_two_nodes_change_nothing(
+    server: Server, job: Path, directory: Path, settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Fail on each of two nodes in turn, of one rank each, and assert that nothing of it came from the disk."""
+    cases = {"whole": [], "in turn": [["forward", 1, 3], ["backward", 0, 9]]}
+    for found in results(server, job, directory, 2, cases, settings=settings, nodes=2):
+        assert require_undisturbed(found)["in turn"] == [None, "memory", "memory"]
+    assert not [each for node in range(2) for each in (directory / f"memory-of-node-{node}").iterdir()]
 
 
 # ---- Where processes die
@@ -209,6 +225,14 @@ def deaths_change_nothing(
 # ---- In a job
 
 RANK = int(os.environ.get("RANK", "0"))
+
+
+def use_memory_of_node() -> None:
+    """Let the ranks of each node have a memory of their own, which is a directory beside those of the others."""
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+        memory = Path(f"memory-of-node-{os.environ['GROUP_RANK']}").absolute()
+        memory.mkdir(exist_ok=True)
+        block.MemoryDirectory = functools.partial(block.MemoryDirectory, root=memory)  # type: ignore[misc,assignment]
 
 
 class Faults:
@@ -336,6 +360,7 @@ def run_cases(
     from resume_adapters.core.recovery.attempt import reset_process
     from resume_adapters.recovery import Attempt, restartable
 
+    use_memory_of_node()
     if staged.OPTIONS:
         staged.let_small_tensors_wait(RANK)
     gc.unfreeze()  # a launch has hidden nothing from the collector; the server that forked this process has

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import contract
-from recovering import CASES, deaths_change_nothing, require_undisturbed, results
+from recovering import CASES, deaths_change_nothing, failures_on_two_nodes_change_nothing, require_undisturbed, results
 
 JOB = Path(__file__).parent / "recovery_job.py"
 
@@ -47,3 +47,8 @@ def test_a_rank_that_dies_while_weights_change_changes_nothing(
     """What a loop does between two batches belongs to the step before, so that is where its evaluations are."""
     deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "while weights change")
     deaths_change_nothing(bench.server, JOB, tmp_path / "other", ranks, "between steps")
+
+
+@pytest.mark.thorough
+def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
+    failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import contract
-from recovering import CASES, deaths_change_nothing, require_undisturbed, results
+from recovering import CASES, deaths_change_nothing, failures_on_two_nodes_change_nothing, require_undisturbed, results
 
 JOB = Path(__file__).parent / "recovery_job.py"
 
@@ -140,3 +140,8 @@ def test_a_rank_that_dies_with_its_shard_is_replaced_from_the_disk(
     journal = [json.loads(line) for line in (tmp_path / "killed/.resume/journal.jsonl").open()]
     reasons = [each["reason"] for each in journal if each["event"] == "recovery"]
     assert reasons and all("and no other rank has its shard" in each for each in reasons), reasons
+
+
+@pytest.mark.thorough
+def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
+    failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path, settings("zero 3"))

@@ -61,3 +61,8 @@ def test_a_rank_that_dies_while_weights_change_changes_nothing(
     bench: contract.Bench, tmp_path: Path, ranks: int
 ) -> None:
     recovering.deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "while weights change")
+
+
+@pytest.mark.thorough
+def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
+    recovering.failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path)

@@ -26,6 +26,9 @@ class Ranks(Protocol):
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, in rank order, on every rank."""
 
+    def broadcast(self, value: T, root: int) -> T:
+        """Return the value of one rank on every rank; what the others give is not used."""
+
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
@@ -51,6 +54,9 @@ class SingleProcess:
 
     def gather(self, value: T) -> list[T]:
         return [value]
+
+    def broadcast(self, value: T, root: int) -> T:
+        return value
 
     def barrier(self) -> None:
         return None
@@ -91,6 +97,13 @@ class DistributedRanks:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def broadcast(self, value: T, root: int) -> T:
+        import torch.distributed as dist
+
+        values = [value]
+        dist.broadcast_object_list(values, self._members[root], group=self.group)
+        return values[0]
 
     def barrier(self) -> None:
         self.gather(None)

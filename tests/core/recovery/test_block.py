@@ -92,3 +92,21 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
         before, after = found["few"]["effects"], found["many"]["effects"]
         assert after.pop("descriptors") <= before.pop("descriptors")
         assert after == before
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)])
+def test_ranks_on_several_nodes_go_on_in_memory(server: Server, tmp_path: Path, ranks: int, nodes: int) -> None:
+    """Each node has a memory of its own, and gets from the others what its ranks have not written."""
+    last = ranks - 1
+    cases = {
+        "whole": ([], {}),
+        "in turn": ([["forward", last, 3], ["data", 0, 6], ["end", last, 13]], {}),
+        "in the first step": ([["forward", last, 3], ["before", 0, 3], ["forward", last, 4]], {}),
+    }
+    for rank, found in enumerate(results(server, JOB, tmp_path, ranks, cases, nodes=nodes)):
+        for name in cases:
+            undisturbed(found, name)
+        levels = {name: [level for _, level in found[name]["attempts"]] for name in cases}
+        assert levels["in turn"] == [None, "memory", "memory", "disk"], rank
+        assert levels["in the first step"] == [None, "memory", "memory", "memory"], "what is in memory is still there"
+    assert not [each for node in range(nodes) for each in (tmp_path / f"memory-of-node-{node}").iterdir()]

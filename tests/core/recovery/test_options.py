@@ -40,7 +40,8 @@ def test_several_processes_need_torchrun() -> None:
 
 def test_a_launch_by_torchrun_is_read() -> None:
     given = {
-        "WORLD_SIZE": "4", "RANK": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1234",
+        "WORLD_SIZE": "4", "RANK": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0",
+        "MASTER_ADDR": "host", "MASTER_PORT": "1234",
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_MAX_RESTARTS": "5",
     }  # fmt: skip

@@ -45,7 +45,7 @@ def test_memory_is_used_only_where_every_rank_holds_the_same_step_whole() -> Non
         ({"restarts": 3}, Level.GIVEN_UP, "3 times, which is the limit"),
         ({"former": (FAILURE,)}, Level.GIVEN_UP, "the same step has failed twice in the same way"),
         ({"former": (Failure(1, 3, "RuntimeError", "lost\nmore", "train.py:3"),)}, Level.MEMORY, ""),
-        ({"is_one_node": False}, Level.DISK, "several nodes"),
+        ({"is_one_node": False}, Level.MEMORY, ""),
     ],
 )
 def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(

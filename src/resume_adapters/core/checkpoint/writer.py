@@ -68,6 +68,7 @@ def write_checkpoint(
     content: CheckpointContent,
     clock: Callable[[], float],
     capturing: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    share: Callable[[PendingCheckpoint], object] = bool,
 ) -> WrittenCheckpoint:
     """Write a pending checkpoint, and give it its name; every rank calls it.
 
@@ -77,6 +78,7 @@ def write_checkpoint(
         clock: returns seconds since 1970.
         capturing: returns the context in which the framework writes into a path, and which says whether what it
             writes is completed later.
+        share: called when all ranks have written, before the checkpoint has its name.
 
     Raises:
         SaveFailed: this rank could not write; nothing is committed.
@@ -125,6 +127,7 @@ def write_checkpoint(
     pending.write(pending.require_visible)
     written = pending.write(write_alone)
     pending.write(write_parts)
+    share(pending)
     pending.reveal()
     pending.write(find)
     return found

@@ -21,6 +21,7 @@ from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.recovery.pulse import Pulse
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import Hung, PeerFailed, ResumeError, SaveFailed
 
 _SURE = 2
@@ -90,8 +91,14 @@ class HeldTraining(Protocol):
             is_updating: the weights may be those of the middle of a step.
         """
 
-    def write(self, memory: Path, ranks: Ranks) -> Path:
-        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
+        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
+
+        Args:
+            memory: the directory, of the same name on each node.
+            ranks: the ranks of the block.
+            group: those that share this rank's directory.
+        """
 
     def stand_in(self, rank: int, own: Any) -> None:
         """Hold what a rank has held whose process has died. This process is that rank from now on.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.recovery.attempt import (
     Attempt,
     LeftByPeer,
@@ -42,8 +42,10 @@ from resume_adapters.core.recovery.supervisor import supervised
 from resume_adapters.core.recovery.termination import Termination
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.recovery.watch import PeerWatch
+from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.state import rng
 from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all, shared_by_some
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import PeerFailed, UnsupportedSetting
 
@@ -79,6 +81,7 @@ class Block:
             self._groups.use_store(functools.partial(self._meeting.groups_store, "0"))
         self._memory = MemoryDirectory(LocalStorage(), self._launch, self._meeting.token)
         self._termination = Termination()
+        self._memory_group: StorageGroup | None = None
         self._lost: list[int] = []
         self._is_replaced = False
         self._updates = UpdateWatch()
@@ -148,7 +151,7 @@ class Block:
                 logger.error("The hook abort has failed:\n%s", traceback.format_exc())
 
         def forget() -> None:
-            if self._meeting.rank == 0:
+            if self._leads_memory:
                 self._memory.forget(attempt.number)
 
         announce = functools.partial(self._meeting.announce, f"{attempt.number}")
@@ -377,8 +380,9 @@ class Block:
             try:
                 with self._groups.remade():
                     ranks = current_ranks()
-                    self._memory.make()
-                    path = training.write(self._memory.of_attempt(number + 1), ranks)
+                    group = self._sharing_memory(ranks)
+                    path = training.write(self._memory.of_attempt(number + 1), ranks, group)
+                    group.close()
                     ranks.close()
             except (Exception, LeftByPeer) as error:  # of any kind: the others must learn of it
                 self._meeting.announce(topic)
@@ -388,9 +392,25 @@ class Block:
         found = next((f"rank {rank}: {each}" for rank, each in enumerate(problems) if each), None)
         if found is not None:
             return replace(plan, level=Level.DISK, step=None, reason=found), {}
-        if self._meeting.rank == 0:
+        if self._leads_memory:
             self._memory.clear(but=[path.parent])
         return plan, {training.directory: HeldCheckpoint(str(path), training.generation)}
+
+    def _sharing_memory(self, ranks: Ranks) -> StorageGroup:
+        """Make the directory in memory, and return the ranks that see it where this one does. Every rank calls it."""
+        self._memory.make()
+        if self._launch.is_one_node:
+            return shared_by_all(ranks)
+        group = shared_by_some(ranks, ranks_by_directory(LocalStorage(), ranks, self._memory.path))
+        self._memory_group = group
+        return group
+
+    @property
+    def _leads_memory(self) -> bool:
+        """Whether this rank is the first of those whose process lives and that see this node's memory."""
+        if self._memory_group is not None:
+            return self._memory_group.is_leader
+        return self._leads if self._launch.is_one_node else self._launch.local_rank == 0
 
     def _keep_memory(self, running: RunningAttempt, plan: Plan) -> tuple[Plan, dict[Path, HeldCheckpoint]]:
         """Go on from what this attempt has resumed from, where that is still in memory: it is later than the disk."""
@@ -400,7 +420,8 @@ class Block:
         if not all(said):
             return plan, {}
         # A failure may have come before all ranks knew under which generation they have resumed.
-        return replace(plan, level=Level.MEMORY, reason=""), {Path(path): each for path, each in said[0].items()}
+        kept = {path: HeldCheckpoint(each.path, said[0][str(path)].generation) for path, each in mine.items()}
+        return replace(plan, level=Level.MEMORY, reason=""), kept
 
     def _say(self, plan: Plan, number: int) -> None:
         if self._meeting.rank != 0:
@@ -463,7 +484,7 @@ class Block:
             self._older.release()
 
     def _clear_memory(self) -> None:
-        if self._leads and not self._is_replaced:
+        if self._leads_memory and not self._is_replaced:
             self._memory.clear()
 
 

@@ -68,6 +68,7 @@ class Launch:
         name: distinguishes the block from others that use the same store.
         start: distinguishes these processes from those of the launch that were started before, in the same places.
         restarts_left: how often new ones would still be started.
+        local_rank: the number of this process among those of its node.
     """
 
     rank: int = 0
@@ -78,6 +79,7 @@ class Launch:
     name: str = ""
     start: str = "0"
     restarts_left: int = 0
+    local_rank: int = 0
 
     @property
     def can_replace_processes(self) -> bool:
@@ -115,4 +117,5 @@ def read_launch(block: int, environment: Mapping[str, str] = os.environ) -> Laun
         f"{environment.get('TORCHELASTIC_RUN_ID', 'none')}/{block}",
         f"{restart}",
         max(0, int(environment.get("TORCHELASTIC_MAX_RESTARTS", restart)) - restart),
+        int(environment["LOCAL_RANK"]),
     )

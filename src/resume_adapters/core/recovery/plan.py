@@ -118,7 +118,7 @@ def decide(
         return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
     if restarts >= max_restarts:
         return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
-    objection = _objection(reports, is_one_node=is_one_node)
+    objection = _objection(reports)
     if objection:
         return Plan(Level.DISK, failure, reason=objection)
     return Plan(Level.MEMORY, failure, reports[0].step)
@@ -133,13 +133,15 @@ def _replaced(reports: Sequence[Report], lost: int, *, is_one_node: bool, restar
             failure,
             reason="no restart is left, neither of the block (max_restarts) nor of torchrun (--max-restarts)",
         )
-    objection = _objection(reports, is_one_node=is_one_node)
+    objection = _objection(reports)
+    if not (objection or is_one_node):
+        objection = "the ranks are on several nodes, which do not see each other's memory"
     if objection:
         return Plan(Level.DISK, failure, reason=objection)
     return Plan(Level.PROCESS, failure, reports[0].step)
 
 
-def _objection(reports: Sequence[Report], *, is_one_node: bool) -> str:
+def _objection(reports: Sequence[Report]) -> str:
     """Return why the ranks cannot go on with what they hold; nothing where they can."""
     for rank, each in enumerate(reports):
         if each.step is None:
@@ -151,4 +153,4 @@ def _objection(reports: Sequence[Report], *, is_one_node: bool) -> str:
     if len({(each.step, each.place, each.is_resumed) for each in reports}) > 1:
         held = ", ".join(f"rank {rank} step {each.step} {each.place}".strip() for rank, each in enumerate(reports))
         return f"the ranks hold different steps: {held}"
-    return "" if is_one_node else "the ranks are on several nodes, which do not see each other's memory"
+    return ""

@@ -331,7 +331,7 @@ class ResumableRun:
         return self._staging.copy_of(tensor)
 
     def write_elsewhere(
-        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, *, is_file: bool
+        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, group: StorageGroup, *, is_file: bool
     ) -> None:
         """Write a checkpoint outside of the run directory, and commit it there. The run may be closed.
 
@@ -339,10 +339,11 @@ class ResumableRun:
             path: the checkpoint; its parent directory belongs to the caller.
             step: optimizer steps completed.
             content: what the checkpoint is to hold.
-            ranks: the ranks of the run, all of which call this and see the path.
+            ranks: the ranks of the run, all of which call this.
+            group: those that see the path that this rank sees. Each group gets the files of all ranks.
             is_file: the framework writes one file of that name, not a directory.
         """
-        self._saver.write_elsewhere(path, step, content, ranks, is_file=is_file)
+        self._saver.write_elsewhere(path, step, content, ranks, group, is_file=is_file)
 
     def save_to_memory(self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False) -> bool:
         """Write a checkpoint to memory alone, as :meth:`end_step` has said. Every rank calls it at the same step.

@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.latest import Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
+from resume_adapters.core.checkpoint.share import share_files
 from resume_adapters.core.checkpoint.workspace import Workspaces
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
 from resume_adapters.core.choices import OnSaveError
@@ -31,6 +32,7 @@ from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.staging.staging import Staging
 from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import Mirrors
 from resume_adapters.core.trace.log import TraceLog
@@ -211,7 +213,9 @@ class Saver:
             pending.release()
             self._staging.discard()
             raise
-        manifest = functools.partial(self._manifest, step=pending.step, **written.facts)
+        group = self._ownership.storage_group
+        part = group.members if group.is_partial else None
+        manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
         return SaveRequest(
             pending,
             tuple(written.files),
@@ -223,14 +227,12 @@ class Saver:
         )
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
-        group = self._ownership.storage_group
         return Manifest(
             world_size=self._ranks.world_size,
             generation=self._ownership.generation,
             files=files,
             package=__version__,
             framework=self._framework,
-            ranks=group.members if group.is_partial else None,
             **facts,
         )
 
@@ -255,17 +257,19 @@ class Saver:
         return is_written
 
     def write_elsewhere(
-        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, *, is_file: bool
+        self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, group: StorageGroup, *, is_file: bool
     ) -> None:
         """Write a checkpoint outside of the run directory; see :meth:`ResumableRun.write_elsewhere`."""
 
         def nothing(*_: object) -> None:
             """Nobody else uses the directory."""
 
-        pending = PendingCheckpoint(self._storage, ranks, path, step, nothing, nothing, is_file=is_file)
+        pending = PendingCheckpoint(
+            self._storage, ranks, path, step, nothing, nothing, is_file=is_file, storage_group=group
+        )
         try:
             pending.open()
-            written = write_checkpoint(pending, content, self._clock)
+            written = write_checkpoint(pending, content, self._clock, share=share_files)
             written.complete()
             pending.commit(ranks, written.files, functools.partial(self._manifest, step=step, **written.facts))
             if pending.storage_group.is_leader:

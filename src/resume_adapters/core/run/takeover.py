@@ -150,7 +150,8 @@ class Takeover:
             choice = self._newest_of_all(choice, failure)
         tidied = self._on_leaders(lambda: self._tidy(choice), "tidy the run directory")
         _, self.wasted = tidied[0]
-        return tidied[self.storage_group.leader][0]
+        # What is in memory is not moved, and each node has it in its own.
+        return tidied[self.storage_group.leader][0] if self.attempt_checkpoint is None else choice
 
     def _require_current(self) -> None:
         """Use nothing in memory that is older than what another start has made of the run directory since."""

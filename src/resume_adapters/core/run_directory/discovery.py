@@ -11,7 +11,7 @@ from resume_adapters.core.checkpoint.remove import REMOVED
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.upkeep import usable
 from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -32,8 +32,7 @@ def discover_groups(storage: Storage, ranks: Ranks, directory: Path, local_rank:
     """
     seen = ranks_by_directory(storage, ranks, directory)
     _require_nodes(directory, seen, ranks.gather(local_rank))
-    leaders = ranks.subset(sorted({members[0] for members in seen}))
-    return StorageGroup(ranks.rank, seen[ranks.rank], leaders)
+    return shared_by_some(ranks, seen)
 
 
 def ranks_by_directory(storage: Storage, ranks: Ranks, directory: Path) -> list[tuple[int, ...]]:

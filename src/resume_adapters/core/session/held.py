@@ -31,6 +31,7 @@ from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuff
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
 
 
@@ -296,7 +297,7 @@ class HeldCall:
             return self._moment.step, "a part of the state that is too large to copy at each step has changed since"
         return self._moment.step, ""
 
-    def write(self, memory: Path, ranks: Ranks) -> Path:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
         moment = self._moment
         if moment is None:
@@ -313,7 +314,7 @@ class HeldCall:
         content = self._content(moment.loop, moment.form.name)
         held = _HeldContent(moment, self._kind, content, path, self._buffers.taken(), self._stands_in)
         with moment.form.saving(moment.own.tree):
-            self._run.write_elsewhere(path, moment.step, held, ranks, is_file=moment.form.is_file)
+            self._run.write_elsewhere(path, moment.step, held, ranks, group, is_file=moment.form.is_file)
         return path
 
     def stand_in(self, rank: int, own: Any) -> None:

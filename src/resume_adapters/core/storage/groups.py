@@ -6,6 +6,7 @@ Decisions made once per run are made by rank zero, which is always a leader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks
@@ -47,6 +48,16 @@ class StorageGroup:
     def close(self) -> None:
         """Close the channel of the leaders."""
         self.leaders.close()
+
+
+def shared_by_some(ranks: Ranks, seen: Sequence[tuple[int, ...]]) -> StorageGroup:
+    """Return the group of this rank, of the ranks that share a directory. Every rank calls it.
+
+    Args:
+        ranks: the ranks of the run.
+        seen: for each rank those that share its directory.
+    """
+    return StorageGroup(ranks.rank, seen[ranks.rank], ranks.subset(sorted({members[0] for members in seen})))
 
 
 def shared_by_all(ranks: Ranks) -> StorageGroup:

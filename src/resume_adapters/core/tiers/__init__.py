@@ -5,7 +5,7 @@ directory stays the truth, and a resume takes the newest valid checkpoint of all
 
 Read ``options`` (what the user writes), ``tier`` (the interface of a tier), ``mirror`` (copies in the background),
 ``mirrors`` (all tiers of a run), then ``resume`` (which checkpoint a start takes), ``fetch`` (brings it to the run
-directory) and ``copying`` (how a copy is written on this node, with ``pieces``: files read and written piece by piece).
+directory) and ``copying`` (how a copy is written on this node).
 The object store: ``keys`` (what is where), ``store`` (the few operations that are needed of a store), ``object_store``
 (them, by obstore), ``file_system`` (by fsspec), ``secrets`` (what messages hide), ``claims`` (a later start locks an
 earlier one out), ``transfer`` (files in parts) and ``remote`` (the tier). ``retention`` removes what a tier's policy

@@ -19,7 +19,7 @@ from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.run_directory.upkeep import sweep
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.pieces import read_pieces
+from resume_adapters.core.storage.pieces import read_pieces
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 

@@ -26,12 +26,12 @@ from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.storage.base import Bytes, Storage
 from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.storage.pieces import read_pieces
 from resume_adapters.core.storage.private import make_private_directory
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import Memory
 from resume_adapters.core.tiers.peers import Peers
-from resume_adapters.core.tiers.pieces import read_pieces
 from resume_adapters.core.tiers.tier import Source, is_one_file
 from resume_adapters.errors import (
     FencedOff,
