@@ -7,10 +7,18 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from resume_adapters.core.recovery.meeting import SoloMeeting, StoreMeeting, SupervisorMeeting
+from resume_adapters.core.recovery.meeting import (
+    SoloMeeting,
+    Starts,
+    StoreMeeting,
+    SupervisorMeeting,
+    _connected,
+    agreed_start,
+)
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.errors import PeerFailed
 from waiting import LIMIT
@@ -159,3 +167,60 @@ def test_no_other_process_follows_where_one_supervisor_wants_none(launch: Launch
     assert SupervisorMeeting(dataclasses.replace(launch, rank=1)).all_want_another() is False
     of_next = dataclasses.replace(launch, start="0.1")
     assert SupervisorMeeting(of_next).all_want_another() is None, "each start has its own words"
+
+
+# ---- On several nodes, each of which counts its own restarts
+
+
+@pytest.fixture
+def two_nodes(launch: Launch) -> list[Launch]:
+    return [dataclasses.replace(launch, rank=rank, is_one_node=False) for rank in range(2)]
+
+
+def agreed(launches: list[Launch]) -> list[str]:
+    """Return the start that ranks agree on, which come at the same time."""
+    with ThreadPoolExecutor(len(launches)) as pool:
+        return list(pool.map(agreed_start, launches))
+
+
+def test_each_start_of_all_ranks_has_a_number_of_its_own(two_nodes: list[Launch]) -> None:
+    assert [agreed(two_nodes) for _ in range(3)] == [["0", "0"], ["1", "1"], ["2", "2"]]
+    again = [dataclasses.replace(each, name="another block") for each in two_nodes]
+    assert agreed(again) == ["0", "0"]
+
+
+def test_a_start_that_a_rank_has_missed_is_nobodys(two_nodes: list[Launch]) -> None:
+    """Rank 1 died on its way to the block; the next process of it takes its place in that start, and then leaves it."""
+    Starts(two_nodes[0], _connected(two_nodes[0], LIMIT))._take(0)
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(agreed_start, two_nodes[1])
+        time.sleep(0.2)
+        assert not second.done(), "the first rank of that start is dead, and does not say that all have come"
+        assert agreed_start(two_nodes[0]) == second.result() == "1"
+
+
+def test_a_rank_that_does_not_come_to_the_block_is_named(two_nodes: list[Launch]) -> None:
+    with pytest.raises(PeerFailed, match=r"rank 1 has not come to the restartable block within 0\.2 s"):
+        Starts(two_nodes[0], _connected(two_nodes[0], LIMIT)).agree(0.2)
+
+
+def test_nobody_waits_where_a_later_start_has_begun(two_nodes: list[Launch]) -> None:
+    """The launcher of another node has started its processes again, and leaves those of this node to fail."""
+    agreed(two_nodes)
+    rank_0 = StoreMeeting(two_nodes[0], timeout=LIMIT)
+    assert not rank_0.is_announced("0")
+    Starts(two_nodes[1], _connected(two_nodes[1], LIMIT))._take(0)
+    assert rank_0.is_announced("0"), "it leaves its step"
+    with pytest.raises(PeerFailed, match="torchrun starts the processes of all nodes again: one has died"):
+        rank_0.reports("word", 7, int)
+
+
+def test_nobody_waits_on_several_nodes_where_it_was_asked_to_end(launch: Launch, two_nodes: list[Launch]) -> None:
+    began = time.monotonic()
+    with pytest.raises(PeerFailed, match="torchrun starts the processes of all nodes again"):
+        StoreMeeting(two_nodes[0], timeout=LIMIT).reports("word", 7, int, lambda: True)
+    assert time.monotonic() - began < LIMIT / 2
+    rank_0 = StoreMeeting(launch, timeout=LIMIT)
+    rank_0._timeout = 1.5
+    with pytest.raises(PeerFailed, match="did not meet the others"):  # on one node, what it holds is handed over
+        rank_0.reports("word", 7, int, lambda: True)

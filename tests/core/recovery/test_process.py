@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import recovering
-from launch import Server
+from launch import LONG, Server, free_port
 from recovering import Agent, after_kills, results
 
 JOB = Path(__file__).parent / "job.py"
@@ -136,6 +136,36 @@ def test_torchrun_as_it_is(tmp_path: Path, whole: list[dict[str, Any]]) -> None:
     found = [json.loads((tmp_path / f"result.{rank}").read_text())["killed"] for rank in range(2)]
     require_undisturbed(found, whole)
     assert recoveries(tmp_path) == [("process", 0, 7, 0), ("process", 1, 12, 0)]
+
+
+LAUNCHERS = {
+    "c10d": ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1"],
+    "static": ["--node-rank={node}", "--master-addr=127.0.0.1", "--master-port={port}"],
+}
+"""How torchrun brings nodes together. Each has restarts of its own, and counts those of other nodes or not."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["c10d", pytest.param("static", marks=pytest.mark.long)])
+def test_torchrun_as_it_is_on_two_nodes(tmp_path: Path, whole: list[dict[str, Any]], kind: str) -> None:
+    """An exception before and after a process has died. They agree which start they are, though the counts differ."""
+    cases = {"killed": [[["forward", 0, 3], ["data", 1, 7, "kill"], ["forward", 1, 12]], {}]}
+    path = os.pathsep.join([str(Path(recovering.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "RAISES": "PeerFailed"}
+    port, agents = free_port(), []
+    for node in range(2):
+        launcher = [each.format(port=port, node=node) for each in LAUNCHERS[kind]]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", *launcher]
+        with (tmp_path / f"output.{node}").open("w") as output:
+            started = [*command, "--max-restarts=2", str(JOB), json.dumps(cases)]
+            agents.append(subprocess.Popen(started, cwd=tmp_path, env=environment, stdout=output, stderr=output))
+    ended = [agent.wait(LONG) for agent in agents]
+    assert ended == [0, 0], "\n".join((tmp_path / f"output.{node}").read_text()[-6000:] for node in range(2))
+    found = [json.loads((tmp_path / f"result.{rank}").read_text())["killed"] for rank in range(2)]
+    require_undisturbed(found, whole)
+    assert recoveries(tmp_path) == [("memory", 0, 3, 0), ("memory", 1, 12, 0)]
+    starts = [(tmp_path / f"starts.{rank}").read_text().split() for rank in range(2)]
+    assert starts == [["null", '"memory"', "null", '"memory"']] * 2, "none has begun in vain"
 
 
 @pytest.mark.thorough

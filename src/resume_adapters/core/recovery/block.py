@@ -30,7 +30,7 @@ from resume_adapters.core.recovery.attempt import (
 )
 from resume_adapters.core.recovery.groups import BlockGroups
 from resume_adapters.core.recovery.hang import HangWatch
-from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting
+from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting, agreed_start
 from resume_adapters.core.recovery.memory import Handover, HeldCheckpoint, MemoryDirectory
 from resume_adapters.core.recovery.older_objects import OlderObjects
 from resume_adapters.core.recovery.options import BlockOptions, Hook, read_launch
@@ -71,6 +71,8 @@ class Block:
             raise UnsupportedSetting("a restartable block is within another one: leave one of the two out")
         self._options = options
         self._launch, self._process = supervised(read_launch(next(_numbers)), options.max_restarts)
+        if not self._launch.is_one_node:
+            self._launch = dataclasses.replace(self._launch, start=agreed_start(self._launch))
         self._meeting: Meeting = (
             SoloMeeting()
             if self._launch.world_size == 1
@@ -287,7 +289,12 @@ class Block:
     def _agree(self, running: RunningAttempt, error: BaseException) -> Plan:
         failure = running.failure(error, self._meeting.rank) if running.is_origin else None
         number = running.attempt.number
-        said = self._meeting.reports(f"{number}/report", running.report(failure), Report)
+
+        def is_to_end() -> bool:
+            by_signal = any(each.reason == signal.SIGTERM.name for each in running.flags().values())
+            return by_signal or self._termination.has_come
+
+        said = self._meeting.reports(f"{number}/report", running.report(failure), Report, is_to_end)
         left = next(each for each in said if each is not None)
         self._lost = [rank for rank, each in enumerate(said) if each is None]
         return decide(

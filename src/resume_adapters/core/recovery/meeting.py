@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -25,6 +27,9 @@ _OWN, _STAND_IN = "process", "stand-in"
 
 _DIED = "died"
 """Before the name of a process that has died, as its supervisor says."""
+
+_ASKED = 1.0
+"""Seconds for which a process that was asked to end waits for the others: as a rule all have come by then."""
 
 _CLOCK = 5.0
 """Seconds by which the time at which a process began may differ when it is asked for again: the clock is set."""
@@ -50,11 +55,17 @@ class Meeting(Protocol):
             PeerFailed: a rank does not come, or its process has died.
         """
 
-    def reports(self, topic: str, value: T, kind: type[T]) -> list[T | None]:
+    def reports(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T | None]:
         """Return every rank's value, in rank order; ``None`` of those whose process has died.
 
+        Args:
+            topic: see above.
+            value: what this rank says.
+            kind: its type.
+            is_to_end: returns whether this process was asked to end. On several nodes it does not wait for others then.
+
         Raises:
-            PeerFailed: a rank does not come, and its process lives.
+            PeerFailed: a rank does not come, and its process lives, or it is not known whether it does.
         """
 
     def finish(self, topic: str) -> bool:
@@ -92,7 +103,7 @@ class SoloMeeting:
     def exchange(self, topic: str, value: T, kind: type[T]) -> list[T]:
         return [value]
 
-    def reports(self, topic: str, value: T, kind: type[T]) -> list[T | None]:
+    def reports(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T | None]:
         return [value]
 
     def finish(self, topic: str) -> bool:
@@ -147,6 +158,7 @@ class StoreMeeting:
         self.token = store.compare_set("resume_adapters/launch", "", uuid.uuid4().hex).decode()
         self._store = self._connect("meeting")
         self._watched = self._connect("meeting")  # a connection serves one thread at a time
+        self._starts, self._starts_watched = (Starts(launch, self._connected()) for _ in range(2))
         process = _Process(os.getpid(), start_time(os.getpid()))
         self._store.set(f"{_STAND_IN if stands_in else _OWN}/{self.rank}", msgspec.json.encode(process))
 
@@ -161,7 +173,8 @@ class StoreMeeting:
 
     def is_announced(self, topic: str) -> bool:
         try:
-            return bool(self._watched.check([f"{topic}/failed"]))
+            is_failed = bool(self._watched.check([f"{topic}/failed"]))
+            return is_failed or self._starts_watched.is_over
         except RuntimeError:  # the launcher is gone: the main thread gets the error when it comes to the meeting
             return True
 
@@ -172,9 +185,9 @@ class StoreMeeting:
             raise PeerFailed(f"the process of rank {lost[0]} has died after a failure, while the ranks met")
         return [msgspec.json.decode(self._store.get(key), type=kind) for key in keys]
 
-    def reports(self, topic: str, value: T, kind: type[T]) -> list[T | None]:
+    def reports(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T | None]:
         keys = self._set(topic, msgspec.json.encode(value))
-        lost = self._wait(keys, (_OWN,), self._grace + self._timeout)
+        lost = self._wait(keys, (_OWN,), self._grace + self._timeout, is_to_end)
         return [
             None if rank in lost else msgspec.json.decode(self._store.get(key), type=kind)
             for rank, key in enumerate(keys)
@@ -198,19 +211,22 @@ class StoreMeeting:
         self._store.set(keys[self.rank], value)
         return keys
 
-    def _wait(self, keys: list[str], processes: tuple[str, ...], seconds: float) -> list[int]:
+    def _wait(
+        self, keys: list[str], processes: tuple[str, ...], seconds: float, is_to_end: Callable[[], bool] = bool
+    ) -> list[int]:
         """Wait until all ranks have said something; return those that never will, since their process has died.
 
         Args:
             keys: under which they say it.
             processes: of which processes of a rank one is waited for, if it lives.
             seconds: for how long.
+            is_to_end: as :meth:`reports` says.
 
         Raises:
             PeerFailed: one does not come, and lives.
         """
-        ends = time.monotonic() + seconds
-        looks = time.monotonic() + _LOOK_EVERY
+        began = time.monotonic()
+        ends, looks = began + seconds, began + _LOOK_EVERY
         while not self._store.check(keys):
             now = time.monotonic()
             if now > looks:
@@ -218,6 +234,8 @@ class StoreMeeting:
                 lost = self._lost(keys, processes)
                 if lost and all(rank in lost or self._store.check([key]) for rank, key in enumerate(keys)):
                     return lost
+                if not self._launch.is_one_node:
+                    self._require_start(is_asked=now > began + _ASKED and is_to_end())
             if now > ends:
                 missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
                 raise PeerFailed(
@@ -227,6 +245,18 @@ class StoreMeeting:
                 )
             time.sleep(0.002)
         return []
+
+    def _require_start(self, *, is_asked: bool) -> None:
+        """Wait for nobody where torchrun starts all processes again: on several nodes it says so to each by itself.
+
+        Raises:
+            PeerFailed: it does.
+        """
+        if is_asked or self._starts.is_over:
+            raise PeerFailed(
+                "after a failure, torchrun starts the processes of all nodes again: one has died. This one ends, and "
+                "they resume from the latest checkpoint"
+            )
 
     def _lost(self, keys: list[str], processes: tuple[str, ...]) -> list[int]:
         """Return the ranks that have not said something before their process died; on one node, where that is seen."""
@@ -261,6 +291,66 @@ class StoreMeeting:
         return self._connect(f"groups/{name}")
 
 
+class Starts:
+    """The starts of a launch on several nodes, each of which counts its own restarts.
+
+    torchrun ends the processes of all nodes before it starts them again, or leaves those of the other nodes to fail.
+
+    Args:
+        launch: the processes of the launch.
+        store: that of torchrun.
+    """
+
+    def __init__(self, launch: Launch, store: Any) -> None:
+        from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
+
+        self._launch = launch
+        self._store = PrefixStore(f"resume_adapters/{launch.name}/starts", store)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a later start of these ranks has begun."""
+        return not self._launch.is_one_node and self._newest > int(self._launch.start)
+
+    @property
+    def _newest(self) -> int:
+        return int(self._store.get("newest")) if self._store.check(["newest"]) else 0
+
+    def agree(self, timeout: float) -> str:
+        """Return the number of this start, alike on all ranks. Every rank calls it, once in a process.
+
+        A process takes the first start that none of its rank has taken, or a later one that another rank has taken. The
+        first rank says when all have: of a start that some have missed, because they died, it never does.
+
+        Args:
+            timeout: seconds for which a rank waits for the others.
+
+        Raises:
+            PeerFailed: a rank does not come.
+        """
+        mine, ends = self._take(0), time.monotonic() + timeout
+        while not self._store.check([f"{mine}/all"]):
+            if self._newest > mine:
+                mine = self._take(self._newest)
+            taken = [self._store.check([f"{mine}/{rank}"]) for rank in range(self._launch.world_size)]
+            if self._launch.rank == 0 and all(taken):
+                self._store.set(f"{mine}/all", "")
+            elif time.monotonic() > ends:
+                raise PeerFailed(
+                    f"rank {taken.index(False) if not all(taken) else 0} has not come to the restartable block within "
+                    f"{timeout:g} s"
+                )
+            time.sleep(_LOOK_EVERY)
+        return f"{mine}"
+
+    def _take(self, first: int) -> int:
+        """Take the first start from a number on that no process of this rank has taken; return its number."""
+        mine = next(each for each in itertools.count(first) if self._store.add(f"{each}/{self._launch.rank}", 1) == 1)
+        while (newest := self._newest) < mine:
+            self._store.compare_set("newest", f"{newest}" if newest else "", f"{newest + 1}")
+        return mine
+
+
 class SupervisorMeeting:
     """Where the supervisors of the ranks meet when a process that trains has ended.
 
@@ -291,6 +381,16 @@ class SupervisorMeeting:
         if not all(said):
             return False
         return True if len(said) == len(self._keys) else None
+
+
+def agreed_start(launch: Launch, timeout: float = 1800.0) -> str:
+    """Return the number of a start on several nodes; see :meth:`Starts.agree`.
+
+    Args:
+        launch: the processes of the launch.
+        timeout: seconds for which a rank waits for the others; by default as long as torch does for a group.
+    """
+    return Starts(launch, _connected(launch, timeout)).agree(timeout)
 
 
 def _connected(launch: Launch, timeout: float) -> Any:

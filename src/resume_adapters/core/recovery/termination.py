@@ -20,6 +20,11 @@ class Termination:
         self._of_children: Any = None
         self._is_armed = self._is_deferred = self._has_come = False
 
+    @property
+    def has_come(self) -> bool:
+        """Whether the signal has come, and had no effect yet."""
+        return self._has_come
+
     def arm(self) -> None:
         """Handle the signal, from when a training call begins; a no-op outside of the main thread.
 
