@@ -26,7 +26,7 @@ from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.stack import Rows, Stack
 from benchmarks.steps import GOAL_MICROSECONDS, Turns
 from benchmarks.training import NEVER, sync_tree
-from benchmarks.turns import ROUND, WARM_UP, means_of_turns
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor
 
 _BARE, _ASYNC, _PACKAGE = "bare", "async", "package"
 
@@ -102,10 +102,11 @@ def measure_steps(steps: int) -> list[Figure]:
             turns.pass_on(which)
 
     threads = [threading.Thread(target=train, args=(which,)) for which in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with on_one_processor():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     bare, package = (means_of_turns([each * 1e6 for each in clock.times[WARM_UP:]]) for clock in clocks)
     return [
         figure.of(

@@ -8,6 +8,7 @@ other programs and loader workers.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from benchmarks import figure, training
 from benchmarks.figure import Figure
-from benchmarks.turns import ROUND, WARM_UP, means_of_turns
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor
 
 GOAL_MICROSECONDS = 20
 
@@ -92,10 +93,11 @@ def _take_turns(steps: int, workers: int) -> tuple[list[tuple[float, float]], li
     threads = [
         threading.Thread(target=_train, args=(turns, which, steps, workers, clocks[which])) for which in range(2)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with contextlib.nullcontext() if workers else on_one_processor():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     bare, with_callback = ([*clock.times[WARM_UP:]] for clock in clocks)
     return bare, with_callback
 

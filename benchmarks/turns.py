@@ -17,6 +17,21 @@ WARM_UP = 60
 """Steps of each that do not count."""
 
 
+@contextlib.contextmanager
+def on_one_processor() -> Iterator[None]:
+    """Let this thread, and the threads and processes that it starts, use one processor while the context lasts.
+
+    Only one of those that take turns runs at a time. On two processors, of which other machines may use the other
+    half, the same steps differ by a tenth, which is more than what is looked for.
+    """
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def means_of_turns(seconds: Sequence[float]) -> list[float]:
     """Return how long a step takes in each turn of a training, from how long each step takes."""
     return [statistics.mean(turn) for turn in zip(*[iter(seconds)] * ROUND, strict=False)]
@@ -30,7 +45,7 @@ def taking_turns(jobs: Sequence[Sequence[str]], steps: int) -> list[list[float]]
         steps: how many are measured.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with contextlib.ExitStack() as stack:
+    with on_one_processor(), contextlib.ExitStack() as stack:
         started = [
             stack.enter_context(
                 subprocess.Popen(

@@ -80,7 +80,7 @@ class StepCounter:
     """
 
     def __init__(self, prepared: Prepared) -> None:
-        self._prepared = prepared
+        self._accelerator, self._optimizers = prepared.accelerator, prepared.optimizers
         self._steps = 0
         self._hooks = [each.optimizer.register_step_post_hook(self._count) for each in prepared.optimizers]
 
@@ -90,11 +90,9 @@ class StepCounter:
     def has_stepped(self) -> bool:
         """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
         steps, self._steps = self._steps, 0
-        prepared = self._prepared
-        if not prepared.accelerator.sync_gradients:
+        if not self._accelerator.sync_gradients:
             return False
-        optimizers = prepared.optimizers
-        return steps > 0 or not optimizers or any(each.step_was_skipped for each in optimizers)
+        return steps > 0 or not self._optimizers or any(each.step_was_skipped for each in self._optimizers)
 
     def reset(self) -> None:
         """Forget the steps that were taken only to load."""

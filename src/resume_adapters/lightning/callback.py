@@ -54,6 +54,14 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     _resuming: ResumingTrainer | None = None
     _former: frozenset[Path] = frozenset()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what it was given, and nothing of a ``fit`` that is under way.
+
+        A script may have its callbacks among the hyperparameters, which are saved with each checkpoint.
+        """
+        is_inherited = {name for name, value in vars(self).items() if value is None and hasattr(type(self), name)}
+        return {name: value for name, value in vars(self).items() if name not in {"_resuming", *is_inherited}}
+
     @property
     def session(self) -> FitSession | None:
         """The ``fit`` under way; ``None`` before it has loaded a checkpoint, and after it."""
@@ -91,15 +99,16 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
             session.begin_training()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, *args: Any) -> None:
-        """Begin a batch: nothing is saved before it ends."""
-        if (session := self.session) is not None:
-            session.begin_batch(batch)
+        """Leave if a stop was asked for before the first step."""
+        if self._resuming is None or (session := self._resuming.session) is None:
+            return
+        if not session.begin_batch(batch):
+            self._resuming.leave_out(self, "on_train_batch_start", ResumeCallback)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
         """Checkpoints are now saved after a batch."""
         if (session := self.session) is not None:
-            session.add_outputs(outputs)
-            session.set_save_point(SavePoint.BATCH)
+            session.begin_saves(outputs)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Checkpoints are now saved after a validation."""

@@ -86,6 +86,8 @@ class Loops:
     @property
     def is_accumulating(self) -> bool:
         """Whether the batch that ended left gradients that the next optimizer step will use."""
+        if self.trainer.accumulate_grad_batches == 1:  # asked first, since the loop asks a dozen objects
+            return False
         return bool(self.trainer.lightning_module.automatic_optimization and self.epoch._should_accumulate())
 
     @property
@@ -114,6 +116,12 @@ class Loops:
     def is_last_batch(self) -> bool:
         """Whether the batch that ended is the last of its epoch."""
         return bool(self.epoch.batch_progress.is_last_batch)
+
+    @property
+    def batches_begun(self) -> int:
+        """The batches that this trainer has begun to train on."""
+        begun: int = self.epoch.batch_progress.total.ready
+        return begun
 
     def logged_names(self) -> list[str]:
         """Return the names under which the running epoch has logged, or will at its end."""

@@ -76,8 +76,12 @@ class ResumingTrainer:
     def _leave_out_hooks(self, callback: Any) -> None:
         """Let Lightning not call the hooks of each step that a callback does not have: a call to one takes 5 us."""
         for name in _OF_EACH_STEP:
-            if getattr(type(callback), name) is getattr(pl.Callback, name) and name not in vars(callback):
-                self._undo.enter_context(replaced(callback, name, None))
+            self.leave_out(callback, name, pl.Callback)
+
+    def leave_out(self, callback: Any, name: str, kind: type[Any]) -> None:
+        """Let Lightning not call a hook of each step from now on, if it is that of a class, and not a user's own."""
+        if getattr(type(callback), name) is getattr(kind, name) and name not in vars(callback):
+            self._undo.enter_context(replaced(callback, name, None))
 
     def end(self) -> None:
         """Undo everything, and close the session."""
@@ -207,6 +211,10 @@ class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
 
     def __init__(self, resuming: ResumingTrainer) -> None:
         self._resuming = resuming
+
+    def __reduce__(self) -> Any:
+        """Return what stands for it in a pickle of the script's list of callbacks: one that does nothing."""
+        return pl.Callback, ()
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Ask whether to save, and whether to stop."""

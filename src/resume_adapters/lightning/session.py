@@ -76,7 +76,7 @@ class FitSession:
         self._session = Session(self.run, self._framework, options, FitRankState, rescale)
         self.loops = Loops(trainer)
         self.data = FitData(self.loops, self._session)
-        self._save_point: SavePoint | None = None
+        self._point: tuple[int, SavePoint | None] = (0, None)
         self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
         self._is_training = self._has_validated = self._has_ended_epoch = False
@@ -228,21 +228,38 @@ class FitSession:
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
 
-    def begin_batch(self, batch: Any) -> None:
-        """Leave before the first step if a stop was asked for; from here on a save would fall into a step.
+    def begin_batch(self, batch: Any) -> bool:
+        """Leave before the first step if a stop was asked for; return whether it must be called for each batch.
 
         Raises:
             Stopped: it was.
         """
         self._session.begin_step()
-        self._save_point = None
         if self._session.trace is not None:
             self._session.trace.add_batch(batch)
+        return self._session.trace is not None or self._session.held is not None
 
-    def add_outputs(self, outputs: Any) -> None:
-        """Add to the trace the loss among what ``training_step`` returned, where there is one."""
-        if self._session.trace is not None:
-            self._session.trace.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+    def begin_saves(self, outputs: Any) -> None:
+        """Let a checkpoint be saved after this batch, from now on until the next one begins.
+
+        Args:
+            outputs: what ``training_step`` returned; the trace gets the loss among them, where there is one.
+        """
+        session = self._session
+        if session.trace is not None:
+            session.trace.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        session.observed.release()
+        self._point = self.loops.batches_begun, SavePoint.BATCH
+
+    @property
+    def _save_point(self) -> SavePoint | None:
+        """Where in the training a checkpoint is saved now; ``None`` within a batch, where a save falls into a step."""
+        begun, point = self._point
+        return point if begun == self.loops.batches_begun else None
+
+    @_save_point.setter
+    def _save_point(self, point: SavePoint) -> None:
+        self._point = self.loops.batches_begun, point
 
     def set_save_point(self, point: SavePoint) -> None:
         """Set where in the training a checkpoint is saved from now on.

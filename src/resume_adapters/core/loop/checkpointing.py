@@ -78,6 +78,7 @@ class LoopCheckpointing:
         metrics: the losses and metrics of the loop.
         windows: the batches that optimizer steps take.
         memory: what the script keeps from launch to launch, on this rank.
+        script: the loop of the script that is running; ``None`` before its first step.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
@@ -85,7 +86,7 @@ class LoopCheckpointing:
         self.metrics = LoopMetrics()
         self.windows = StepWindows()
         self.memory: dict[str, Any] = {}
-        self._script: list[Place] | None = None
+        self.script: list[Place] | None = None
         self._carried: list[str] | None = None
         self._variables = ScriptVariables(self._known)
         self._handed: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -145,9 +146,8 @@ class LoopCheckpointing:
 
     def watch_script(self) -> None:
         """Remember the loop of the script that is running now, and find out at the first save what it carries."""
-        if self._script is None:
-            self._script = calling_script()
-            self._variables.begin()
+        self.script = calling_script()
+        self._variables.begin()
 
     def _known(self) -> list[Any]:
         """Return what is saved, or looked at, beside the variables of the script."""
@@ -251,9 +251,9 @@ class LoopCheckpointing:
         if self._step and not self.passes.are_known:
             entries = [each for each in entries if each.name != "data"]
             entries.append(PartEntry("data", "missing", _NO_LOADER))
-        if self._script is not None and self._carried is None:
-            self._carried = carried(self._script)
-        names = [*(self._carried or []), *changed(self._script or [])]
+        if self.script is not None and self._carried is None:
+            self._carried = carried(self.script)
+        names = [*(self._carried or []), *changed(self.script or [])]
         names += self._variables.changed(names)
         if names:
             entries.append(PartEntry("script", "missing", f"{', '.join(names)}: {_CARRIED}"))

@@ -45,6 +45,10 @@ class LoopGuard:
         registers: what registers a further part of the state, as a user writes it.
         parts: what the user registered.
         is_given: returns whether a loader was given to the loop.
+
+    Attributes:
+        counted: calls of ``run.step``; the loop counts them.
+        steps: steps of the optimizers that are saved.
     """
 
     def __init__(
@@ -61,9 +65,7 @@ class LoopGuard:
         self._hooks: list[Any] = []
         self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
         self._usual: Any = None
-        self._window = 0
-        self._steps = self._steps_before = 0
-        self._is_counted = self._was_ever_counted = False
+        self.counted = self.steps = 0
         self._uncounted = 0
 
     def begin(self) -> None:
@@ -82,23 +84,15 @@ class LoopGuard:
 
     # ---- Uncounted steps
 
-    def count(self) -> None:
-        """Count a call of ``run.step``."""
-        self._is_counted = self._was_ever_counted = True
-        self._window += 1
-
-    def end_body(self) -> None:
-        """End a body of the outermost loop over batches.
+    def count_uncounted(self) -> None:
+        """Count a body of the outermost loop over batches in which optimizers have stepped, without ``run.step``.
 
         Raises:
-            UnsupportedSetting: optimizers have stepped in several bodies, and ``run.step`` was called in none.
+            UnsupportedSetting: there were several.
         """
-        if not self._is_counted and self._steps > self._steps_before:
-            self._uncounted += 1
-            self._window += 1
+        self._uncounted += 1
         if self._uncounted == _TWICE:
             raise _uncounted_steps()
-        self._is_counted, self._steps_before = False, self._steps
 
     def require_counted(self) -> None:
         """Refuse a loop whose optimizers have stepped while it never called ``run.step``.
@@ -106,22 +100,22 @@ class LoopGuard:
         Raises:
             UnsupportedSetting: it is one.
         """
-        if self._steps and not self._was_ever_counted:
+        if self.steps and not self.counted:
             raise _uncounted_steps()
 
     # ---- Unsaved optimizers
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer is self._usual:
-            self._steps += 1
+            self.steps += 1
             return
         seen = self._seen.get(optimizer)
         if seen is None:
             seen = self._seen[optimizer] = _Optimizer(self._obstacle(optimizer))
         if not seen.obstacle:
-            self._steps += 1
+            self.steps += 1
             self._usual = optimizer  # it is saved, and need not be looked up at its next step
-        elif seen.is_new_in(self._window):
+        elif seen.is_new_in(self.counted + self._uncounted):
             seen.obstacle = self._obstacle(optimizer)
             if seen.obstacle:
                 raise UnsupportedSetting(seen.obstacle)
@@ -167,9 +161,9 @@ class LoopGuard:
 
         if not torch.is_grad_enabled():  # an evaluation
             return
-        if reading.steps is not None and self._steps > reading.steps:
+        if reading.steps is not None and self.steps > reading.steps:
             reading.windows += 1
-        reading.steps = self._steps
+        reading.steps = self.steps
         if reading.windows == _TWICE:
             raise UnsupportedSetting(
                 "the model trains on a DataLoader that is not read through run.batches(): its position would not be "

@@ -20,6 +20,7 @@ from resume_adapters.core.loop.guard import LoopGuard
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.windows import other_window
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.run.step_control import GO_ON
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.finished import Extent
 from resume_adapters.core.session.messages import log_finished
@@ -66,6 +67,7 @@ class ResumableLoop:
         self._resumed: Resumed | None = None
         self._horizon: tuple[int | None, int | None] = (None, None)
         self._due = self._is_due_in_memory = False
+        self._holds = self._checkpointing.holds
         self._has_moved = False
         self._is_accumulating = False
         self._over = False
@@ -232,16 +234,20 @@ class ResumableLoop:
             return
         if self._is_through():
             return
-        session, passes, last = self._session, self._passes, self._horizon[1]
+        session, passes, guard, last = self._session, self._passes, self._guard, self._horizon[1]
         for batch in open_pass:
-            session.begin_step()
+            if self._holds or not session.has_begun:
+                session.begin_step()
             if session.trace is not None:
                 session.trace.add_batch(batch)
+            counted, steps = guard.counted, guard.steps
             yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
-            if passes.begins_round(open_pass):
-                self._guard.end_body()
-                self._end_of_body(open_pass)
+            if (passes.open and passes.open[0] is open_pass) or passes.begins_round(open_pass):
+                if counted == guard.counted and steps < guard.steps:
+                    guard.count_uncounted()
+                if self._due or self._is_due_in_memory or self._holds:
+                    self._end_of_body(open_pass)
             if last is not None and self.global_step >= last:
                 return
 
@@ -255,31 +261,35 @@ class ResumableLoop:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
             metrics: the metrics of a checkpoint of this step in its manifest; retention can choose by them.
         """
-        self._guard.count()
-        self._checkpointing.watch_script()
-        if self._passes.count_external():
+        passes, trace = self._passes, self._session.trace
+        self._guard.counted += 1
+        if self._checkpointing.script is None:
+            self._checkpointing.watch_script()
+        if passes.external is not None and passes.external.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
-        trace = self._session.trace
         if trace is not None:
-            trace.add_digests(self._passes.take_external_digests())
+            trace.add_digests(passes.take_external_digests())
             trace.add_loss(loss)
-        self._is_accumulating = not self._framework.has_stepped()
-        done, end = self._passes.reached()
-        is_last = end is None or done >= end
-        differs = self._windows.add(has_stepped=not self._is_accumulating, is_last=is_last)
+        has_stepped = self._framework.has_stepped()
+        self._is_accumulating = not has_stepped
+        done, end = passes.reached()
+        differs = self._windows.add(has_stepped, is_last=end is None or done >= end)
         if differs and not self._session.loaders.topology_changes:  # which may change the accumulation, too
             raise other_window()
-        if self._is_accumulating:
+        if not has_stepped:
             return
         if trace is not None:
             trace.set_grad_norm(self._framework.grad_norm())
         self.global_step += 1
-        epoch = self.epoch + (done / end if end else 0.0)
-        save, stop, save_to_memory = self._session.end_step(self.global_step, epoch, self._horizon[1])
-        self._due = self._due or save or stop
-        self._is_due_in_memory = self._is_due_in_memory or save_to_memory
-        if not self._passes.are_open:
+        last = self._horizon[1]
+        decision = self._session.end_step(self.global_step, self.epoch + (done / end if end else 0.0), last)
+        if decision is not GO_ON:
+            self._due = self._due or decision.save or decision.stop
+            self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
+        if last is not None and self.global_step >= last:
+            self._due = True
+        if not passes.open:
             self._end_of_body()
 
     @property
@@ -308,7 +318,7 @@ class ResumableLoop:
         """
         self._due = True
         self._session.set_reason(reason)
-        if not self._passes.are_open:
+        if not self._passes.open:
             self._end_of_body()
 
     def halt(self, reason: str) -> None:
@@ -340,10 +350,8 @@ class ResumableLoop:
         Args:
             asked: the loader that is asked for its next batch now; ``None`` where none is.
         """
-        if self._is_through() and self._run.last_commit != self.global_step:
-            self._due = True
         is_due = self._due or self._is_due_in_memory
-        if not (is_due or self._checkpointing.holds) or self._is_accumulating or self._framework.is_accumulating():
+        if not (is_due or self._holds) or self._is_accumulating or self._framework.is_accumulating():
             return
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:

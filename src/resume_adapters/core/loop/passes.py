@@ -34,6 +34,8 @@ class EpochPasses:
 
     Attributes:
         begun: passes of this epoch that the script has begun.
+        open: the passes that the script is within, the first of which leads the others.
+        external: the loader that the script iterates over itself; ``None`` in a wrapped loop.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
@@ -42,9 +44,9 @@ class EpochPasses:
         self._session = session
         self._epoch = 0
         self._loaders: list[LoopLoader] = []
-        self._open: list[LoopLoader] = []
+        self.open: list[LoopLoader] = []
         self._left: list[tuple[LoopLoader, int | None]] = []
-        self._external: LoopLoader | None = None
+        self.external: LoopLoader | None = None
         self._saved: Sequence[PassState] = ()
         self._paired: set[int] = set()
         self._saved_begun = 0
@@ -90,7 +92,7 @@ class EpochPasses:
         loader.begin(number, self._epoch, limit)
         self._loaders.remove(loader)
         self._loaders.append(loader)  # the one that was used last is the last
-        self._open.append(loader)
+        self.open.append(loader)
         return loader
 
     def skip(self, loader: LoopLoader) -> None:
@@ -104,50 +106,45 @@ class EpochPasses:
         Raises:
             UnsupportedSetting: its pass was begun in an epoch that is over.
         """
-        if loader not in self._open:
+        if loader not in self.open:
             raise UnsupportedSetting(
                 "a pass over a loader continues in the next epoch, where a relaunch would begin a new pass: call "
                 "run.batches(loader) in each epoch"
             )
-        return self._open[0] is loader
+        return self.open[0] is loader
 
     def leave(self, loader: LoopLoader) -> None:
         """Remember which passes are open when the script leaves one early, and where."""
-        if loader in self._open:  # not with its epoch
+        if loader in self.open:  # not with its epoch
             loader.leave()
-        self._left = self._left or [(each, each.number) for each in self._open]
+        self._left = self._left or [(each, each.number) for each in self.open]
 
     def reopen(self) -> None:
         """Open the passes again that the script left with their epoch: a longer run goes on in the middle of it."""
         for loader, number in self._left:
             loader.reopen(number)
-            self._open.append(loader)
+            self.open.append(loader)
 
     def end(self, loader: LoopLoader) -> None:
         """End a pass."""
         loader.end()
-        if loader in self._open:
-            self._open.remove(loader)
+        if loader in self.open:
+            self.open.remove(loader)
 
     def end_epoch(self) -> None:
         """Begin to number the passes of the next epoch; those that the script still holds are over."""
-        for loader in self._open:
+        for loader in self.open:
             loader.leave()
             loader.end()
         self.begun = self._saved_begun = 0
         self._epoch += 1
-        self._open, self._left = [], []
+        self.open, self._left = [], []
         self._paired |= {index for index, state in enumerate(self._saved) if state.number is not None}
 
     @property
     def are_known(self) -> bool:
         """Whether any loader was given to the loop, in this launch or before."""
         return bool(self._loaders or self._saved)
-
-    @property
-    def are_open(self) -> bool:
-        """Whether the script is within a pass."""
-        return bool(self._open)
 
     @property
     def fraction(self) -> float:
@@ -160,7 +157,7 @@ class EpochPasses:
 
         With several it is the pass over the first open loader; outside of a pass, one batch is left.
         """
-        loader = self._external or (self._open[0] if self._open else None)
+        loader = self.external or (self.open[0] if self.open else None)
         return (0, 1) if loader is None else (loader.consumed, loader.end_of_pass)
 
     # ---- Where the loop cannot be wrapped
@@ -171,20 +168,16 @@ class EpochPasses:
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        self._external = self._loader(prepared, 0)
+        self.external = self._loader(prepared, 0)
         if self._session.trace is not None:
-            self._external.tracked.keep_digests()
-        if self._external.at_end:
-            self._external.tracked.resume_at_end()
+            self.external.tracked.keep_digests()
+        if self.external.at_end:
+            self.external.tracked.resume_at_end()
             self._framework.skip_pass(prepared, is_iterated=True)
-
-    def count_external(self) -> bool:
-        """Count a batch of the loader that the script iterates over itself; return whether the next pass has begun."""
-        return self._external is not None and self._external.count_external()
 
     def take_external_digests(self) -> list[str]:
         """Return the digests of the batch that was counted last of such a loader; none in a wrapped loop."""
-        loader = self._external
+        loader = self.external
         return [] if loader is None else loader.tracked.take_digests(loader.fetches_per_batch)
 
     # ---- In a checkpoint

@@ -47,7 +47,8 @@ class Decision(NamedTuple):
     save_to_memory: bool = False
 
 
-_GO_ON = Decision(save=False, stop=False)
+GO_ON = Decision(save=False, stop=False)
+"""Nothing is due, as after most steps."""
 
 
 class StepControl:
@@ -173,7 +174,7 @@ class StepControl:
         is_due = self._cadence is not None and self._cadence.is_due(step, now)
         if self._is_alone and not (is_due or self._must_repeat or self.flag.reason):
             self._just_saved = False
-            return _GO_ON  # a vote would say no more, and take longer
+            return GO_ON  # a vote would say no more, and take longer
         wants_save = (is_due and self._decides_saves) or (self._must_repeat and self._ranks.rank == 0)
         votes_save = wants_save and not self._voted_save
         self._voted_save = self._voted_save or votes_save

@@ -130,14 +130,14 @@ class ShutdownMargin:
         self._fixed = None if margin == "auto" else parse_walltime(margin)
         self._save = 0.0
         self._gap = 0.0
-        self._polled: float | None = None
+        self._polled = math.inf
         self._has_stepped = False
 
     def polled(self, now: float) -> None:
         """Count a poll of the stop flag; the longest time between two polls is the slowest step."""
-        before, self._polled = self._polled, now
-        if before is not None and now - before > self._gap:
-            self._gap = now - before
+        gap, self._polled = now - self._polled, now
+        if gap > self._gap:
+            self._gap = gap
 
     def stepped(self) -> None:
         """Count a step of this launch: a stop now saves something, so the whole reserve holds."""
@@ -145,7 +145,7 @@ class ShutdownMargin:
 
     def paused(self) -> None:
         """Do not count the time until the next poll as a step: it includes a save."""
-        self._polled = None
+        self._polled = math.inf
 
     def saved(self, seconds: float) -> None:
         """Count a commit, from the seconds since its save began."""
