@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 import types
 from typing import Any
 
@@ -74,3 +75,24 @@ def test_a_copy_of_an_object_has_an_overridden_method_as_it_was() -> None:
             assert (owner.say("x"), copied.say("x")) == ("ax!?", "bx")
         assert owner.say("x") == "ax!"
     assert (owner.say("x"), vars(owner), copied.say()) == ("ax", {"name": "a"}, "b")
+
+
+def test_what_is_pickled_of_an_object_has_its_methods_as_they_were() -> None:
+    """A script may pickle its callbacks, whose methods are wrapped meanwhile."""
+    owner = Named("a")
+    with (
+        wrapped(owner, "say", lambda native, word: native(word) + "!"),
+        overridden(owner, "say", lambda native, word: native(word) + "?"),
+        wrapped(owner, "say", lambda native, word: native(word) + "."),
+    ):
+        loaded = pickle.loads(pickle.dumps(owner))
+        loaded.name = "b"
+        assert (owner.say("x"), loaded.say("x")) == ("ax!?.", "bx")
+    assert "say" not in vars(owner)
+
+
+def test_a_function_that_an_object_had_is_pickled_as_any() -> None:
+    owner: Any = Named("a")
+    owner.length = len
+    with wrapped(owner, "length", lambda native, text: native(text) + 1):
+        assert (owner.length("x"), pickle.loads(pickle.dumps(owner)).length("x")) == (2, 1)

@@ -196,6 +196,57 @@ def test_hyperparameters_may_be_any_objects(tmp_path: Path, kind: type[Composed]
     assert same(again, whole), "the bare framework reads the file as ever"
 
 
+class WithCallbacks(pl.LightningModule):
+    """Keeps the arguments of its trainer among its hyperparameters, as libraries of models do that make it."""
+
+    def __init__(self, callbacks: list[Any]) -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=False)
+        self.net = torch.nn.Linear(2, 2)
+        self.interrupted_at: int | None = None
+
+    def training_step(self, batch: Any) -> Any:
+        if self.global_step == self.interrupted_at:
+            raise Interrupted
+        return self.net(batch).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["callback", "both"])
+def test_hyperparameters_may_be_the_callbacks_of_the_trainer(tmp_path: Path, parts: int) -> None:
+    """They are pickled while their methods are wrapped, and are as they were where the bare framework reads them."""
+
+    def train(directory: Path, interrupted_at: int | None = None) -> WithCallbacks:
+        torch.manual_seed(0)
+        saving = ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+        module = WithCallbacks([ResumeCallback(save_every=100, ema=torch.nn.Linear(1, 1)), saving])
+        module.interrupted_at = interrupted_at
+        trainer = pl.Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=module.hparams.callbacks,
+            plugins=[ResumeCheckpointIO()][: parts - 1],
+        )
+        trainer.fit(module, DataLoader(torch.rand(16, 2), batch_size=4, shuffle=True))
+        return module
+
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        train(tmp_path / "run", 5)
+    resumed = train(tmp_path / "run")
+    assert resumed.global_step == 8 and same(resumed, whole)
+    again = WithCallbacks.load_from_checkpoint(tmp_path / "run" / "step=8.ckpt", weights_only=False)
+    resuming, saving, *_ = again.hparams.callbacks
+    assert type(resuming) is ResumeCallback and resuming.options.save_every == 100 and resuming.session is None
+    assert callable(resuming.on_train_batch_start) and callable(resuming.on_before_zero_grad)
+    assert saving.dirpath == str(tmp_path / "run") and callable(saving.on_train_batch_end)
+
+
 @pytest.mark.parametrize("parts", [1, 2], ids=["callback", "both"])
 def test_a_hook_takes_the_objects_of_this_launch_back(tmp_path: Path, parts: int) -> None:
     """What they have counted is observed state; the bare framework reads the file as ever."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +38,41 @@ def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.A
         function: is called instead, with the former method and the arguments of the call.
     """
     former = getattr(owner, name)
-    # A function, not a partial: a copy of the owner, such as an average of a module, shares it.
-    return replaced(owner, name, lambda *args, **kwargs: function(former, *args, **kwargs))
+    if isinstance(owner, type | types.ModuleType):
+        return replaced(owner, name, lambda *args, **kwargs: function(former, *args, **kwargs))
+    return replaced(owner, name, _Wrapper(function, former))
+
+
+class _Wrapper:
+    """A method of an object while it is wrapped.
+
+    A deep copy of the object, such as an average of a module, shares it. What is pickled of the object, such as a
+    callback among saved hyperparameters, has the method as it was.
+
+    Args:
+        function: is called, with the former method first.
+        former: the former method.
+    """
+
+    def __init__(self, function: Callable[..., Any], former: Callable[..., Any]) -> None:
+        self._function = function
+        self._former = former
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(self._former, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Wrapper:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _reduced(self._former)
+
+
+def _reduced(former: Any) -> tuple[Any, ...]:
+    """Return what makes a method again, as ``__reduce__`` does: that of its object, as of any pickled method."""
+    if isinstance(former, types.MethodType):
+        return getattr, (former.__self__, former.__name__)
+    return former.__reduce__() if isinstance(former, _Wrapper | _Override) else (functools.partial, (former,))
 
 
 def overridden(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
@@ -55,3 +89,6 @@ class _Override(functools.partial[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Bound to the copy of its owner, as copies of methods are. Before it are the arguments of a partial function.
         return copy.deepcopy(self.args[-1], memo)
+
+    def __reduce__(self) -> Any:
+        return _reduced(self.args[-1])

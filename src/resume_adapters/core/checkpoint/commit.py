@@ -390,6 +390,8 @@ class PendingCheckpoint:
             "until the next checkpoint is saved"
             if is_gone
             else "Free space or fix permissions"
+            if isinstance(cause, OSError) or found is not None
+            else "It is no error of the disk: leave out of what is saved what cannot be"
         )
         return SaveFailed(
             f"rank {self.ranks.rank} could not {doing} {self.path.name}: {reason}. It is not committed; the "
