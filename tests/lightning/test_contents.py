@@ -336,3 +336,55 @@ def test_files_that_were_not_looked_at_get_no_stand_in(tmp_path: Path) -> None:
     torch.save({"mine": Normalizer()}, file)
     with files.standing_in([], lambda place: True), pytest.raises(pickle.UnpicklingError, match="normalizer"):
         torch.load(file, weights_only=True)
+
+
+class Counted(pl.Callback):
+    """Counts batches, and takes its count back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Dropped(Counted):
+    """Takes its count back only where it was told of a checkpoint before the load, as Lightning does for nobody."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Drop it."""
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["callback", "both"])
+def test_a_callback_that_does_not_take_back_what_it_saved_is_named(
+    tmp_path: Path, parts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = lambda: [*[ResumeCallback(), ResumeCheckpointIO()][:parts], Counted(), Dropped()]  # noqa: E731
+    with pytest.raises(Interrupted):
+        fit(tmp_path, interrupted_at=5, adapter=adapter())
+    assert "These callbacks" not in caplog.text
+    fit(tmp_path, adapter=adapter())
+    assert "theirs is another one" in caplog.text
+    assert "killed: Dropped (count: saved 4, restored 0). See" in caplog.text
+
+
+def test_a_callback_may_load_again_in_the_middle_of_a_training(tmp_path: Path) -> None:
+    """As one that returns to the best checkpoint between two phases; what is in the background is written before."""
+
+    class Returning(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            connector = trainer._checkpoint_connector
+            best = tmp_path / f"step={trainer.global_step}.ckpt"
+            connector.resume_start(checkpoint_path=best, weights_only=False)
+            read = connector._loaded_checkpoint
+            assert read["global_step"] == trainer.global_step
+            assert all(torch.equal(read["state_dict"][name], each) for name, each in module.state_dict().items())
+            connector.resume_end()
+
+    assert fit(tmp_path, adapter=[ResumeCallback(stage="memory"), Returning()]).global_step == 8

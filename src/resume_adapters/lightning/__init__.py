@@ -14,7 +14,7 @@ counters    core       the loops' counters, and the save point in the loop; grad
 rng         core       after the save, on every rank
 data        core       the training loaders, tracked in place
 metrics     core       the logged values that callbacks and schedulers read; what ModelCheckpoint does not save
-callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each
+callbacks   framework  ``state_dict()`` and ``on_save_checkpoint()`` of each; one that drops it is named
 observed    core       what the module, callbacks and datamodule hold beside that, where it is data and changes
 trackers    core       run ids of W&B and MLflow, directories of TensorBoard
 others      core       every keyword of :class:`ResumeCallback`, for example ``ema=ema``

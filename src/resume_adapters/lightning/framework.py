@@ -33,6 +33,7 @@ from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
+from resume_adapters.lightning.callback_states import not_taken_back
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, io, pl
 from resume_adapters.lightning.loops import Loops
@@ -97,6 +98,7 @@ class LightningFramework:
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
         self._saving: tuple[Path, Callable[[Path], object]] | None = None
+        self._callback_states: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
     # ---- Live objects
@@ -414,6 +416,7 @@ class LightningFramework:
         loaded, self._loaded = self._loaded, {}
         if context.verify:
             module_state.verify(self._trainer, loaded, context.path)
+            self._callback_states = loaded.get("callbacks") or {}
 
     def load_engine_state(self, state: EngineRankState | None) -> None:
         """Restore what :meth:`engine_state` returned."""
@@ -424,6 +427,17 @@ class LightningFramework:
         """Restore what :meth:`capture_checkpoints` returned."""
         for each in model_checkpoints.saving(self._trainer):
             model_checkpoints.restore(each, self._trainer, saved.get(each.state_key, {}))
+
+    def log_callbacks(self) -> None:
+        """Name the callbacks that have not taken back what they had saved."""
+        states, self._callback_states = self._callback_states, {}
+        found = ", ".join(not_taken_back(self._trainer, states))
+        if found:
+            logger.warning(
+                "These callbacks were given the state that they had saved, and say now that theirs is another one, so "
+                "what they do may differ from the run that was killed: %s. See their load_state_dict().",
+                found,
+            )
 
     def close(self) -> None:
         """Undo what was wrapped in DeepSpeed's engine; ``patch`` undoes what is wrapped in the trainer."""

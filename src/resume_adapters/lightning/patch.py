@@ -112,8 +112,18 @@ class ResumingTrainer:
         finally:
             self._is_tuning = False
 
-    def _start(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
-        """Open a session in place of Lightning's load, which gets what is resumed from."""
+    def _start(self, native: Any, *args: Any, **kwargs: Any) -> None:
+        """Open a session in place of Lightning's first load of a fit, which gets what is resumed from.
+
+        A callback may load again in the middle of the training, as one that returns to the best checkpoint does.
+        """
+        if self.session is not None:
+            self.session.run.flush()  # it may be in the background still
+            native(*args, **kwargs)
+            return
+        self._open(native, *args, **kwargs)
+
+    def _open(self, native: Any, path: Any = None, weights_only: Any = None) -> None:
         trainer = self._trainer
         if path is not None and Path(os.path.realpath(path)).parent in self._former:
             path = None  # what Lightning took for the newest, in a directory that is not this run's

@@ -186,6 +186,7 @@ class FitSession:
         self._framework.validation_data.restore(state.validation_data or [])
         self.loops.start_evaluation_workers(state.evaluation_workers)
         self._framework.restore_checkpoints(state.checkpoints)
+        self._framework.log_callbacks()
         self._session.restorer.restore_parts(self._framework.parts())
 
     def _redistribute(self, context: RestoreContext) -> tuple[logged_values.LoggedValues, dict[str, Any]]:
