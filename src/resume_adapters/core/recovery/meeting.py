@@ -332,20 +332,19 @@ class Starts:
         while not self._store.check([f"{mine}/all"]):
             if self._newest > mine:
                 mine = self._take(self._newest)
-            taken = [self._store.check([f"{mine}/{rank}"]) for rank in range(self._launch.world_size)]
-            if self._launch.rank == 0 and all(taken):
+            if self._launch.rank == 0 and self._store.add(f"{mine}/taken", 0) == self._launch.world_size:
                 self._store.set(f"{mine}/all", "")
             elif time.monotonic() > ends:
-                raise PeerFailed(
-                    f"rank {taken.index(False) if not all(taken) else 0} has not come to the restartable block within "
-                    f"{timeout:g} s"
-                )
+                ranks = range(self._launch.world_size)
+                missing = next((rank for rank in ranks if not self._store.check([f"{mine}/{rank}"])), 0)
+                raise PeerFailed(f"rank {missing} has not come to the restartable block within {timeout:g} s")
             time.sleep(_LOOK_EVERY)
         return f"{mine}"
 
     def _take(self, first: int) -> int:
         """Take the first start from a number on that no process of this rank has taken; return its number."""
         mine = next(each for each in itertools.count(first) if self._store.add(f"{each}/{self._launch.rank}", 1) == 1)
+        self._store.add(f"{mine}/taken", 1)
         while (newest := self._newest) < mine:
             self._store.compare_set("newest", f"{newest}" if newest else "", f"{newest + 1}")
         return mine
