@@ -427,7 +427,8 @@ class Block:
         if not all(said):
             return plan, {}
         # A failure may have come before all ranks knew under which generation they have resumed.
-        kept = {path: HeldCheckpoint(each.path, said[0][str(path)].generation) for path, each in mine.items()}
+        found = {Path(path): each for path, each in said[0].items()}
+        kept = {path: HeldCheckpoint(mine.get(path, each).path, each.generation) for path, each in found.items()}
         return replace(plan, level=Level.MEMORY, reason=""), kept
 
     def _say(self, plan: Plan, number: int) -> None:
