@@ -154,11 +154,10 @@ class StoreMeeting:
         self._launch = launch
         self._timeout = timeout
         self._grace = grace
-        store = self._connected()
-        self.token = store.compare_set("resume_adapters/launch", "", uuid.uuid4().hex).decode()
-        self._store = self._connect("meeting")
-        self._watched = self._connect("meeting")  # a connection serves one thread at a time
-        self._starts, self._starts_watched = (Starts(launch, self._connected()) for _ in range(2))
+        mine, watched = self._connected(), self._connected()  # a connection serves one thread at a time
+        self.token = mine.compare_set("resume_adapters/launch", "", uuid.uuid4().hex).decode()
+        self._store, self._watched = (_below(each, launch, "meeting") for each in (mine, watched))
+        self._starts, self._starts_watched = Starts(launch, mine), Starts(launch, watched)
         process = _Process(os.getpid(), start_time(os.getpid()))
         self._store.set(f"{_STAND_IN if stands_in else _OWN}/{self.rank}", msgspec.json.encode(process))
 
