@@ -11,15 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from resume_adapters.core.recovery.meeting import (
-    SoloMeeting,
-    Starts,
-    StoreMeeting,
-    SupervisorMeeting,
-    _connected,
-    agreed_start,
-)
+from resume_adapters.core.recovery.launcher_store import connected
+from resume_adapters.core.recovery.meeting import SoloMeeting, StoreMeeting, SupervisorMeeting
 from resume_adapters.core.recovery.options import Launch
+from resume_adapters.core.recovery.starts import Starts, agreed_start
 from resume_adapters.errors import PeerFailed
 from waiting import LIMIT
 
@@ -191,7 +186,7 @@ def test_each_start_of_all_ranks_has_a_number_of_its_own(two_nodes: list[Launch]
 
 def test_a_start_that_a_rank_has_missed_is_nobodys(two_nodes: list[Launch]) -> None:
     """Rank 1 died on its way to the block; the next process of it takes its place in that start, and then leaves it."""
-    Starts(two_nodes[0], _connected(two_nodes[0], LIMIT))._take(0)
+    Starts(two_nodes[0], connected(two_nodes[0], LIMIT))._take(0)
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(agreed_start, two_nodes[1])
         time.sleep(0.2)
@@ -201,7 +196,7 @@ def test_a_start_that_a_rank_has_missed_is_nobodys(two_nodes: list[Launch]) -> N
 
 def test_a_rank_that_does_not_come_to_the_block_is_named(two_nodes: list[Launch]) -> None:
     with pytest.raises(PeerFailed, match=r"rank 1 has not come to the restartable block within 0\.2 s"):
-        Starts(two_nodes[0], _connected(two_nodes[0], LIMIT)).agree(0.2)
+        Starts(two_nodes[0], connected(two_nodes[0], LIMIT)).agree(0.2)
 
 
 def test_nobody_waits_where_a_later_start_has_begun(two_nodes: list[Launch]) -> None:
@@ -209,7 +204,7 @@ def test_nobody_waits_where_a_later_start_has_begun(two_nodes: list[Launch]) -> 
     agreed(two_nodes)
     rank_0 = StoreMeeting(two_nodes[0], timeout=LIMIT)
     assert not rank_0.is_announced("0")
-    Starts(two_nodes[1], _connected(two_nodes[1], LIMIT))._take(0)
+    Starts(two_nodes[1], connected(two_nodes[1], LIMIT))._take(0)
     assert rank_0.is_announced("0"), "it leaves its step"
     with pytest.raises(PeerFailed, match="torchrun starts the processes of all nodes again: one has died"):
         rank_0.reports("word", 7, int)

@@ -30,7 +30,7 @@ from resume_adapters.core.recovery.attempt import (
 )
 from resume_adapters.core.recovery.groups import BlockGroups
 from resume_adapters.core.recovery.hang import HangWatch
-from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting, agreed_start
+from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting
 from resume_adapters.core.recovery.memory import Handover, HeldCheckpoint, MemoryDirectory
 from resume_adapters.core.recovery.older_objects import OlderObjects
 from resume_adapters.core.recovery.options import BlockOptions, Hook, read_launch
@@ -38,6 +38,7 @@ from resume_adapters.core.recovery.own_state import StepPlace
 from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
 from resume_adapters.core.recovery.stacks import describe_threads
 from resume_adapters.core.recovery.stand_in import assigned, start_stand_in
+from resume_adapters.core.recovery.starts import agreed_start
 from resume_adapters.core.recovery.supervisor import supervised
 from resume_adapters.core.recovery.termination import Termination
 from resume_adapters.core.recovery.updates import UpdateWatch

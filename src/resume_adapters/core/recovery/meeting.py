@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import itertools
 import os
 import time
 import uuid
@@ -13,7 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from resume_adapters.core.recovery.launcher_store import below, connected
 from resume_adapters.core.recovery.options import Launch
+from resume_adapters.core.recovery.starts import Starts
 from resume_adapters.core.stop.processes import is_dead, start_time
 from resume_adapters.errors import PeerFailed
 
@@ -156,16 +156,16 @@ class StoreMeeting:
         self._grace = grace
         mine, watched = self._connected(), self._connected()  # a connection serves one thread at a time
         self.token = mine.compare_set("resume_adapters/launch", "", uuid.uuid4().hex).decode()
-        self._store, self._watched = (_below(each, launch, "meeting") for each in (mine, watched))
+        self._store, self._watched = (below(each, launch, "meeting") for each in (mine, watched))
         self._starts, self._starts_watched = Starts(launch, mine), Starts(launch, watched)
         process = _Process(os.getpid(), start_time(os.getpid()))
         self._store.set(f"{_STAND_IN if stands_in else _OWN}/{self.rank}", msgspec.json.encode(process))
 
     def _connected(self) -> Any:
-        return _connected(self._launch, self._timeout)
+        return connected(self._launch, self._timeout)
 
     def _connect(self, name: str) -> Any:
-        return _below(self._connected(), self._launch, name)
+        return below(self._connected(), self._launch, name)
 
     def announce(self, topic: str) -> bool:
         return bool(self._store.add(f"{topic}/failed", 1) == 1)
@@ -290,65 +290,6 @@ class StoreMeeting:
         return self._connect(f"groups/{name}")
 
 
-class Starts:
-    """The starts of a launch on several nodes, each of which counts its own restarts.
-
-    torchrun ends the processes of all nodes before it starts them again, or leaves those of the other nodes to fail.
-
-    Args:
-        launch: the processes of the launch.
-        store: that of torchrun.
-    """
-
-    def __init__(self, launch: Launch, store: Any) -> None:
-        from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
-
-        self._launch = launch
-        self._store = PrefixStore(f"resume_adapters/{launch.name}/starts", store)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a later start of these ranks has begun."""
-        return not self._launch.is_one_node and self._newest > int(self._launch.start)
-
-    @property
-    def _newest(self) -> int:
-        return int(self._store.get("newest")) if self._store.check(["newest"]) else 0
-
-    def agree(self, timeout: float) -> str:
-        """Return the number of this start, alike on all ranks. Every rank calls it, once in a process.
-
-        A process takes the first start that none of its rank has taken, or a later one that another rank has taken. The
-        first rank says when all have: of a start that some have missed, because they died, it never does.
-
-        Args:
-            timeout: seconds for which a rank waits for the others.
-
-        Raises:
-            PeerFailed: a rank does not come.
-        """
-        mine, ends = self._take(0), time.monotonic() + timeout
-        while not self._store.check([f"{mine}/all"]):
-            if self._newest > mine:
-                mine = self._take(self._newest)
-            if self._launch.rank == 0 and self._store.add(f"{mine}/taken", 0) == self._launch.world_size:
-                self._store.set(f"{mine}/all", "")
-            elif time.monotonic() > ends:
-                ranks = range(self._launch.world_size)
-                missing = next((rank for rank in ranks if not self._store.check([f"{mine}/{rank}"])), 0)
-                raise PeerFailed(f"rank {missing} has not come to the restartable block within {timeout:g} s")
-            time.sleep(_LOOK_EVERY)
-        return f"{mine}"
-
-    def _take(self, first: int) -> int:
-        """Take the first start from a number on that no process of this rank has taken; return its number."""
-        mine = next(each for each in itertools.count(first) if self._store.add(f"{each}/{self._launch.rank}", 1) == 1)
-        self._store.add(f"{mine}/taken", 1)
-        while (newest := self._newest) < mine:
-            self._store.compare_set("newest", f"{newest}" if newest else "", f"{newest + 1}")
-        return mine
-
-
 class SupervisorMeeting:
     """Where the supervisors of the ranks meet when a process that trains has ended.
 
@@ -360,9 +301,9 @@ class SupervisorMeeting:
     def __init__(self, launch: Launch, timeout: float = 20.0) -> None:
         self._rank = launch.rank
         self._keys = [f"{rank}" for rank in range(launch.world_size)]
-        connection = _connected(launch, timeout)
-        self._trainers = _below(connection, launch, "meeting")
-        self._store = _below(connection, launch, "supervisors")
+        connection = connected(launch, timeout)
+        self._trainers = below(connection, launch, "meeting")
+        self._store = below(connection, launch, "supervisors")
 
     def announce_death(self, topic: str) -> None:
         """Let the processes of the other ranks leave what they do: that of this rank has died."""
@@ -379,26 +320,3 @@ class SupervisorMeeting:
         if not all(said):
             return False
         return True if len(said) == len(self._keys) else None
-
-
-def agreed_start(launch: Launch, timeout: float = 1800.0) -> str:
-    """Return the number of a start on several nodes; see :meth:`Starts.agree`.
-
-    Args:
-        launch: the processes of the launch.
-        timeout: seconds for which a rank waits for the others; by default as long as torch does for a group.
-    """
-    return Starts(launch, _connected(launch, timeout)).agree(timeout)
-
-
-def _connected(launch: Launch, timeout: float) -> Any:
-    from torch._C._distributed_c10d import TCPStore  # seam: torch 2.6-2.13
-
-    return TCPStore(launch.host, launch.port, None, False, datetime.timedelta(seconds=timeout))
-
-
-def _below(store: Any, launch: Launch, name: str) -> Any:
-    """Return the part of a store that belongs to one start of a launch, under a name."""
-    from torch._C._distributed_c10d import PrefixStore  # seam: torch 2.6-2.13
-
-    return PrefixStore(f"resume_adapters/{launch.name}/{launch.start}/{name}", store)
