@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from benchmarks.saves import GOAL_BLOCKED, GOAL_RATIO
 from benchmarks.stack import Rows, Stack
 from benchmarks.steps import GOAL_MICROSECONDS, Turns
 from benchmarks.training import NEVER, sync_tree
-from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor, run_together
 
 _BARE, _ASYNC, _PACKAGE = "bare", "async", "package"
 
@@ -101,12 +100,8 @@ def measure_steps(steps: int) -> list[Figure]:
         finally:
             turns.pass_on(which)
 
-    threads = [threading.Thread(target=train, args=(which,)) for which in range(2)]
     with on_one_processor():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(train)
     bare, package = (means_of_turns([each * 1e6 for each in clock.times[WARM_UP:]]) for clock in clocks)
     return [
         figure.of(

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import figure, training
 from benchmarks.figure import Figure
-from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor
+from benchmarks.turns import ROUND, WARM_UP, means_of_turns, on_one_processor, run_together
 
 GOAL_MICROSECONDS = 20
 
@@ -90,14 +90,8 @@ def measure(steps: int) -> list[Figure]:
 def _take_turns(steps: int, workers: int) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
     turns = Turns(2)
     clocks = [StepClock(turns, 0), StepClock(turns, 1)]
-    threads = [
-        threading.Thread(target=_train, args=(turns, which, steps, workers, clocks[which])) for which in range(2)
-    ]
     with contextlib.nullcontext() if workers else on_one_processor():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(lambda which: _train(turns, which, steps, workers, clocks[which]))
     bare, with_callback = ([*clock.times[WARM_UP:]] for clock in clocks)
     return bare, with_callback
 

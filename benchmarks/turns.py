@@ -8,7 +8,8 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 ROUND = 20
 """Steps in a turn. The caches are then as warm as in a training that has the processor to itself."""
@@ -30,6 +31,15 @@ def on_one_processor() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def run_together(train: Callable[[int], object]) -> None:
+    """Run two trainings, by their numbers, in threads of this process; they take turns by themselves."""
+    threads = [threading.Thread(target=train, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def means_of_turns(seconds: Sequence[float]) -> list[float]:

@@ -182,7 +182,7 @@ def _root() -> Root:
 
 def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int, env: dict[str, str]) -> Running:
     """Start a job as a user does, each rank in an interpreter that has imported nothing yet."""
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": _search_path()}
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
     processes: dict[int, subprocess.Popen[bytes]] = {}
     started = {}
     for output, of_rank in _outputs_and_environments(directory, ranks):
@@ -200,7 +200,7 @@ def start_fresh(script: Path, arguments: list[str], directory: Path, ranks: int,
     return Running(started, lambda pid: processes[pid].poll())
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """Return where an interpreter finds the tests' own modules, before what it is told already."""
     return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-import recovering
-from launch import LONG, Server, free_port
+from launch import LONG, Server, free_port, search_path
 from recovering import Agent, after_kills, results
 
 JOB = Path(__file__).parent / "job.py"
@@ -129,8 +128,7 @@ def test_a_rank_that_has_not_failed_says_which_one_has(server: Server, tmp_path:
 def test_torchrun_as_it_is(tmp_path: Path, whole: list[dict[str, Any]]) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     cases = {"killed": [[["forward", 0, 7, "kill"], ["data", 1, 12, "kill"]], {}]}
-    path = os.pathsep.join([str(Path(recovering.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
     done = subprocess.run([*command, JOB, json.dumps(cases)], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-6000:]
     found = [json.loads((tmp_path / f"result.{rank}").read_text())["killed"] for rank in range(2)]
@@ -150,8 +148,7 @@ LAUNCHERS = {
 def test_torchrun_as_it_is_on_two_nodes(tmp_path: Path, whole: list[dict[str, Any]], kind: str) -> None:
     """An exception before and after a process has died. They agree which start they are, though the counts differ."""
     cases = {"killed": [[["forward", 0, 3], ["data", 1, 7, "kill"], ["forward", 1, 12]], {}]}
-    path = os.pathsep.join([str(Path(recovering.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "RAISES": "PeerFailed"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path(), "RAISES": "PeerFailed"}
     port, agents = free_port(), []
     for node in range(2):
         launcher = [each.format(port=port, node=node) for each in LAUNCHERS[kind]]
