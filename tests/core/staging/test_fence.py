@@ -10,20 +10,28 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from resume_adapters.core.staging.fence import Fence
+from resume_adapters.core.staging.fence import Copies, Fence
 from waiting import LIMIT, until_ended
 
 
-class Copied(threading.Event):
-    """Knows whether somebody waits for it."""
+class Awaited(Copies):
+    """Knows whether somebody waits for it.
 
-    def __init__(self) -> None:
-        super().__init__()
+    Args:
+        tensors: are to be copied.
+    """
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__([each.untyped_storage().data_ptr() for each in tensors] or [0])
         self.is_awaited = threading.Event()
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self) -> None:
         self.is_awaited.set()
-        return super().wait(timeout)
+        super().wait()
+
+    def wait_for(self, address: int) -> None:
+        self.is_awaited.set()
+        super().wait_for(address)
 
 
 class Ledger:
@@ -32,29 +40,36 @@ class Ledger:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.fence = Fence(lambda seconds: self.said.append("waited"))
-        self.copied = Copied()
+        self.fence.install()
+        self.copies = Awaited()
 
-    def arm(self, copied: Copied | None = None) -> None:
-        self.copied = copied or Copied()
-        self.fence.arm(self.copied, lambda: self.said.append("passed"))
+    def arm(self, copies: Awaited | None = None) -> None:
+        self.copies = copies or Awaited()
+        self.fence.arm(self.copies, lambda: self.said.append("passed"))
 
 
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    native = (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+    native = replaceable()
     made = Ledger()
     yield made
     made.fence.disarm()
-    assert native == (torch.nn.Module.load_state_dict, torch.optim.Optimizer.load_state_dict)
+    assert native == replaceable()
 
 
-def once_awaited(copied: Copied, copy: Callable[[], object]) -> threading.Thread:
+def replaceable() -> list[Any]:
+    """Return the methods that a fence replaces."""
+    module, optimizer = torch.nn.Module, torch.optim.Optimizer
+    return [module.load_state_dict, optimizer.load_state_dict, module.named_parameters]
+
+
+def once_awaited(copies: Awaited, copy: Callable[[], object]) -> threading.Thread:
     """Copy on another thread when somebody waits for it."""
 
     def run() -> None:
-        assert copied.is_awaited.wait(LIMIT), "nobody waited"
+        assert copies.is_awaited.wait(LIMIT), "nobody waited"
         copy()
-        copied.set()
+        copies.end()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -111,7 +126,7 @@ def test_a_step_waits_before_it_changes_anything(ledger: Ledger, kind: str, give
         found.append(torch.equal(model.weight, before))
         ledger.said.append("copied")
 
-    thread = once_awaited(ledger.copied, copy)
+    thread = once_awaited(ledger.copies, copy)
     if given == "nothing":
         optimizer.step()
     elif given == "a closure":
@@ -131,23 +146,23 @@ def test_a_hook_that_was_registered_later_is_called_too(ledger: Ledger) -> None:
     """torch goes through its hooks while the fence is passed."""
     _, optimizer = model_with(KINDS["SGD"])
     ledger.arm()
-    ledger.copied.set()
+    ledger.copies.end()
     hook = register_optimizer_step_pre_hook(lambda *_: ledger.said.append("another hook"))
     optimizer.step()
     hook.remove()
     assert ledger.said == ["passed", "another hook"]
 
 
-class Interrupted(Copied):
+class Interrupted(Awaited):
     """A copy during which somebody presses Ctrl-C, once."""
 
     is_interrupted = False
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self) -> None:
         if not self.is_interrupted:
             self.is_interrupted = True
             raise KeyboardInterrupt
-        return super().wait(timeout)
+        super().wait()
 
 
 @pytest.mark.parametrize("by", ["a step", "a load", "a save"])
@@ -161,7 +176,7 @@ def test_who_goes_on_after_an_interrupt_waits_again(ledger: Ledger, by: str) -> 
     }
     with pytest.raises(KeyboardInterrupt):
         acts[by]()
-    thread = once_awaited(ledger.copied, bool)
+    thread = once_awaited(ledger.copies, bool)
     optimizer.step()
     assert ledger.said == ["waited", "passed"]
     until_ended(thread)
@@ -171,17 +186,75 @@ def test_loading_waits(ledger: Ledger) -> None:
     model, optimizer = model_with(KINDS["SGD"])
     for owner in (model, optimizer):
         ledger.arm()
-        thread = once_awaited(ledger.copied, bool)
+        thread = once_awaited(ledger.copies, bool)
         owner.load_state_dict(owner.state_dict())
-        assert ledger.copied.is_set()
+        assert ledger.copies.are_done
         until_ended(thread)
     assert ledger.said == ["waited", "passed"] * 2
+
+
+def swap(model: torch.nn.Module) -> None:
+    """Put zeros in the place of the weights, as averages take their place."""
+    for each in model.parameters():
+        each.data.zero_()
+
+
+def test_who_asks_for_the_parameters_gets_each_when_it_is_copied(ledger: Ledger) -> None:
+    model, optimizer = model_with(KINDS["SGD"])
+    before = model.bias.detach().clone()
+    ledger.arm(Awaited(model.weight, model.bias, model.bias))
+    copies, found = ledger.copies, []
+    copies.done(model.weight.untyped_storage().data_ptr())
+    assert next(model.parameters()) is model.weight and not copies.is_awaited.is_set()
+    copies.done(model.bias.untyped_storage().data_ptr())  # of two copies, one
+    thread = once_awaited(copies, lambda: found.append(torch.equal(model.bias, before)))
+    swap(model)
+    until_ended(thread)
+    assert found == [True] and not model.bias.any()
+    assert ledger.said == ["waited"], "what has changed is found at the next step"
+    optimizer.step()
+    swap(model)
+    assert ledger.said == ["waited", "passed"]
+
+
+def test_parameters_without_a_storage_keep_nobody(ledger: Ledger) -> None:
+    model = torch.nn.Linear(4, 4)
+    models = [torch.nn.Linear(4, 4) for _ in range(2)]
+    stacked, _ = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+    ledger.arm()
+    model.register_forward_pre_hook(lambda *_: list(model.parameters()) and None)
+
+    def call(parameters: dict[str, torch.Tensor]) -> Any:
+        return torch.func.functional_call(model, parameters, torch.ones(2, 4))
+
+    assert torch.func.vmap(call)(stacked).shape == (2, 2, 4)
+    with torch.device("meta"):
+        assert len(list(torch.nn.Linear(4, 4).parameters())) == 2
+    assert len(list(torch.nn.LazyLinear(4).parameters())) == 2
+    assert not ledger.copies.is_awaited.is_set()
+
+
+def test_a_model_that_asks_in_its_forward_pass_is_compiled_once(ledger: Ledger) -> None:
+    class Typed(torch.nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return super().forward(given.to(next(self.parameters()).dtype))
+
+    compiled: list[Any] = []
+    model = Typed(4, 4)
+    call = torch.compile(model, backend=lambda graph, _: compiled.append(graph) or graph.forward, fullgraph=True)
+    for _ in range(3):
+        call(torch.ones(2, 4))
+        ledger.arm(Awaited(model.weight))
+        call(torch.ones(2, 4))
+        ledger.copies.end()
+        ledger.fence.wait()
+    assert len(compiled) == 1
 
 
 def test_nobody_waits_for_what_is_copied_and_a_second_wait_is_none(ledger: Ledger) -> None:
     ledger.fence.wait()
     ledger.arm()
-    ledger.copied.set()
+    ledger.copies.end()
     ledger.fence.wait()
     ledger.fence.wait()
     assert ledger.said == ["passed"]

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Training:
         self.average.update_parameters(self.model)
         self.step_number += 1
 
-    def save(self, **options: Any) -> Path:
+    def save(self, *, facts: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Path:
         """Save, and remember what the files are to hold."""
         state = {"optimizer": self.optimizer.state_dict(), "average": self.average.state_dict()}
         self.expected = clone({"model": self.model.state_dict(), **state})
@@ -110,7 +111,7 @@ class Training:
             torch.save(state, directory / "state.pt")
 
         name = f"checkpoint-{self.step_number}"
-        self.run.save(name, self.step_number, GivenContent(write), **options)
+        self.run.save(name, self.step_number, GivenContent(write, **facts), **options)
         return self.run.directory / name
 
     def commit(self) -> Path:
@@ -126,6 +127,10 @@ class Training:
         saved = torch.load(path / "state.pt", weights_only=True)
         same(saved, {name: self.expected[name] for name in ("optimizer", "average")})
         self.run.require_valid(path)
+
+    def is_copied(self) -> bool:
+        copies = self.run._staging._fence._copies
+        return copies is not None and copies.are_done
 
     @property
     def committed(self) -> list[int]:
@@ -239,6 +244,7 @@ def test_what_changes_between_save_and_commit_in_each_step_never_reaches_the_fil
     def apply() -> None:
         CHANGES[change](training.model, training.optimizer)
         if change == "the average":
+            Held.go_on.set()  # it asks for the weights, and waits for their copies
             training.average.update_parameters(training.model)
 
     MOMENTS[moment](training, apply)
@@ -286,6 +292,47 @@ def test_a_save_is_dropped_that_something_changes_for_the_first_time_and_the_nex
         training.run.flush()
         training.require_exact(path)
     assert training.committed == [1, 2, 3, 5, 6, 7]
+
+
+def exchange(model: torch.nn.Module, average: torch.nn.Module) -> None:
+    """Put averages in the place of the weights, or back."""
+    for weight, mean in zip(model.parameters(), average.parameters(), strict=True):
+        kept = mean.data.clone()
+        mean.data.copy_(weight.data)
+        weight.data.copy_(kept)
+
+
+def test_a_validation_with_averages_in_the_place_of_the_weights_costs_no_save(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(monkeypatch)
+    settle(training)
+    for _ in range(2):
+        training.step()
+        path = training.save()
+        threading.Timer(0.2, Held.go_on.set).start()
+        exchange(training.model, training.average.module)
+        until(training.is_copied)
+        exchange(training.model, training.average.module)
+        training.step()
+        training.run.flush()
+        training.require_exact(path)
+        Held.go_on.clear()
+    assert training.run._staging._restless == set()
+    Held.go_on.set()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_best_checkpoint_is_never_dropped(training: Training, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop counts on it by its name; what is copied before the save returns is not changed meanwhile."""
+    hold(monkeypatch)
+    settle(training)
+    threading.Timer(0.2, Held.go_on.set).start()
+    path = training.save(facts={"best": "checkpoint-4"})
+    assert training.is_copied()
+    CHANGES[change](training.model, training.optimizer)
+    training.run.flush()
+    training.require_exact(path)
 
 
 def test_a_storage_that_is_gone_is_not_read(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:

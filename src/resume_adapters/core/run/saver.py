@@ -195,6 +195,8 @@ class Saver:
         capturing = contextlib.nullcontext if is_last else self._staging.capturing
         request = self._written(pending, content, began, capturing)
         self.engine.submit(replace(request, is_last=is_last))
+        if request.is_best and request.staged is not None:
+            request.staged.copies.wait()  # nothing can change before: the loop counts on it, and it is never dropped
 
     def _written(
         self,
@@ -223,6 +225,7 @@ class Saver:
             began,
             self._staging.take(),
             written.complete,
+            is_best=written.facts.get("best") == pending.path.name,
             to_memory=to_memory,
         )
 

@@ -25,6 +25,7 @@ class SaveRequest:
         began: when the save began, by ``time.monotonic``.
         staged: what is still to be copied and written; ``None``: nothing.
         complete: writes what is known only once that is copied.
+        is_best: it is the best checkpoint of the run so far.
         to_memory: it is in memory; where it must be dropped, it is not repeated.
         is_last: the run ends after it.
     """
@@ -35,6 +36,7 @@ class SaveRequest:
     began: float
     staged: StagedSave | None = None
     complete: Callable[[], object] = bool
+    is_best: bool = False
     to_memory: bool = False
     is_last: bool = False
 

@@ -89,19 +89,32 @@ def owned_storages(
         restless: the names of what something else has been seen to change.
         may_wait: they may be copied later, but for those.
     """
-    import torch
-
     hooked = [each for each in map(_unwrapped, optimizers) if _is_hooked(each)]
     tensors = [*(followers.items() if hooked else ()), *(pair for each in hooked for pair in _tensors(each))]
     found = {}
     for name, whole in tensors:
         tensor = local_tensor(whole)
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-            continue
-        if tensor.untyped_storage().nbytes() >= SMALLEST:  # a step counter of each parameter is not
+        # A step counter of each parameter is smaller.
+        if _is_plain(tensor) and tensor.untyped_storage().nbytes() >= SMALLEST:
             owned = OwnedStorage(name, tensor, may_wait=may_wait and name not in restless)
             found[owned.address] = owned
     return found
+
+
+def address_of(tensor: Any) -> int | None:
+    """Return the address of a tensor's storage, as :func:`owned_storages` has it; ``None``: it has no such storage."""
+    local = local_tensor(tensor)
+    try:
+        return int(local.untyped_storage().data_ptr()) if _is_plain(local) else None
+    except RuntimeError:  # what torch.func wraps around a tensor has none
+        return None
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a tensor is one of torch's own, on the CPU."""
+    import torch
+
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
 
 
 def local_tensor(tensor: Any) -> Any:

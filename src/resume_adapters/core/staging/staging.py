@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.staging.arena import Arena
 from resume_adapters.core.staging.capture import Capture, CapturedFile
-from resume_adapters.core.staging.fence import Fence
+from resume_adapters.core.staging.fence import Copies, Fence
 from resume_adapters.core.staging.memory import available_memory
 from resume_adapters.core.staging.owned import OwnedStorage, local_tensor, owned_storages
 from resume_adapters.core.staging.selftest import is_exact
@@ -84,13 +83,14 @@ class StagedSave:
         writer: fills the files.
 
     Attributes:
-        copied: is set when the training may change everything again.
+        copies: what may not change yet.
     """
 
     def __init__(self, capture: Capture, writer: Writer) -> None:
         self._capture = capture
         self._writer = writer
-        self.copied = threading.Event()
+        straight = [each for file in capture.files for each in file.straight.values()]
+        self.copies = Copies(each.address for each in (*(owned for _, owned in capture.later), *straight))
 
     def copy(self) -> list[OwnedStorage]:
         """Copy what was left for later, or write it; return what has changed meanwhile: the save is of no use then.
@@ -107,11 +107,12 @@ class StagedSave:
                     arena.copy(offset, each.address, each.bytes)
                 if not each.is_as_sampled(arena.address(offset)):
                     changed.append(each)
+                self.copies.done(each.address)
             self._capture.later.clear()
             for file in self._capture.files:
                 changed += self._write(file)
         finally:
-            self.copied.set()
+            self.copies.end()
         return changed
 
     def _write(self, file: CapturedFile) -> list[OwnedStorage]:
@@ -148,7 +149,7 @@ class StagedSave:
 
     def close(self) -> None:
         """Let go of files and tensors, written or not."""
-        self.copied.set()
+        self.copies.end()
         self._capture.close()
 
 
@@ -191,6 +192,8 @@ class Staging:
         self._restless: set[str] = set()
         self._has_dropped = False
         self._captured: Capture | None = None
+        if self.is_wanted:
+            self._fence.install()
 
     @property
     def is_wanted(self) -> bool:
@@ -244,7 +247,7 @@ class Staging:
         staged = StagedSave(capture, self._writer)
         watched = [(offset, each) for offset, each in capture.now if each.name not in self._restless]
         if capture.later or watched or any(each.straight for each in capture.files):
-            self._fence.arm(staged.copied, functools.partial(self._compare, capture.arena, watched))
+            self._fence.arm(staged.copies, functools.partial(self._compare, capture.arena, watched))
         return staged
 
     def discard(self) -> None:
