@@ -151,6 +151,14 @@ time.sleep(600)
 """
 
 
+def test_a_stop_file_reaches_a_run_that_saves_below_the_run_directory(command, tmp_path):
+    job = [sys.executable, JOB, "{run_dir}/below", "--steps", "12"]
+    done = drill(command, tmp_path / "drill", "--faults", "stop", "--json", "--", *job)
+    assert done.code == 0, done.err
+    assert [launch["fault"]["happened"] for launch in done.json["launches"] if launch["fault"]] == [True]
+    assert done.json["launches"][1]["resumed_from"] == done.json["launches"][0]["last_step"], "a stop saves"
+
+
 def test_a_command_that_saves_into_its_own_run_directory_is_stopped(command, tmp_path):
     done = drill(command, tmp_path / "drill", "--", sys.executable, "-c", ELSEWHERE)
     assert done.code == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,9 @@ def _row(launched: Launched) -> tuple[str, str, str]:
     if fault is None:
         what = ""
     elif launched.struck:
-        what = str(fault)
+        # A launch that resumed behind that step was killed after its first one.
+        is_killed = fault.kind in ("step", "twice")
+        what = str(replace(fault, step=launched.trace.last_step) if is_killed else fault)
     else:
         what = f"(the run was over before: {fault})"
     return str(launched.trace.number), start, what
