@@ -543,6 +543,21 @@ def test_a_training_that_neither_saves_nor_resumes_is_a_warning(
     assert warned() == []
 
 
+def test_a_script_that_trains_on_by_itself_is_not_warned_once_its_run_has_finished(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As SetFit does, which trains a head in a loop of its own after the trainer's: each launch is told the same."""
+    for _ in range(2):
+        finished._FINISHED.clear()  # as in another process
+        made = trainer(tmp_path, max_steps=2)
+        made.train()
+        optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.step()
+        assert "neither saves with ResumeCallback" not in caplog.text
+    assert "This run finished at step 2" in caplog.text
+
+
 def test_a_callback_that_never_trained_leaves_no_hook(tmp_path: Path) -> None:
     """Objects are collected at any moment: within a step of an optimizer torch goes through its hooks, and it stays."""
     gc.collect()

@@ -141,6 +141,8 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         """Restore what is restored last, and verify the whole."""
         if self.session is not None:
             self.session.begin_training(control)
+            if self.session.context is not None:  # the loop has asked where to go on; of a finished run no step begins
+                self._outside.end()
         else:
             self._outside.warn("Trainer.train() of this package did not begin it")
 
