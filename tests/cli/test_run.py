@@ -48,6 +48,19 @@ def test_a_script_is_run_by_this_python_and_keeps_its_options(command: Command, 
     assert environment["RESUME_ADAPTERS_OPTIONS"] == "{}" and "RESUME_ADAPTERS_RUN_DIR" not in environment
 
 
+@pytest.mark.parametrize(("given", "found"), [(None, "0"), ("7", "7"), ("random", "random")])
+def test_sets_have_the_same_order_in_each_launch(
+    command: Command, monkeypatch: pytest.MonkeyPatch, given: str | None, found: str
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", given)
+    show = "import json, os; print(json.dumps([dict(os.environ), [hash('a')]]))"
+    environment, hashes = shown(command, "--", sys.executable, "-c", show)
+    assert environment["PYTHONHASHSEED"] == found
+    assert (hashes == shown(command, "--", sys.executable, "-c", show)[1]) is (given != "random")
+
+
 def test_the_command_is_the_process_itself(command: Command) -> None:
     """A signal, and a supervisor's kill, reach the training and not something before it."""
     done = command("run", "--", sys.executable, "-c", "import os, sys; os.kill(os.getpid(), 9)")

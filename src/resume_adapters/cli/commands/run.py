@@ -109,7 +109,12 @@ def run_command(
     options.arguments()
     words = [sys.executable, *command] if command[0].endswith(".py") or command[0] == "-m" else command
     _require_reach(words[0])
-    environment = {**os.environ, VARIABLE: "1", OPTIONS: msgspec.json.encode(options).decode()}
+    environment = {
+        "PYTHONHASHSEED": "0",  # else each process orders sets of text in its own way, and what follows from them
+        **os.environ,
+        VARIABLE: "1",
+        OPTIONS: msgspec.json.encode(options).decode(),
+    }
     if run_dir is not None:
         environment[RUN_DIRECTORY] = run_dir
         run_directory_override(environment)
