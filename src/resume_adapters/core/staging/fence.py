@@ -62,9 +62,9 @@ class Fence:
     """Keeps a state as it is from :meth:`arm` until it is copied.
 
     Optimizer steps wait, and loading a state dict into a module or an optimizer does. A step with a closure waits when
-    the closure has returned, if the optimizer is torch's own: others may change weights before they call it. Whoever
-    asks a module for its parameters may change them, as do averages that take the place of the weights in a
-    validation: each parameter is given out once it is copied.
+    the closure has returned, if the optimizer is torch's own: others may change weights before that. Code that
+    asks a module for its parameters may change them, as do averages that take the place of the weights in a validation:
+    each parameter is given out once it is copied.
 
     Args:
         waited: is called with the seconds that the training has waited.
