@@ -60,7 +60,7 @@ def ledger() -> Iterator[Ledger]:
 def replaceable() -> list[Any]:
     """Return the methods that a fence replaces."""
     module, optimizer = torch.nn.Module, torch.optim.Optimizer
-    return [module.load_state_dict, optimizer.load_state_dict, module.named_parameters]
+    return [module.load_state_dict, optimizer.load_state_dict, module.named_parameters, module.train]
 
 
 def once_awaited(copies: Awaited, copy: Callable[[], object]) -> threading.Thread:
@@ -217,6 +217,21 @@ def test_who_asks_for_the_parameters_gets_each_when_it_is_copied(ledger: Ledger)
     assert ledger.said == ["waited", "passed"]
 
 
+def test_who_sets_a_module_to_evaluate_waits_for_what_is_in_it(ledger: Ledger) -> None:
+    """After that, averages may take the place of weights that they hold already."""
+    frozen, trained = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(frozen, trained)
+    ledger.arm(Awaited(trained.weight))
+    assert not frozen.eval().training and model.train().training and not frozen.eval().training
+    assert not ledger.copies.is_awaited.is_set(), "a part that is frozen in each step is not copied"
+    found: list[bool] = []
+    thread = once_awaited(ledger.copies, lambda: found.append(trained.training))
+    assert not model.eval().training
+    until_ended(thread)
+    assert found == [True] and ledger.said == ["waited"]
+    assert not model.eval().training and model.train().training
+
+
 def test_parameters_without_a_storage_keep_nobody(ledger: Ledger) -> None:
     model = torch.nn.Linear(4, 4)
     models = [torch.nn.Linear(4, 4) for _ in range(2)]
@@ -234,9 +249,10 @@ def test_parameters_without_a_storage_keep_nobody(ledger: Ledger) -> None:
     assert not ledger.copies.is_awaited.is_set()
 
 
-def test_a_model_that_asks_in_its_forward_pass_is_compiled_once(ledger: Ledger) -> None:
+def test_a_model_that_asks_or_evaluates_in_its_forward_pass_is_compiled_once(ledger: Ledger) -> None:
     class Typed(torch.nn.Linear):
         def forward(self, given: torch.Tensor) -> torch.Tensor:
+            self.train().eval()
             return super().forward(given.to(next(self.parameters()).dtype))
 
     compiled: list[Any] = []

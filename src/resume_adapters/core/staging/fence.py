@@ -64,7 +64,8 @@ class Fence:
     Optimizer steps wait, and loading a state dict into a module or an optimizer does. A step with a closure waits when
     the closure has returned, if the optimizer is torch's own: others may change weights before that. Code that
     asks a module for its parameters may change them, as do averages that take the place of the weights in a validation:
-    each parameter is given out once it is copied.
+    each parameter is given out once it is copied. Those that hold the parameters already do so when the module has been
+    set to evaluate: that waits, too.
 
     Args:
         waited: is called with the seconds that the training has waited.
@@ -78,15 +79,16 @@ class Fence:
         self._lasting = contextlib.ExitStack()
 
     def install(self) -> None:
-        """Watch who asks for parameters, until :meth:`disarm`.
+        """Watch who asks for parameters, or sets a module to evaluate, until :meth:`disarm`.
 
         From here on, and not from a save to the step after it: where a model asks in its own forward pass, torch would
         compile it again each time.
         """
-        import torch
+        from torch.nn import Module
 
-        native = torch.nn.Module.named_parameters  # parameters() calls it, too
-        self._lasting.enter_context(replaced(torch.nn.Module, "named_parameters", self._one_by_one(native)))
+        # parameters() calls the one, and eval() the other.
+        for name, waiting in (("named_parameters", self._one_by_one), ("train", self._before_evaluation)):
+            self._lasting.enter_context(replaced(Module, name, waiting(getattr(Module, name))))
 
     def arm(self, copies: Copies, passed: Callable[[], object]) -> None:
         """Let the state stay as it is.
@@ -167,6 +169,18 @@ class Fence:
             return self._once_copied(found)
 
         return named_parameters
+
+    def _before_evaluation(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.compiler import is_compiling
+
+        def train(module: Any, mode: bool = True) -> Any:
+            is_asked = not is_compiling() and not mode and module.training
+            if is_asked and self._copies is not None and not self._copies.are_done:
+                for _ in module.named_parameters():
+                    pass  # each is given out once it is copied
+            return native(module, mode)
+
+        return train
 
     def _once_copied(self, found: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Yield each parameter when it is copied: who wants the type of the first one waits for no other."""
