@@ -12,10 +12,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,7 @@ class Training:
         self.average.update_parameters(self.model)
         self.step_number += 1
 
-    def save(self, *, facts: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Path:
+    def save(self, *, best: str | None = None, **options: Any) -> Path:
         """Save, and remember what the files are to hold."""
         state = {"optimizer": self.optimizer.state_dict(), "average": self.average.state_dict()}
         self.expected = clone({"model": self.model.state_dict(), **state})
@@ -111,7 +110,7 @@ class Training:
             torch.save(state, directory / "state.pt")
 
         name = f"checkpoint-{self.step_number}"
-        self.run.save(name, self.step_number, GivenContent(write, **facts), **options)
+        self.run.save(name, self.step_number, GivenContent(write, best=best), **options)
         return self.run.directory / name
 
     def commit(self) -> Path:
@@ -328,7 +327,7 @@ def test_the_best_checkpoint_is_never_dropped(training: Training, change: str, m
     hold(monkeypatch)
     settle(training)
     threading.Timer(0.2, Held.go_on.set).start()
-    path = training.save(facts={"best": "checkpoint-4"})
+    path = training.save(best="checkpoint-4")
     assert training.is_copied()
     CHANGES[change](training.model, training.optimizer)
     training.run.flush()

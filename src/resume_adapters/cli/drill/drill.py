@@ -155,7 +155,6 @@ class _Runner:
         self.directory = directory
         self.watcher = watcher
         self.run_directory = directory / "run"
-        self._saves_into = self.run_directory  # or a directory below it
         self.launched = 0  # the pid of the latest launch
         self._final = None if drill.steps is None else f"step:{drill.steps}"
         self.run_directory.mkdir(parents=True)
@@ -233,7 +232,9 @@ class _Runner:
         elif fault.kind == "term":
             job.signal_launched(signal.SIGTERM)
         elif fault.kind == "stop":
-            ControlDirectory(STORAGE, self._saves_into, time.time).stop_file.request("resume-adapters drill")
+            *_, started = job.trace.of("start")  # it may save in a directory below that of the drill
+            saves_into = Path(started["run_directory"])
+            ControlDirectory(STORAGE, saves_into, time.time).stop_file.request("resume-adapters drill")
             job.continue_all()
         else:
             job.kill_all()
@@ -270,5 +271,4 @@ class _Runner:
                     "{run_dir} into the command, in place of the directory",
                     path=found,
                 )
-            self._saves_into = found
         self.watcher.event(self.directory.name, number, event)

@@ -98,10 +98,10 @@ class LoadableFiles:
 
 
 def _require_data(file: Path, is_read: Callable[[str], bool]) -> None:
-    unknown, trusted = safe_load.unknown_classes(file), safe_load.added_classes()
     content, problem = _as_a_resume_reads(file)
-    odd = stand_ins(content, is_read) if isinstance(content, dict) else dict.fromkeys(unknown, "")
-    if odd and trusted.issuperset(odd):
+    is_dict = isinstance(content, dict)
+    odd = stand_ins(content, is_read) if is_dict else dict.fromkeys(safe_load.unknown_classes(file), "")
+    if odd and safe_load.added_classes().issuperset(odd):
         problem = f"torch fills no {', '.join(sorted(odd))}{_where(odd)}"
     elif odd:
         raise NotSerialisable(

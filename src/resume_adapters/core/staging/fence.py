@@ -36,7 +36,7 @@ class Copies:
     def done(self, address: int) -> None:
         """Say that a storage is copied, once."""
         with self._changed:
-            self._missing.subtract((address,))
+            self._missing[address] -= 1
             if self._missing[address] <= 0:
                 del self._missing[address]
             self._changed.notify_all()
@@ -110,6 +110,10 @@ class Fence:
         self._pass()
         self._hooks.close()
 
+    @property
+    def _is_copying(self) -> bool:
+        return self._copies is not None and not self._copies.are_done
+
     def _pass(self) -> None:
         copies = self._copies
         if copies is None:
@@ -164,9 +168,7 @@ class Fence:
         def named_parameters(*arguments: Any, **keywords: Any) -> Iterator[tuple[str, Any]]:
             found = native(*arguments, **keywords)
             # Asked first: compiled code then depends on nothing that changes from save to save.
-            if is_compiling() or self._copies is None or self._copies.are_done:
-                return found
-            return self._once_copied(found)
+            return found if is_compiling() or not self._is_copying else self._once_copied(found)
 
         return named_parameters
 
@@ -174,8 +176,7 @@ class Fence:
         from torch.compiler import is_compiling
 
         def train(module: Any, mode: bool = True) -> Any:
-            is_asked = not is_compiling() and not mode and module.training
-            if is_asked and self._copies is not None and not self._copies.are_done:
+            if not is_compiling() and not mode and module.training and self._is_copying:
                 for _ in module.named_parameters():
                     pass  # each is given out once it is copied
             return native(module, mode)

@@ -23,7 +23,7 @@ from resume_adapters.core.staging.arena import Arena
 from resume_adapters.core.staging.capture import Capture, CapturedFile
 from resume_adapters.core.staging.fence import Copies, Fence
 from resume_adapters.core.staging.memory import available_memory
-from resume_adapters.core.staging.owned import OwnedStorage, local_tensor, owned_storages
+from resume_adapters.core.staging.owned import OwnedStorage, address_of, owned_storages
 from resume_adapters.core.staging.selftest import is_exact
 from resume_adapters.core.staging.writer import Writer
 from resume_adapters.core.storage import fill
@@ -272,7 +272,7 @@ class Staging:
             tensors = self._options.tensors().items()
         except RuntimeError:  # the training changes its modules at this moment
             tensors = {}.items()
-        known = {local_tensor(each).untyped_storage().data_ptr(): name for name, each in tensors}
+        known = {address_of(each): name for name, each in tensors}
         return [known.get(each.address, each.name) for each in changed]
 
     def drop(self, changed: Iterable[OwnedStorage]) -> None:
