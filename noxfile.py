@@ -130,9 +130,9 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("stage", ["memory", "disk", "off"])
+@nox.parametrize("stage", ["memory", "off"])
 def staged(session: nox.Session, stage: str) -> None:
-    """Run the adapters' tests with saves that are copied, go straight to the disk, or are waited for."""
+    """Run the adapters' tests with saves that are copied, or are waited for."""
     install(session, "-e", ".[test-all]")
     session.env["RESUME_ADAPTERS_STAGE"] = stage
     run_tests(session, *(f"tests/{each}" for folders, _ in ADAPTERS.values() for each in folders))

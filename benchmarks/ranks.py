@@ -81,7 +81,7 @@ def _train(directory: Path, rank: int, world_size: int, steps: int, saves: int) 
 
     from resume_adapters import KeepLast
     from resume_adapters.core.run.run import ResumableRun
-    from resume_adapters.core.staging.staging import StagingOptions
+    from resume_adapters.core.saving.staging import StagingOptions
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -91,9 +91,7 @@ def _train(directory: Path, rank: int, world_size: int, steps: int, saves: int) 
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     rows = torch.randn(_BATCH, _WIDTH)
     content = _ContentOfRanks(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, rank)
-    run = ResumableRun(
-        directory / "run", keep=KeepLast(2), staging=StagingOptions("memory", optimizers=lambda: [optimizer])
-    )
+    run = ResumableRun(directory / "run", keep=KeepLast(2), staging=StagingOptions("memory"))
     run.open()
     began = 0.0
     for step in range(_WARM_UP + steps):

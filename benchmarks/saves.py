@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks import figure, job
 from benchmarks.figure import Figure
 
-GOAL_BLOCKED, GOAL_RATIO = 0.02, 1.15
+GOAL_BLOCKED, GOAL_RATIO = 0.3, 1.15
 
 
 def measure(rounds: int) -> list[Figure]:

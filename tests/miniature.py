@@ -28,7 +28,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.saving.background import THREAD_NAME
+from resume_adapters.core.saving.engine import THREAD_NAME
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.policy import SIGNALS
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import staged
 from resume_adapters.core.recovery import block
 
 from launch import LONG, Server
@@ -361,8 +360,6 @@ def run_cases(
     from resume_adapters.recovery import Attempt, restartable
 
     use_memory_of_node()
-    if staged.OPTIONS:
-        staged.let_small_tensors_wait(RANK)
     gc.unfreeze()  # a launch has hidden nothing from the collector; the server that forked this process has
     found: dict[str, Any] = {}
     for name, faults in cases.items():

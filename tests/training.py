@@ -17,14 +17,12 @@ import resource
 import signal
 import sys
 import threading
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from staged import let_small_tensors_wait, signal_writer
 from waiting import until
 
 from launch import free_port
@@ -42,7 +40,7 @@ DEFAULTS: dict[str, Any] = {
     "kill_at_operation": None,
     "file_limit": None,
     "file_limit_until": None,
-    "writer": None,
+    "hold_writes": None,
     "on_rank": None,
     "slow": 0.0,
     "bare": False,
@@ -61,8 +59,6 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     """
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
-    if any(CONFIG.get(name, {}).get("stage") in ("memory", "disk") for name in ("callback", "options")):
-        let_small_tensors_wait(RANK)
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -102,14 +98,15 @@ def draws() -> list[float]:
 
 def settle() -> None:
     """Wait for the commits, prunes and copies in flight, so that what a kill leaves does not depend on the load."""
-    from resume_adapters.core.saving.background import ThreadSaveEngine
+    from resume_adapters.core.saving.engine import SaveEngine
     from resume_adapters.core.tiers.mirror import TierMirror
 
     found = gc.get_objects()
-    engines = [each for each in found if issubclass(type(each), ThreadSaveEngine)]
+    engines = [each for each in found if issubclass(type(each), SaveEngine)]
     assert engines or not has_running_run(), "this process leads a run, and no engine that commits is found in it"
     for engine in engines:
-        wait(engine.in_flight)
+        for each in engine.in_flight:
+            each.wait()
     mirrors = [each for each in found if issubclass(type(each), TierMirror)]
     # A thread ends by itself where another rank has died.
     until(lambda: not any(each.behind and each._thread.is_alive() for each in mirrors), lambda: mirrors[0].state)
@@ -120,6 +117,14 @@ def has_running_run() -> bool:
     file = Path(CONFIG["run_directory"]) / ".resume" / "status.json"
     status = json.loads(file.read_bytes()) if file.exists() else {}
     return status.get("state") == "running" and status["pid"] == os.getpid()
+
+
+def hold_writes() -> None:
+    """Let what is copied from now on not be written: the thread that commits waits until this process is killed."""
+    from resume_adapters.core.saving.copied import CopiedSave
+
+    settle()  # what it has been given already
+    CopiedSave.write = lambda *_: threading.Event().wait()  # type: ignore[assignment, method-assign, return-value]
 
 
 class Broken(Exception):
@@ -144,11 +149,8 @@ def event(name: str, step: int) -> None:
     if CONFIG["fail"] == {"event": name, "step": step}:
         CONFIG["fail"] = None
         raise Broken(f"{name} of step {step}")
-    writer = CONFIG["writer"]
-    if writer and writer["event"] == name and (wanted := writer["signals"].pop(str(step), None)):
-        if wanted == "SIGSTOP":
-            settle()  # what it has been given already; else the next save would wait for it
-        signal_writer(signal.Signals[wanted])
+    if CONFIG["hold_writes"] == {"event": name, "step": step}:
+        hold_writes()
     for key in ("kill", "send"):
         wanted = CONFIG[key]
         here = wanted and (wanted["event"], wanted["step"] + RANK * wanted.get("apart", 0)) == (name, step)

@@ -427,42 +427,32 @@ def test_a_hundred_runs_of_one_accelerator_leave_nothing(
 # ---- Saves that are copied, and written in the background
 
 
-def staged(stage: str) -> dict[str, Any]:
-    return {"augment": True, "options": {"stage": stage}}
+def staged() -> dict[str, Any]:
+    return {"augment": True, "options": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_files_are_those_of_the_bare_save_state(
-    ranks: int, stage: str, bench: contract.Bench, reference: Any
-) -> None:
-    config = {**staged(stage), "registered": [0, 1], "save_every": 2}
+def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.Bench, reference: Any) -> None:
+    config = {**staged(), "registered": [0, 1], "save_every": 2}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_twice_with_copies_equals_never(
-    stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [{"event": "step_end", "step": step} for step in (12, 18)]
-    config = staged(stage)
+    config = staged()
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(
-    operation: str, stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**SAVES, **staged(stage)}
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
         bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
     )
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_between_copy_and_commit(stage: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(stage), "save_every": 2}
+def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(), "save_every": 2}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
 
 

@@ -145,9 +145,8 @@ assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
 
 LEVELS = (
     {"errors", "_version"},
-    {"core.choices", "core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
+    {"core.choices", "core.devices", "core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
     {"core.storage", "core.stop", "core.dataloader", "unedited"},
-    {"core.staging"},
     {"core.checkpoint"},
     {"core.trace"},
     {"core.run_directory"},

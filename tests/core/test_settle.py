@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import Remote
-from resume_adapters.core.saving import background
+from resume_adapters.core.saving import engine
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import claims, mirrors
 from waiting import LIMIT
@@ -76,6 +76,6 @@ def test_it_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_fails_where_it_does_not_find_who_commits(job: Miniature, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a change of which class that is."""
-    monkeypatch.setattr(background, "ThreadSaveEngine", type("Another", (), {}))
+    monkeypatch.setattr(engine, "SaveEngine", type("Another", (), {}))
     with pytest.raises(AssertionError, match="no engine that commits is found"):
         training.settle()

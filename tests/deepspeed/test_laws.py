@@ -354,41 +354,35 @@ def test_a_hundred_runs_of_one_engine_leave_nothing(bench: contract.Bench, tmp_p
 # ---- Saves that are copied, and written in the background
 
 
-def staged(way: str, zero: int = 2) -> dict[str, Any]:
-    return {"augment": True, "stage": zero, "options": {"stage": way}}
+def staged(zero: int = 2) -> dict[str, Any]:
+    return {"augment": True, "stage": zero, "options": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize(("ranks", "zero"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.thorough), (2, 3)])
 def test_the_files_are_those_of_the_bare_engine(
-    ranks: int, zero: int, way: str, bench: contract.Bench, reference: Any, served: Any
+    ranks: int, zero: int, bench: contract.Bench, reference: Any, served: Any
 ) -> None:
-    config = staged(way, zero)
+    config = staged(zero)
     served((ranks, config))
     contract.staged_equals_bare(bench, reference, config, ranks=ranks)
 
 
-@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
-def test_killed_twice_with_copies_equals_never(way: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [{"event": "step_end", "step": step} for step in (12, 18)]
-    config = staged(way)
+    config = staged()
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(
-    operation: str, way: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**SAVES, **staged(way)}
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
         bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=LEAVING
     )
 
 
-@pytest.mark.parametrize("way", often(contract.STAGES, "memory"))
-def test_killed_between_copy_and_commit(way: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(way), "save_every": 2}
+def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(), "save_every": 2}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
 
 

@@ -160,38 +160,30 @@ def test_a_kill_loses_no_step_that_memory_has(
 # ---- Saves that are copied, and written in the background
 
 
-def staged(stage: str) -> dict[str, Any]:
-    return {"augment": True, "second": True, "options": {"stage": stage}}
+def staged() -> dict[str, Any]:
+    return {"augment": True, "second": True, "options": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("ranks", often({"one": 1, "two": 2}, "one"))
-def test_the_files_are_those_of_the_bare_save(ranks: str, stage: str, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(stage), "save_every": 2}
+def test_the_files_are_those_of_the_bare_save(ranks: str, bench: contract.Bench, reference: Any) -> None:
+    config = {**staged(), "save_every": 2}
     contract.staged_equals_bare(bench, reference, config, ranks={"one": 1, "two": 2}[ranks])
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("operation", often(contract.STAGED, "commits"))
-def test_killed_before_it_with_copies(
-    operation: str, stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**SAVES, **staged(stage)}
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
         bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
     )
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_between_copy_and_commit(stage: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(stage), "save_every": 2}
+def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(), "save_every": 2}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_twice_with_copies_equals_never(
-    stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = staged(stage)
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = staged()
     kills = [{"event": "step_end", "step": step} for step in (12, 17)]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)

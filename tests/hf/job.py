@@ -590,7 +590,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
         found.append(Counting())
     if CONFIG["holding"]:
         found.append(Syncing())
-    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "writer") if CONFIG[name]]
+    found += [Striking(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]
     if not CONFIG["bare"] and not CONFIG["late"]:
         found.append(resume_callback(ema, data))
     if CONFIG["startup"]:

@@ -711,46 +711,37 @@ def test_a_hundred_trainings_in_one_process_leave_nothing(
 # ---- Saves that are copied, and written in the background
 
 
-def staged(stage: str) -> dict[str, Any]:
-    return {"augment": True, "callback": {"stage": stage}}
+def staged() -> dict[str, Any]:
+    return {"augment": True, "callback": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_files_are_those_of_the_bare_trainer(ranks: int, stage: str, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(stage), "args": {**UNTIMED, **({"ddp_backend": "gloo"} if ranks > 1 else {})}}
+def test_the_files_are_those_of_the_bare_trainer(ranks: int, bench: contract.Bench, reference: Any) -> None:
+    config = {**staged(), "args": {**UNTIMED, **({"ddp_backend": "gloo"} if ranks > 1 else {})}}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks, timeless=timeless)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_the_files_of_adapters_are_peft_s(stage: str, bench: contract.Bench, reference: Any) -> None:
-    config = {**staged(stage), "lora": True, "mask": True, "args": UNTIMED}
+def test_the_files_of_adapters_are_peft_s(bench: contract.Bench, reference: Any) -> None:
+    config = {**staged(), "lora": True, "mask": True, "args": UNTIMED}
     contract.staged_equals_bare(bench, reference, config, timeless=timeless)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_twice_with_copies_equals_never(
-    stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [{"event": "on_step_end", "step": step} for step in (12, 18)]
-    config = {**staged(stage), "args": UNTIMED}
+    config = {**staged(), "args": UNTIMED}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(
-    operation: str, stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**SAVES, **staged(stage)}
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
         bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}], of_the_end=["logs"]
     )
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_between_copy_and_commit(stage: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(stage), "args": {"save_steps": 2}}
+def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(), "args": {"save_steps": 2}}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "on_step_end")
 
 

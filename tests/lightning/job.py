@@ -539,7 +539,7 @@ def callbacks(model: Model, train: Any) -> list[Any]:
     if not CONFIG["bare"] and not CONFIG["callback_off"]:
         found.append(resume_callback(model, train))
     # ModelCheckpoints go to the end of the list, so this does only by being one.
-    found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "writer") if CONFIG[name]]
+    found += [_Last(CONFIG[name]["event"]) for name in ("kill", "send", "fail", "hold_writes") if CONFIG[name]]
     return found
 
 

@@ -483,40 +483,30 @@ def test_a_hundred_fits_in_one_process_leave_nothing(bench: contract.Bench, tmp_
 # ---- Saves that are copied, and written in the background
 
 
-def staged(stage: str) -> dict[str, Any]:
-    return {"augment": True, "callback": {"stage": stage}}
+def staged() -> dict[str, Any]:
+    return {"augment": True, "callback": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize(("ranks", "io"), [(1, True), (2, True), (1, False)])
-def test_the_files_are_those_of_the_bare_trainer(
-    ranks: int, io: bool, stage: str, bench: contract.Bench, reference: Any
-) -> None:
-    config = {**staged(stage), "io": io, "checkpoints": [ENDS_SAVED]}
+def test_the_files_are_those_of_the_bare_trainer(ranks: int, io: bool, bench: contract.Bench, reference: Any) -> None:
+    config = {**staged(), "io": io, "checkpoints": [ENDS_SAVED]}
     contract.staged_equals_bare(bench, reference, config, ranks=ranks, timeless=placeless)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_twice_with_copies_equals_never(
-    stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
+def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     kills = [{"event": "on_train_batch_end", "step": step} for step in (12, 18)]
-    config = {**staged(stage), "checkpoints": [{"every_n_train_steps": 2}]}
+    config = {**staged(), "checkpoints": [{"every_n_train_steps": 2}]}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
-def test_killed_between_copy_and_commit(stage: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = {**staged(stage), "checkpoints": [{"every_n_train_steps": 2}]}
+def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**staged(), "checkpoints": [{"every_n_train_steps": 2}]}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "on_train_batch_end")
 
 
-@pytest.mark.parametrize("stage", often(contract.STAGES, "memory"))
 @pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
-def test_killed_before_it_with_copies(
-    operation: str, stage: str, bench: contract.Bench, reference: Any, tmp_path: Path
-) -> None:
-    config = {**SAVES, **staged(stage)}
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
         bench,
         tmp_path,

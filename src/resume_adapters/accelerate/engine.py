@@ -85,10 +85,6 @@ class EngineStrategy:
         """Return False: DeepSpeed has buckets of its own, in a fixed order."""
         return False
 
-    def staged(self) -> dict[str, Any]:
-        """Return torch's optimizer within the engine, and the weights, which change after its step."""
-        return self._engine.staged()
-
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which DeepSpeed writes data only."""
         return self._engine.saving()

@@ -23,10 +23,10 @@ from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.registered import RegisteredObjects
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.records import Record, Source
@@ -171,12 +171,7 @@ class AccelerateFramework(LoopFramework):
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        return StagingOptions(
-            stage,
-            tensors=self._strategy.tensors,
-            writers=((accelerate.utils.other, "safe_save_file"),),  # seam: accelerate 1.6-1.15
-            **self._strategy.staged(),
-        )
+        return StagingOptions(stage, writers=((accelerate.utils.other, "safe_save_file"),))  # seam: accelerate 1.6-1.15
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the states of optimizers and schedulers, and weights in torch's own format."""

@@ -101,10 +101,6 @@ class ReplicatedStrategy:
         trained = any(each.requires_grad for model in self.models for each in model.parameters())
         return self._accelerator.num_processes > 1 and trained and not self.modules()
 
-    def staged(self) -> dict[str, Any]:
-        """Return the optimizers: what they change, they change in their steps."""
-        return {"optimizers": lambda: self.optimizers}
-
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which ``save_state`` writes."""
         return contextlib.nullcontext()

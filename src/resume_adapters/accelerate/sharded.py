@@ -82,10 +82,6 @@ class ShardedStrategy:
         """Return False: FSDP2 has no buckets."""
         return False
 
-    def staged(self) -> dict[str, Any]:
-        """Return the optimizers: what they change, they change in their steps."""
-        return {"optimizers": lambda: self.optimizers}
-
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which ``save_state`` writes."""
         return contextlib.nullcontext()

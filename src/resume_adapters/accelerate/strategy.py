@@ -67,9 +67,6 @@ class AccelerateStrategy(Protocol):
     def has_lost_buckets(self) -> bool:
         """Return whether DDP must be around a model, and was not found."""
 
-    def staged(self) -> dict[str, Any]:
-        """Return what a copied save has to know of the optimizers' steps, as fields of ``StagingOptions``."""
-
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which ``save_state`` writes."""
 

@@ -7,28 +7,27 @@ Packages, lowest first; each imports only from those before it:
 ``storage``        the only package that touches a disk
 ``stop``           why and when to stop
 ``dataloader``     where a torch ``DataLoader`` is, and how to resume it there
-``staging``        a save's bytes on their way from the training's memory to its files
 ``checkpoint``     one checkpoint: from pending to committed, read again, chosen, kept
 ``trace``          the lines that a watched run writes, and the points at which it stops itself
 ``run_directory``  ``.resume/``, and what is done once for a run directory
 ``tiers``          copies of committed checkpoints beyond the run directory
-``saving``         when a save happens, and who finishes it
+``saving``         when a save happens, how it leaves the training, and who finishes it
 ``recovery``       a block that is run again in the same processes when it fails
 ``run``            one start of a run directory: open, begin, save, end a step, leave
 ``session``        one training call of any framework
 ``loop``           a hand-written training loop
 =================  ===============================================================================
 
-Beside them, for all: ``ranks.py`` (the processes of a run), ``log.py`` (what is said to the user), ``patching.py``
-(attributes that are replaced for a while), ``choices.py`` (the words of options) and ``requirements.py`` (versions and
-arguments).
+Beside them, for all: ``ranks.py`` (the processes of a run), ``devices.py`` (what a save asks of an accelerator),
+``log.py`` (what is said to the user), ``patching.py`` (attributes that are replaced for a while), ``choices.py`` (the
+words of options) and ``requirements.py`` (versions and arguments).
 
 Seven walks through the code, here with the Trainer's adapter. Whatever else they touch is a leaf.
 
 **A save**: ``hf/patch.py`` (the trainer saves) -> ``hf/session.py`` (under which name) -> ``session/session.py``
 (what a checkpoint holds) -> ``run/saver.py`` (a pending checkpoint) -> ``checkpoint/writer.py``, which calls
-``hf/framework.py`` (the trainer's own files; ``staging/capture.py`` where they are copied) ->
-``saving/background.py`` -> ``checkpoint/commit.py`` (the marker) -> ``run_directory/prune.py``.
+``hf/framework.py`` (the trainer's own files; ``saving/copied.py`` where they are copied) ->
+``saving/engine.py`` -> ``checkpoint/commit.py`` (the marker) -> ``run_directory/prune.py``.
 
 **A start**: ``hf/patch.py`` -> ``hf/session.py`` -> ``session/restore.py`` -> ``run/run.py`` -> ``run/takeover.py``
 (fence, choose, tidy) -> ``checkpoint/resolve.py`` -> ``checkpoint/validity.py``; back in ``session/context.py`` and
@@ -49,7 +48,7 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` -> ``tiers/mirror.py`` (the
 thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
 ``tiers/resume.py`` (which checkpoint) -> ``tiers/fetch.py`` -> ``checkpoint/commit.py``. In memory:
-``saving/background.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
+``saving/engine.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
 
 **A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through
 ``storage/counting.py``) -> ``trace/points.py`` (where it stops itself) -> ``session/trace.py`` (a line for each step).

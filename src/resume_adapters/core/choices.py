@@ -10,8 +10,8 @@ OnBatchChange = Literal["refuse", "keep-samples"]
 OnSaveError = Literal["stop", "continue"]
 """What a run does after a save that failed: it ends, or it trains on and tries again at the next save."""
 
-Stage = Literal["auto", "memory", "disk", "off"]
-"""How saves leave the training: through a copy in memory, straight to the disk, not at all, or what fits."""
+Stage = Literal["auto", "memory", "off"]
+"""How saves leave the training: through a copy in memory, not at all, or what fits."""
 
 Requeue = Literal["slurm"]
 """Which scheduler a run that leaves for its walltime asks to queue the job again."""

@@ -12,7 +12,6 @@ from deepspeed.runtime.dataloader import DeepSpeedDataLoader, RepeatingLoader
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.choices import Stage
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.loop import observed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
@@ -22,7 +21,6 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.errors import UnsupportedSetting
@@ -135,10 +133,6 @@ class DeepSpeedFramework(LoopFramework):
         """Let ``save_checkpoint`` write."""
         with self._state.saving():
             self.engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
-
-    def staging(self, stage: Stage) -> StagingOptions:
-        """Return what there is to know to copy a save."""
-        return StagingOptions(stage, tensors=self._state.weights, **self._state.staged())
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return nothing: the engine's own files are checked when they are written."""

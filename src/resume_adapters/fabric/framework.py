@@ -21,11 +21,11 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.replicas import Replicas
+from resume_adapters.core.saving.readers import own_methods
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.staging.readers import own_methods
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.comparison import verify_equal
@@ -133,15 +133,10 @@ class FabricFramework(LoopFramework):
 
     def staging(self, stage: Stage) -> StagingOptions:
         """Return what there is to know to copy a save."""
-        objects, strategy = self._objects, self._fabric.strategy
+        strategy = self._fabric.strategy
         savers = (self._fabric, "save"), (strategy, "save_checkpoint"), (strategy.checkpoint_io, "save_checkpoint")
         own = [each for saver, name in savers for each in own_methods(saver, [name], _DO_NOT_READ)]
-        return StagingOptions(
-            stage,
-            objection=lambda: f"{own[0]}() may read each checkpoint" if own else "",
-            optimizers=objects.inner_optimizers,
-            tensors=self.state_dict,
-        )
+        return StagingOptions(stage, objection=lambda: f"{own[0]}() may read each checkpoint" if own else "")
 
     def loaded_files(self, directory: Path) -> list[Path]:
         """Return the one file that ``fabric.save`` writes, on the first rank."""

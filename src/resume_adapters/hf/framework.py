@@ -18,11 +18,11 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
+from resume_adapters.core.saving.readers import own_methods
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.readers import own_methods
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
@@ -200,7 +200,7 @@ class TrainerFramework:
         return found
 
     def staging(self, stage: Stage) -> StagingOptions:
-        """Return what there is to know to copy a save. What is pushed to the hub is not copied: it is read at once."""
+        """Return who reads a save, and who writes it. What is pushed to the hub is not copied: it is read at once."""
         trainer = self.trainer
         saves = ("_save_checkpoint", "_save", "save_model")  # seam: transformers 4.57 to 5.23
         own = own_methods(trainer, saves, _DO_NOT_READ)
@@ -215,9 +215,6 @@ class TrainerFramework:
         return StagingOptions(
             "off" if trainer.args.push_to_hub else stage,
             objection=objection,
-            optimizers=lambda: [trainer.optimizer] if self.engine is None else self.engine.optimizers(),
-            followers=lambda: {} if self.engine is None else self.engine.weights(),
-            tensors=lambda: trainer.model.state_dict(),
             writers=[
                 (module, "safe_save_file")  # seam: transformers 4.57 to 5.23, peft 0.17 to 0.19
                 for module in (transformers.modeling_utils, peft)

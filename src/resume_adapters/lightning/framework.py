@@ -17,12 +17,12 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.saving.readers import own_methods
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.readers import own_methods
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state import own_objects
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
@@ -252,12 +252,7 @@ class LightningFramework:
             readers = [*(f"{type(each).__name__}.after_save_checkpoint" for each in told), *own]
             return f"{readers[0]}() may read each checkpoint" if readers else ""
 
-        return StagingOptions(
-            stage,
-            objection=objection,
-            tensors=lambda: trainer.lightning_module.state_dict(),
-            **({"optimizers": lambda: trainer.optimizers} if self.engine is None else self.engine.staged()),
-        )
+        return StagingOptions(stage, objection=objection)
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed."""

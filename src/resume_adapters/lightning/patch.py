@@ -56,8 +56,9 @@ class ResumingTrainer:
             self._leave_out_hooks(each)
         for finder, search in tuning.finders(trainer):
             self._undo.enter_context(wrapped(finder, search, self._tune))
-        if trainer.world_size > 1:
-            for each in saving(trainer):
+        for each in saving(trainer):
+            self._undo.enter_context(wrapped(each, "file_exists", self._once_committed))
+            if trainer.world_size > 1:
                 self._undo.enter_context(named_by_rank_zero(each, trainer))
         for each in _config_writers(trainer):
             # It refuses to overwrite a config, and the launch before this one has written it.
@@ -82,6 +83,12 @@ class ResumingTrainer:
         """Let Lightning not call a hook of each step from now on, if it is that of a class, and not a user's own."""
         if getattr(type(callback), name) is getattr(kind, name) and name not in vars(callback):
             self._undo.enter_context(replaced(callback, name, None))
+
+    def _once_committed(self, native: Callable[..., bool], *arguments: Any, **keywords: Any) -> bool:
+        """Look for a file once the save before is committed: until then it has no name."""
+        if self.session is not None:
+            self.session.run.flush()
+        return native(*arguments, **keywords)
 
     def end(self) -> None:
         """Undo everything, and close the session."""

@@ -14,7 +14,7 @@ import torch
 
 from resume_adapters import KeepLast
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
-from resume_adapters.core.staging.staging import StagingOptions
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.errors import FencedOff, ResumeError
 from selection import often

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ def test_a_save_that_fails_leaves_its_metrics_and_the_best_to_the_next_one(tmp_p
             storage.stuck = stuck
             assert launch.loop.best(1.0, name="eval_loss")
         if launch.loop.global_step == 4:
-            wait(launch.run.engine.in_flight)
+            [each.wait() for each in launch.run.engine.in_flight]
             storage.stuck = ""
 
     Launch(tmp_path, evaluate, storage=storage, on_save_error="continue", keep=KeepAll(), epochs=2)()

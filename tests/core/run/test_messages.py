@@ -46,17 +46,10 @@ def test_what_becomes_of_saves_is_said(caplog: pytest.LogCaptureFixture) -> None
     messages.staging("off: 1 MB are written at once")
     messages.waited(0.9)
     messages.waited(3.21)
-    messages.dropped("checkpoint-7", ["0.weight"])
-    messages.dropped("checkpoint-8", ["0.weight", "0.bias", "1.weight"])
-    messages.dropped("checkpoint-9", ["0.weight"], to_memory=True)
-    assert caplog.messages[:2] == [
+    assert caplog.messages == [
         "staging of saves: off: 1 MB are written at once.",
         "waited 3.2 s for the commit of the save before this one.",
     ]
-    assert caplog.messages[2].startswith("checkpoint-7 is dropped: 0.weight changed between the save and the next")
-    assert caplog.messages[3].startswith("checkpoint-8 is dropped: 0.weight and 2 more changed")
-    assert "The next step is saved instead" in caplog.messages[3]
-    assert caplog.messages[4].endswith("expected to do. From the next save on, that is copied before a save returns.")
 
 
 def test_one_rank_speaks_for_all(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,5 +60,4 @@ def test_one_rank_speaks_for_all(caplog: pytest.LogCaptureFixture) -> None:
     messages.halted(1, "look", "resume")
     messages.staging("off")
     messages.waited(9)
-    messages.dropped("checkpoint-1", ["a"])
     assert not caplog.messages

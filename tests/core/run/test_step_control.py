@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from resume_adapters import Memory
 from resume_adapters.core.run import monitor, step_control
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
@@ -225,43 +224,6 @@ def test_a_time_decides_and_every_save_counts(make: Callable[..., Miniature]) ->
 
 
 # ---- What it says
-
-
-def test_a_wait_for_a_copy_lets_saves_come_less_often(make: Callable[..., Miniature]) -> None:
-    cadence = Cadence("auto", mtbf=timedelta(hours=6))
-    job = make(cadence=cadence)
-    job.commit(1)
-    before = cadence.interval
-    job.run._step_control.waited(30.0)
-    assert cadence.interval > 2 * before
-    make().run._step_control.waited(1.0)  # the framework decides when it saves
-
-
-def test_a_wait_for_the_copy_of_a_save_to_memory_is_no_cost_of_the_disk(
-    make: Callable[..., Miniature], tmp_path: Path
-) -> None:
-    (tmp_path / "memory").mkdir()
-    cadence = Cadence("auto", mtbf=timedelta(hours=6))
-    job = make(cadence=cadence, mirror=[Memory(save_every="auto", directory=str(tmp_path / "memory"))])
-    job.commit(1)
-    control = job.run._step_control
-    in_memory = control._memory_cadence
-    assert in_memory is not None
-    control.saved_to_memory(time.monotonic(), is_written=True)
-    before, in_memory_before = cadence.interval, in_memory.interval
-    control.waited(30.0)
-    assert cadence.interval == before and in_memory.interval > in_memory_before
-
-
-def test_a_save_that_is_dropped_before_the_training_goes_on_is_repeated(make: Callable[..., Miniature]) -> None:
-    """The thread that commits may find out sooner than the save returns."""
-    job = make()
-    control = job.run._step_control
-    control.save_dropped()
-    control.saved(time.monotonic())
-    assert job.run.end_step(1, 0.0).save
-    job.commit(1)
-    assert not job.run.end_step(2, 0.0).save
 
 
 def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

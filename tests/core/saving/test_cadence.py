@@ -39,19 +39,6 @@ def test_a_time_is_counted_from_the_last_save_whatever_that_was_for() -> None:
     assert cadence.next_save(8, now=5000.0, rate=2.0) == 9, "what is overdue comes at the next step"
 
 
-def test_a_wait_for_a_copy_is_part_of_the_cost() -> None:
-    costs = []
-    for waits in ((), (2.0, 3.0)):
-        cadence = Cadence("auto", mtbf=timedelta(hours=6))
-        cadence.start(0.0)
-        cadence.waited(100.0)  # there is no save yet that it could belong to
-        cadence.saved(now=100.0, cost=1.0 if waits else 6.0)
-        for seconds in waits:
-            cadence.waited(seconds)
-        costs.append(cadence.interval)
-    assert costs[0] == costs[1]
-
-
 def test_auto_measures_first_and_then_follows_the_cost() -> None:
     cadence = Cadence("auto", mtbf=timedelta(hours=6))
     cadence.start(0.0)

@@ -15,8 +15,7 @@ from resume_adapters.core.storage.pieces import write_pieces
 
 def test_the_disk_begins_with_each_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[int, int]] = []
-    native = local.let_disk_begin
-    monkeypatch.setattr(local, "let_disk_begin", lambda *part: (begun.append(part[1:]), native(*part)))
+    monkeypatch.setattr(local, "_sync_file_range", lambda: lambda *part: begun.append(part[1:3]))
     found = write_pieces(LocalStorage(), tmp_path / "file", [b"abc", b"de"])
     assert begun == [(0, 3), (3, 2)]
     assert (tmp_path / "file").read_bytes() == b"abcde" and found == LocalStorage().digest(tmp_path / "file")

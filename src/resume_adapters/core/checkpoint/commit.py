@@ -7,8 +7,7 @@ first.
 
 A start may be frozen at any moment and wake up when a later one has saved the same step. So nothing is written under a
 name that a later start may use: all files are written in a directory named by a token, then the checkpoint gets its
-name, and its markers are changed through a descriptor of their directory, as is a file that is completed later through
-one of its own. A start removes what earlier ones left before
+name, and its markers are changed through a descriptor of their directory. A start removes what earlier ones left before
 it saves, and whatever they still write is lost with that.
 """
 
@@ -170,7 +169,10 @@ class PendingCheckpoint:
             self.fence()
 
     def reveal(self) -> None:
-        """Give the pending checkpoint its name, and supersede the committed one that had it. Every rank calls it."""
+        """Give the pending checkpoint its name, and supersede the committed one that had it. Every rank calls it.
+
+        Whose files are still to be written gets its name when it is committed: what has a name is whole.
+        """
         self._or_abandon(
             self.ranks,
             lambda: self._on_all(
@@ -182,7 +184,7 @@ class PendingCheckpoint:
     def _reveal_here(self) -> None:
         if self._is_taken():
             self._supersede_or_take_in()
-        written = self.place
+        written, self.place = self.place, self.path
         # A file alone would look foreign, so the marker gets its name first.
         marked = {layout.sidecar_dir(written): layout.sidecar_dir(self.path)} if self.is_file else {}
         move(self.storage, {**marked, written: self.path}, self.fence)
@@ -217,19 +219,17 @@ class PendingCheckpoint:
                 move(self.storage, {begun / entry.name: beside}, self.fence)
         self._emptied = begun
 
-    def write(self, work: Callable[[], T], ranks: Ranks | None = None) -> list[T]:
+    def write(self, work: Callable[[], T]) -> list[T]:
         """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
 
         Args:
             work: writes; it must not communicate with other ranks.
-            ranks: the ranks of the run, on the channel of the calling thread; by default those that write.
 
         Raises:
             SaveFailed: this rank could not write.
             PeerFailed: another rank could not.
         """
-        on = self.ranks if ranks is None else ranks
-        return self._or_abandon(on, lambda: self._on_all(on, work, "write"))
+        return self._or_abandon(self.ranks, lambda: self._on_all(self.ranks, work, "write"))
 
     def require_visible(self) -> None:
         """Check that this rank sees the directory that its leader created. Every rank calls it in :meth:`write`.
@@ -248,42 +248,29 @@ class PendingCheckpoint:
     def write_file(self, path: Path, content: bytes) -> None:
         """Write a file of this package. The manifest will have the digest of these bytes, not of what was stored."""
         self.storage.write(path, content)
-        self._note(path.relative_to(self.directory), content)
-
-    def rewriting(self, path: Path) -> Callable[[bytes], None]:
-        """Return what writes a file of this package again, with no fewer bytes, whatever has its name by then."""
-        rewrite, name = self.storage.rewriting(path), path.relative_to(self.directory)
-
-        def write(content: bytes) -> None:
-            rewrite(content)
-            self._note(name, content)
-
-        return write
-
-    def _note(self, name: Path, content: bytes) -> None:
-        self._written[name] = len(content), xxhash.xxh3_128_hexdigest(content)
+        self._written[path.relative_to(self.directory)] = len(content), xxhash.xxh3_128_hexdigest(content)
 
     # ---- Committing
 
     def flush_files(
-        self, files: Iterable[tuple[Path, Path]], fill: Callable[[], Mapping[Path, tuple[int, str]]] = dict
+        self, files: Iterable[tuple[Path, Path]], write: Callable[[], Mapping[Path, tuple[int, str]]] = dict
     ) -> list[FileEntry]:
         """Force this rank's files onto the disk, and return their entries for the manifest.
 
         Args:
             files: each after its path for the manifest.
-            fill: writes what is still missing in files, and returns the size and digest of each, by its path in the
-                checkpoint: what they are to hold.
+            write: writes the files that are still missing, and returns the size and digest of each, by its path in
+                the checkpoint: what they are to hold.
 
         Raises:
             OSError: a file could not be written; or the disk returns other bytes than :meth:`write_file` wrote.
         """
         entries = []
-        filled = {self.path / path: found for path, found in fill().items()}
+        written = {self.place / path: found for path, found in write().items()}
         directories = {self.directory, self.directory.parent}
         for path, file in files:
             self.storage.sync(file)
-            size, digest = filled.get(file) or self.storage.digest(file)
+            size, digest = written.get(file) or self.storage.digest(file)
             own = file.relative_to(self.directory) if file.is_relative_to(self.directory) else file
             if self._written.get(own, (size, digest)) != (size, digest):
                 raise OSError(errno.EIO, "the stored bytes are not those that were written", str(file))
@@ -298,7 +285,7 @@ class PendingCheckpoint:
         ranks: Ranks,
         files: Iterable[tuple[Path, Path]],
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
-        fill: Callable[[], Mapping[Path, tuple[int, str]]] = dict,
+        write: Callable[[], Mapping[Path, tuple[int, str]]] = dict,
     ) -> Manifest:
         """Commit on all ranks or on none. Every rank calls it.
 
@@ -307,14 +294,14 @@ class PendingCheckpoint:
             files: this rank's files, each after its path for the manifest.
             describe: makes the manifest from the entries of the ranks that share the run directory; called on their
                 leader.
-            fill: see :meth:`flush_files`.
+            write: see :meth:`flush_files`.
 
         Raises:
             SaveFailed: this rank could not write, or the leader could not commit.
             PeerFailed: another rank could not.
         """
         entries = self._or_abandon(
-            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files, fill), "force onto the disk")
+            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files, write), "force onto the disk")
         )
         here = tuple(entry for rank in self.storage_group.members for entry in entries[rank])
         written = self._or_abandon(
@@ -330,10 +317,13 @@ class PendingCheckpoint:
         describe: Callable[[tuple[FileEntry, ...]], Manifest],
     ) -> Manifest | None:
         if not self.storage_group.is_leader:
+            self.place = self.path
             return None
-        self._delete_emptied()
         manifest = describe(entries)
         self.fence()
+        if self.place != self.path:
+            self._reveal_here()
+        self._delete_emptied()
         self.storage.sync(self.path.parent)
         assert self._held is not None, "the leader has begun the checkpoint"
         # It was made before the name was known, and what is left undone after a commit is known by the name in it.
@@ -347,15 +337,11 @@ class PendingCheckpoint:
         if emptied is not None:
             delete_begun(self.storage, emptied)
 
-    def drop(self, ranks: Ranks) -> None:
-        """Remove what all ranks have written, and restore the checkpoint that it was to replace. Every rank calls it.
-
-        Args:
-            ranks: the ranks of the run, on the channel of the calling thread.
-        """
+    def drop(self) -> None:
+        """Remove what all ranks have written, and restore the checkpoint that it was to replace; all call it."""
         if self.storage_group.is_leader:
             self._abandon()
-        ranks.barrier()
+        self.ranks.barrier()
 
     def publish(self, form: Pointer) -> None:
         """Point ``latest`` at the committed checkpoint. The leader calls it."""

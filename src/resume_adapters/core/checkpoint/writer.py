@@ -48,6 +48,14 @@ class CheckpointContent(Protocol):
         """
 
 
+class Copied(Protocol):
+    """What is copied of a save, and written later."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is."""
+
+
 @dataclass(frozen=True)
 class WrittenCheckpoint:
     """What was written.
@@ -67,17 +75,17 @@ def write_checkpoint(
     pending: PendingCheckpoint,
     content: CheckpointContent,
     clock: Callable[[], float],
-    capturing: Callable[[Path], AbstractContextManager[object]] = nullcontext,
+    copying: Callable[[Path], AbstractContextManager[Copied | None]] | None = None,
     share: Callable[[PendingCheckpoint], object] = bool,
 ) -> WrittenCheckpoint:
-    """Write a pending checkpoint, and give it its name; every rank calls it.
+    """Write a pending checkpoint; every rank calls it. It gets its name, unless a rank still has files to write.
 
     Args:
         pending: the checkpoint, opened.
         content: what it is to hold.
         clock: returns seconds since 1970.
-        capturing: returns the context in which the framework writes into a path, and which says whether what it
-            writes is completed later.
+        copying: returns the context in which the framework writes into a path, and which has what is copied of that;
+            ``None``: the framework writes its files.
         share: called when all ranks have written, before the checkpoint has its name.
 
     Raises:
@@ -89,35 +97,34 @@ def write_checkpoint(
     parts = PartsWriter()
     rank_state: RankTree = {}
     document = b""
-    rewrite: Callable[[bytes], None] | None = None
     found = WrittenCheckpoint([], {})
 
-    def write_alone() -> tuple[dict[str, str], float]:
-        nonlocal rank_state, document, rewrite
-        with capturing(pending.place) as is_captured:
+    def write_alone() -> tuple[dict[str, str], float, bool]:
+        nonlocal rank_state, document
+        with nullcontext() if copying is None else copying(pending.place) as copied:
             content.save(pending.place)
         rank_state = content.rank_state()
         document = write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
-        if is_captured is True:
-            rewrite = pending.rewriting(pending.directory / f"{rank_file('', rank)}.json")
-        return parts.encode({name: part.state_dict() for name, part in content.parts().items()}), clock()
+        digests = parts.encode({name: part.state_dict() for name, part in content.parts().items()})
+        return digests, clock(), copied is not None and not copied.is_empty
 
     def write_parts() -> None:
         pending.require_owned()
-        parts.write(pending.write_file, pending.directory, rank, [digests for digests, _ in written], group.leader)
+        parts.write(pending.write_file, pending.directory, rank, [digests for digests, *_ in written], group.leader)
 
     def find() -> None:
         nonlocal found
         pending.require_visible()
         facts = {"written": written[0][1], **content.describe(rank_state)}
         # Listed now: what a callback adds to the directory later is not part of the checkpoint.
-        files = [(path, file) for path, file in layout.files(storage, pending.path) if owner(path) == rank]
+        files = [(path, file) for path, file in layout.files(storage, pending.place) if owner(path) == rank]
         found = WrittenCheckpoint(files, facts, complete)
 
     def complete() -> None:
         fields = content.completed()
-        if rewrite is not None and fields:  # the rest may have changed since
-            rewrite(encoding.merged(document, fields).ljust(len(document)))
+        if fields:  # the rest may have changed since
+            file = pending.directory / f"{rank_file('', rank)}.json"
+            pending.write_file(file, encoding.merged(document, fields))
 
     def owner(path: Path) -> int:
         wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)
@@ -128,6 +135,7 @@ def write_checkpoint(
     written = pending.write(write_alone)
     pending.write(write_parts)
     share(pending)
-    pending.reveal()
+    if not any(is_copied for *_, is_copied in written):
+        pending.reveal()
     pending.write(find)
     return found

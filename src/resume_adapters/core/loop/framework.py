@@ -13,11 +13,11 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.records import Record
@@ -150,7 +150,7 @@ class LoopFramework(abc.ABC):
         return
 
     def staging(self, stage: Stage) -> StagingOptions:
-        """Return how saves are copied. By default no optimizer is named, and all is copied before a save returns."""
+        """Return how saves are copied, as far as the framework knows."""
         return StagingOptions(stage)
 
     @abc.abstractmethod

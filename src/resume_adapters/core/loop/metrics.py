@@ -109,9 +109,8 @@ class LoopMetrics:
     def assign(self, checkpoint: str, step: int, last_commit: int | None) -> None:
         """Let a checkpoint say what came since the one before it, and be the best if a best value did.
 
-        Where the save before it failed or was dropped, it says what that one was to say, too. It is the best in its
-        place if it repeats it: a save that is dropped is repeated after the next step. Weights of much later are not
-        those that were evaluated.
+        Where the save before it failed, it says what that one was to say, too. It is the best in its place if it comes
+        a step later. Weights of much later are not those that were evaluated.
 
         Args:
             checkpoint: its name.

@@ -57,26 +57,6 @@ class RunMessages:
         if self._speaks and seconds >= _LONG:
             logger.info("waited %.1f s for the commit of the save before this one.", seconds)
 
-    def dropped(self, name: str, changed: list[str], *, to_memory: bool = False) -> None:
-        """Say that a checkpoint was dropped, since something has changed before it was copied.
-
-        Args:
-            name: the checkpoint.
-            changed: what has changed.
-            to_memory: it was to memory alone, and is not repeated.
-        """
-        if self._speaks:
-            then = "From the next save on," if to_memory else "The next step is saved instead, and from then on"
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            logger.warning(
-                "%s is dropped: %s%s changed between the save and the next optimizer step, which only an optimizer is "
-                "expected to do. %s that is copied before a save returns.",
-                name,
-                changed[0],
-                more,
-                then,
-            )
-
     def stopping(self, reason: str) -> None:
         """Say that the run will save and leave. Called on any thread, as soon as this rank knows."""
         if self._speaks and self._stopping.acquire(blocking=False):

@@ -46,7 +46,7 @@ from resume_adapters.core.run_directory.publisher import StatusPublisher
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.core.saving.cadence import Cadence, chosen
 from resume_adapters.core.saving.engine import SaveEngine
-from resume_adapters.core.staging.staging import Staging, StagingOptions
+from resume_adapters.core.saving.staging import Staging, StagingOptions
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import StopOn, is_warning
 from resume_adapters.core.stop.signals import StopFlag
@@ -162,7 +162,6 @@ class ResumableRun:
             StagingOptions() if staging is None else staging,
             self.storage,
             int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks.world_size)),
-            waited=self._step_control.waited,
             say=self._messages.staging,
         )
         self._catalog = Catalog(self.storage, self.directory)
@@ -323,7 +322,7 @@ class ResumableRun:
         return self._saver.save(name, step, content, is_file=is_file, is_last=is_last)
 
     def copy_of(self, tensor: Any) -> Any:
-        """Return the tensor into which the save under way copies one, once it does; ``None`` where it does not.
+        """Return the copy of a tensor in the save under way; ``None`` where it has none.
 
         Args:
             tensor: one that is not distributed.

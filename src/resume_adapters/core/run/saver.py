@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from resume_adapters.core.run_directory.free_space import warn_if_short
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.saving.background import ThreadSaveEngine
+from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures
-from resume_adapters.core.staging.staging import Staging
+from resume_adapters.core.saving.staging import Staging
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
@@ -102,14 +101,13 @@ class Saver:
         self._failures = SaveFailures(ranks, on_save_error)
         self._resumed: Path | None = None
         self._last_manifest: Manifest | None = None
-        self.engine: SaveEngine = ThreadSaveEngine(
+        self.engine = SaveEngine(
             ranks.new_channel(),
             journal,
             pruner,
             latest=latest,
             on_committed=self._committed,
             staging=staging,
-            on_dropped=self._dropped,
             memory=memory_tier,
         )
 
@@ -191,30 +189,34 @@ class Saver:
             storage_group=self._ownership.storage_group,
             workspaces=self._workspaces,
         )
-        # Nothing is trained on behind the last save.
-        capturing = contextlib.nullcontext if is_last else self._staging.capturing
-        request = self._written(pending, content, began, capturing)
-        self.engine.submit(replace(request, is_last=is_last))
-        if request.is_best and request.staged is not None:
-            request.staged.copies.wait()  # nothing can change before: the loop counts on it, and it is never dropped
+        self.engine.submit(self._written(pending, content, began, is_last=is_last))
 
     def _written(
         self,
         pending: PendingCheckpoint,
         content: CheckpointContent,
         began: float,
-        capturing: Callable[[Path], contextlib.AbstractContextManager[object]],
         *,
-        to_memory: bool = False,
+        is_last: bool = False,
     ) -> SaveRequest:
-        """Write a checkpoint, and return what is still to be done for it."""
+        """Write a checkpoint, or copy it, and return what is still to be done for it."""
+        copied: CopiedSave | None = None
+
+        @contextlib.contextmanager
+        def copying(directory: Path) -> Iterator[CopiedSave | None]:
+            nonlocal copied
+            with self._staging.copying(directory) as copied:
+                yield copied
+
         try:
             pending.open()
-            written = write_checkpoint(pending, content, self._clock, capturing)
+            # Nothing is trained on behind the last save.
+            written = write_checkpoint(pending, content, self._clock, None if is_last else copying)
         except BaseException:  # also of a rank that is led out of an attempt
             pending.release()
-            self._staging.discard()
             raise
+        finally:
+            self._staging.end_save()
         group = self._ownership.storage_group
         part = group.members if group.is_partial else None
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
@@ -223,10 +225,9 @@ class Saver:
             tuple(written.files),
             manifest,
             began,
-            self._staging.take(),
+            copied,
             written.complete,
-            is_best=written.facts.get("best") == pending.path.name,
-            to_memory=to_memory,
+            is_last=is_last,
         )
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
@@ -251,8 +252,7 @@ class Saver:
         if memory.make_room(self._ranks, self._last_manifest):
             pending = memory.pending(self._ranks, name, step, is_file=is_file)
             try:
-                request = self._written(pending, content, began, self._staging.capturing, to_memory=True)
-                self.engine.submit_to_memory(memory, request)
+                self.engine.submit_to_memory(memory, self._written(pending, content, began))
                 is_written = True
             except ResumeError as error:
                 memory.failed(self._ranks, error)
@@ -290,11 +290,6 @@ class Saver:
         """Wait for the commits in flight, and undo what was made ahead of saves that do not come."""
         self.engine.close()
         self._workspaces.close()
-
-    def _dropped(self, name: str, changed: list[str], to_memory: bool) -> None:
-        self._messages.dropped(name, changed, to_memory=to_memory)
-        if not to_memory:
-            self._step_control.save_dropped()
 
     def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
         if self._trace is not None:

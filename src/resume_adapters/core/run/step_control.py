@@ -87,7 +87,6 @@ class StepControl:
         self._control = control
         self._cadence = cadence
         self._memory_cadence = memory_cadence
-        self._pays: Cadence | None = None
         self._refresh = refresh
         self._messages = messages
         self._clock = clock
@@ -100,7 +99,7 @@ class StepControl:
         # Ranks have different clocks, so rank zero alone decides about time, and the vote carries its decision.
         self._decides_saves = cadence is not None and cadence.steps is None and ranks.rank == 0
         self._decides_memory = memory_cadence is not None and memory_cadence.steps is None and ranks.rank == 0
-        self._voted_save = self._voted_memory = self._just_saved = self._must_repeat = False
+        self._voted_save = self._voted_memory = self._just_saved = False
         self._has_launchers: Callable[[], bool] = lambda: True
         self._monitor: Monitor | None = None
         self._looked = 0.0
@@ -172,11 +171,10 @@ class StepControl:
             self._margin.stepped()
         self._margin.polled(now)
         is_due = self._cadence is not None and self._cadence.is_due(step, now)
-        if self._is_alone and not (is_due or self._must_repeat or self.flag.reason):
+        if self._is_alone and not (is_due or self.flag.reason):
             self._just_saved = False
             return GO_ON  # a vote would say no more, and take longer
-        wants_save = (is_due and self._decides_saves) or (self._must_repeat and self._ranks.rank == 0)
-        votes_save = wants_save and not self._voted_save
+        votes_save = is_due and self._decides_saves and not self._voted_save
         self._voted_save = self._voted_save or votes_save
         wish = SaveWish.TO_DISK if votes_save else self._wish_for_memory(step, now)
         stop = self._announced(self._vote.poll(save=wish))
@@ -187,8 +185,6 @@ class StepControl:
         self._just_saved = False
         by_steps = self._cadence is not None and self._cadence.steps is not None
         save = agreed is SaveWish.TO_DISK or (is_due and by_steps)
-        if save:  # not once it is written: by then the thread that commits may have dropped it already
-            self._must_repeat = False
         to_memory = agreed is SaveWish.TO_MEMORY or self._is_due_in_memory(step, now)
         return Decision(save, stop, to_memory and not (save or stop))
 
@@ -268,7 +264,6 @@ class StepControl:
         self._margin.paused()
         self._voted_save, self._just_saved = False, True
         self._voted_memory = False
-        self._pays = self._cadence
         if self._cadence is not None:
             self._cadence.saved(now, now - began)
         if self._memory_cadence is not None:
@@ -281,19 +276,9 @@ class StepControl:
         self._voted_memory = False
         assert self._memory_cadence is not None, "a save to memory was due"
         if is_written:
-            self._pays = self._memory_cadence
             self._memory_cadence.saved(now, now - began)
         else:
             self._memory_cadence.postpone(now)
-
-    def waited(self, seconds: float) -> None:
-        """Count the time for which the training has waited for the copy of the last save, to the disk or to memory."""
-        if self._pays is not None:
-            self._pays.waited(seconds)
-
-    def save_dropped(self) -> None:
-        """Let all ranks save at the end of the next step: a save was dropped. Called on the thread that commits."""
-        self._must_repeat = True
 
     def save_failed(self) -> None:
         """Count a save that failed: the next one is due an interval later."""

@@ -83,11 +83,6 @@ class Cadence:
         self._since = now
         self._saves, self._cost = self._saves + 1, self._cost + cost
 
-    def waited(self, seconds: float) -> None:
-        """Add to the cost of the last save: the training had to wait for its copy."""
-        if self._saves:
-            self._cost += seconds
-
     def postpone(self, now: float) -> None:
         """Wait for another interval after a save that failed. Its cost is that of the failure, and not counted."""
         self._since = now

@@ -1,32 +1,51 @@
-"""Who finishes a save: the interface between a run, which writes a checkpoint, and the engine that commits it."""
+"""Who finishes a save: threads that commit, one after the other, over a channel of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.latest import Pointer
+from resume_adapters.core.checkpoint.layout import superseded_path
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.staging.staging import StagedSave
+from resume_adapters.core.checkpoint.remove import fenced_off
+from resume_adapters.core.log import logger
+from resume_adapters.core.ranks import Ranks, run_on_all_ranks
+from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.prune import Pruner
+from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.saving.copied import CopiedSave
+from resume_adapters.core.saving.staging import Staging
+from resume_adapters.core.storage.base import Bytes
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
+from resume_adapters.errors import ResumeError, SaveFailed
+
+THREAD_NAME = "resume-adapters-commit"
+"""How the names of the threads that commit begin."""
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """A checkpoint that all ranks have written and that is to be committed.
+    """A checkpoint that all ranks have written, or copied, and that is to be committed.
 
     Attributes:
         pending: the checkpoint.
         files: this rank's files, each after its path for the manifest.
         describe: makes the manifest; see :meth:`PendingCheckpoint.commit`.
         began: when the save began, by ``time.monotonic``.
-        staged: what is still to be copied and written; ``None``: nothing.
-        complete: writes what is known only once that is copied.
-        is_best: it is the best checkpoint of the run so far.
-        to_memory: it is in memory; where it must be dropped, it is not repeated.
+        copied: what is still to be written; ``None``: nothing.
+        complete: writes what is computed from the copy.
         is_last: the run ends after it.
     """
 
@@ -34,53 +53,290 @@ class SaveRequest:
     files: tuple[tuple[Path, Path], ...]
     describe: Callable[[tuple[FileEntry, ...]], Manifest]
     began: float
-    staged: StagedSave | None = None
+    copied: CopiedSave | None = None
     complete: Callable[[], object] = bool
-    is_best: bool = False
-    to_memory: bool = False
     is_last: bool = False
 
 
-class SaveEngine(Protocol):
-    """Commits the checkpoints of one start of a run, one after the other, in the order of submission.
+class _Job:
+    """Work on a thread of its own, which begins when the job before it has ended.
 
-    Every rank has an engine and submits the same work to it in the same order. The engine may return before the work
-    is done: it works on a channel of its own, and keeps an error until :meth:`drain`.
+    The interpreter waits for the thread when a script ends, however it does. In a forked child there is no such thread,
+    and nothing to wait for.
+
+    Args:
+        work: the work; what it holds is let go before ``then``.
+        then: is called with what it returned.
+        before: the job before it.
     """
 
-    @property
-    def last_submitted(self) -> int | None:
-        """Step of the newest checkpoint that is committed or being committed."""
+    def __init__(
+        self, work: Callable[[], Manifest | None], then: Callable[[Manifest | None], object], before: _Job | None
+    ) -> None:
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.process = os.getpid()
+        self._work: Callable[[], Manifest | None] | None = work
+        self._then = then
+        self._before = before
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME)
+        self._thread.start()
 
-    @property
-    def last_committed(self) -> int | None:
-        """Step of the newest checkpoint that is committed."""
+    def _run(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.wait()
+        if sys.platform == "linux":  # a thread has a priority of its own there
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        work, self._work = self._work, None
+        assert work is not None, "it is done once"
+        try:
+            result = work()
+            del work
+            self._then(result)
+        except BaseException as error:  # raised where somebody waits for it
+            self.error = error
+            _FAILED.append(self)
+        self.is_done = True
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def result(self) -> None:
+        """Raise what has gone wrong.
+
+        Raises:
+            SaveFailed: the thread has ended before its work was done.
+        """
+        if self.error is not None:
+            _FAILED.remove(self)
+            raise self.error
+        if not self.is_done:
+            raise SaveFailed("the thread that commits has ended before its work was done: its save is not committed")
+
+
+_NICE = 10
+"""The priority of the threads that commit: behind the training."""
+
+_FAILED: list[_Job] = []
+"""What has failed, and was not raised yet."""
+
+
+@atexit.register
+def _log_errors() -> None:
+    """Log what nobody has asked for until the interpreter ends."""
+    for each in _FAILED:
+        if each.process == os.getpid():
+            logger.error("The script has ended, and its last save has failed: %s", each.error)
+
+
+class SaveEngine:
+    """Commits the checkpoints of one start of a run, one after the other, in the order of submission.
+
+    Every rank has an engine and submits the same work to it in the same order. An error is kept until :meth:`drain`;
+    one that nobody has asked for when the interpreter ends is logged.
+
+    Args:
+        ranks: the ranks of the run, on a channel that the engine may use from its threads; it closes the channel.
+        journal: the history of the run.
+        pruner: applies the retention policy after each commit.
+        latest: how ``latest`` names the newest checkpoint.
+        on_committed: is called after each commit, on the thread, with the checkpoint's name, its manifest and the
+            seconds since the save began.
+        staging: copies the saves.
+        memory: where checkpoints are kept in memory; ``None``: nowhere.
+
+    Attributes:
+        last_submitted: step of the newest checkpoint that is committed or being committed; the same on all ranks at
+            one place.
+        last_committed: step of the newest checkpoint that is committed.
+        in_flight: the commits and prunes that :meth:`drain` waits for.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        journal: Journal,
+        pruner: Pruner,
+        *,
+        latest: Pointer,
+        on_committed: Callable[[str, Manifest, float], None],
+        staging: Staging,
+        memory: MemoryTier | None = None,
+    ) -> None:
+        self.last_submitted: int | None = None
+        self.last_committed: int | None = None
+        self.in_flight: list[_Job] = []
+        self._ranks = ranks
+        self._journal = journal
+        self._pruner = pruner
+        self._latest = latest
+        self._on_committed = on_committed
+        self._staging = staging
+        self._memory = memory
+        self._process = os.getpid()
 
     def continue_from(self, step: int) -> None:
         """Count the checkpoint from which the run resumes as the last one committed."""
+        self.last_submitted = self.last_committed = step
 
     def submit(self, request: SaveRequest) -> None:
-        """Commit a checkpoint, then publish it and prune the run directory."""
+        """Commit a checkpoint, then publish it and prune the run directory. Every rank calls it."""
+        self.last_submitted = request.pending.step
+        self._run_later(functools.partial(self._release_after, request, self._commit))
 
     def submit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> None:
-        """Commit a checkpoint in memory; no ``latest`` names it, and nothing is pruned after it."""
+        """Commit a checkpoint in memory, which no ``latest`` names; nothing is pruned after it. Every rank calls it."""
+        self._run_later(
+            functools.partial(self._release_after, request, functools.partial(self._commit_to_memory, memory))
+        )
 
     def submit_prune(self, group: StorageGroup, best: str | None) -> None:
-        """Prune the run directory after the work submitted so far.
+        """Prune the run directory after the work submitted so far. Every rank calls it.
 
         Args:
             group: the ranks that share the run directory.
             best: name of the best checkpoint.
         """
+        self._run_later(functools.partial(self._prune, group, best))
 
     def drain(self) -> None:
-        """Wait for the work submitted so far, and raise its first error, once.
+        """Wait for the work submitted so far, and raise its first error, once. Every rank calls it.
+
+        In a forked child it does nothing.
 
         Raises:
             SaveFailed: this rank could not commit, publish or prune.
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
+        if self._is_forked:
+            return
+        for each in self.in_flight:
+            each.wait()
+        jobs, self.in_flight = self.in_flight, []
+        # A save that failed counts until here: what all ranks decide by it must not depend on when each has failed.
+        self.last_submitted = self.last_committed
+        for each in jobs:
+            each.result()
 
     def close(self) -> None:
-        """Wait for the work submitted so far, then release threads and channels. Errors stay for :meth:`drain`."""
+        """Wait for the work submitted so far, then close the channel. Errors stay for :meth:`drain`."""
+        if self._is_forked:
+            return
+        for each in self.in_flight:
+            each.wait()
+        self._ranks.close()
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def _run_later(self, work: Callable[[], Manifest | None]) -> None:
+        self.in_flight.append(_Job(work, self._prepare, self.in_flight[-1] if self.in_flight else None))
+
+    # ---- On the thread
+
+    def _release_after(self, request: SaveRequest, work: Callable[[SaveRequest], Manifest | None]) -> Manifest | None:
+        try:
+            return work(request)
+        finally:
+            request.pending.release()
+
+    def _prepare(self, manifest: Manifest | None) -> None:
+        """Make what the next save needs, as large as this one was."""
+        if manifest is not None:
+            own = [entry for entry in manifest.files if entry.rank == self._ranks.rank]
+            self._staging.prepare(sum(each.bytes for each in own if Path(each.path).parts[0] != layout.EXTRAS))
+
+    def _write_marker(self, request: SaveRequest) -> Manifest:
+        """Write the files that are copied, and commit."""
+        copied, pending = request.copied, request.pending
+
+        def write() -> dict[Path, tuple[int, str]]:
+            if copied is None:
+                return {}
+            copied.wait()
+            request.complete()
+            return copied.write(pending.storage, pending.place)
+
+        return pending.commit(self._ranks, request.files, request.describe, write)
+
+    def _commit_to_memory(self, memory: MemoryTier, request: SaveRequest) -> Manifest | None:
+        """Commit a checkpoint in memory; what goes wrong there is said, and does not end the run."""
+        try:
+            manifest = self._write_marker(request)
+        except ResumeError as error:
+            memory.failed(self._ranks, error)
+            return None
+        memory.committed(request.pending, manifest)
+        return manifest
+
+    def _commit(self, request: SaveRequest) -> Manifest:
+        pending, manifest = request.pending, self._write_marker(request)
+        self.last_committed = pending.step
+        seconds = time.monotonic() - request.began
+        self._on_committed(pending.path.name, manifest, seconds)
+        run_on_all_ranks(
+            self._ranks,
+            lambda: self._after_commit(pending, manifest, seconds) if pending.storage_group.is_leader else None,
+            f"prune after {pending.path.name}",
+            functools.partial(_after_commit_failed, pending),
+        )
+        if self._memory is not None:
+            self._memory.copy(self._ranks, pending.path, manifest, functools.partial(_copied, request))
+        if pending.storage_group.is_leader and not request.is_last:
+            pending.begin_next()
+        return manifest
+
+    def _after_commit(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> None:
+        """Publish a checkpoint and prune, on the leaders of all run directories."""
+        group = pending.storage_group
+
+        def publish() -> None:
+            name, reason, cursor = pending.path.name, manifest.reason, manifest.cursor
+            pending.publish(self._latest)
+            self._journal.append(
+                "commit", step=pending.step, checkpoint=name, reason=reason, cursor=cursor, seconds=seconds
+            )
+            pending.complete()
+
+        # Every node has committed its part before any of them prunes.
+        run_on_all_ranks(group.leaders, publish, f"announce {pending.path.name}")
+        self._pruner.prune(group, manifest.best, just_committed=pending.path.name)
+        replaced = superseded_path(pending.path)
+        if layout.root_paths(pending.storage, replaced):  # it is damaged, or pruning would have removed it
+            set_aside(pending.storage, replaced, pending.fence)
+
+    def _prune(self, group: StorageGroup, best: str | None) -> None:
+        run_on_all_ranks(
+            self._ranks,
+            lambda: self._pruner.prune(group, best) if group.is_leader else None,
+            "prune",
+            functools.partial(_prune_failed, self._pruner),
+        )
+
+
+def _copied(request: SaveRequest, file: Path) -> Iterator[Bytes] | None:
+    """Return the content of a file of a save; ``None`` where nothing of it was copied."""
+    pending = request.pending
+    if request.copied is None or not file.is_relative_to(pending.path):
+        return None
+    return request.copied.read(pending.storage, pending.path, file.relative_to(pending.path))
+
+
+def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:
+    return fenced_off(pending.fence) or SaveFailed(
+        f"{pending.path.name} is committed, but what follows a commit (latest, journal, retention) failed: {cause}. "
+        "Nothing is lost: fix permissions or free space, then launch the same command again",
+        path=pending.path,
+        step=pending.step,
+    )
+
+
+def _prune_failed(pruner: Pruner, cause: Exception) -> ResumeError:
+    return fenced_off(pruner.fence) or SaveFailed(
+        f"could not prune {pruner.directory}: {cause}. Nothing is lost", path=pruner.directory
+    )

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
+from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.staging.staging import StagingOptions
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.stateful import Stateful
@@ -78,7 +78,7 @@ class Framework(Protocol):
         """Return tensors with the names, dtypes and whole shapes of the model's."""
 
     def staging(self, stage: Stage) -> StagingOptions:
-        """Return how saves are copied, as far as the framework knows: what changes weights, and who reads the files."""
+        """Return how saves are copied, as far as the framework knows: who reads the files, and who writes them."""
 
     def save(self, directory: Path) -> None:
         """Let the framework write its own files into a pending checkpoint. Every rank calls it."""

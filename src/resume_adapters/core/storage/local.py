@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import functools
 import io
@@ -10,12 +11,11 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import xxhash
 
 from resume_adapters.core.storage.base import Bytes, Entry, Stamp
-from resume_adapters.core.storage.fill import let_disk_begin
 
 _CHUNK = 1 << 19
 """Bytes read and hashed at a time: large enough for few calls, small enough for a core's caches."""
@@ -24,8 +24,17 @@ _CHUNK = 1 << 19
 LARGEST_DOCUMENT = 1 << 28
 """Bytes of the largest file that is read as a whole: a manifest, a journal, or the JSON of a part."""
 
+_SYNC_FILE_RANGE_WRITE = 2
+
 _LEADS_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """What the system says of a path that leads to nothing, or can lead to nothing."""
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int]:
+    found: Any = getattr(ctypes.CDLL(None), "sync_file_range", lambda *_: 0)  # of Linux alone
+    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return found  # type: ignore[no-any-return]
 
 
 class LocalStorage:
@@ -134,7 +143,7 @@ class LocalStorage:
             _write_all(file, content)
             # A file that is written piece by piece is large. Left to the system, its pages fill the cache until all
             # writers have to wait.
-            let_disk_begin(file.fileno(), offset, len(content))
+            _sync_file_range()(file.fileno(), offset, len(content), _SYNC_FILE_RANGE_WRITE)
 
     def rewriting(self, path: Path) -> Callable[[bytes], None]:
         return _Rewriting(self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))

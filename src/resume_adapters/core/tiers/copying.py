@@ -42,7 +42,7 @@ def write_copy(
     found = pending.write(lambda: _write_files(pending, entries, read, source))
     failure = next((each for each in found if each is not None), None)
     if failure is not None:
-        pending.drop(pending.ranks)
+        pending.drop()
         kind = CheckpointDamaged if failure.is_damage else TierUnavailable
         raise kind(failure.message, path=pending.path, step=manifest.step)
     pending.reveal()

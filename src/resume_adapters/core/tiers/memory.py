@@ -49,7 +49,7 @@ _SPARE = 1 << 20
 """Bytes beside those of the files: directories, manifests, what a file system rounds up to."""
 
 
-Captured = Callable[[Path], Iterator[memoryview] | None]
+Captured = Callable[[Path], Iterator[Bytes] | None]
 """Returns the content of a file as a save has captured it; ``None``: it has not."""
 
 

@@ -85,13 +85,6 @@ class LossScale:
             self._engine.torch_autocast_z0_gradscaler.load_state_dict(saved["autocast"])
 
 
-_STEP_FIRST = (
-    *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),  # seam: deepspeed 0.19
-    *("BF16_Optimizer", "FP16_Optimizer", "FP16_UnfusedOptimizer"),  # seam: deepspeed 0.19
-)
-"""DeepSpeed's optimizers that change weights after torch's has made its step, and nothing before."""
-
-
 class EngineState:
     """The state of a DeepSpeed engine.
 
@@ -149,20 +142,6 @@ class EngineState:
         return bool(engine.micro_steps % engine.gradient_accumulation_steps() != 0)
 
     # ---- Saving
-
-    def staged(self) -> dict[str, Any]:
-        """Return what a copied save has to know of the engine's steps, as fields of ``StagingOptions``."""
-        return {"optimizers": self.optimizers, "followers": self.weights}
-
-    def optimizers(self) -> list[Any]:
-        """Return torch's optimizer, if in a step of the engine its step is the first to change weights and state."""
-        outer = self.engine.optimizer
-        steps_first = type(outer).__name__ in _STEP_FIRST
-        return [self.engine.basic_optimizer] if steps_first or outer is self.engine.basic_optimizer else []
-
-    def weights(self) -> dict[str, Any]:
-        """Return the parameters of the module, by their names."""
-        return dict(self.engine.module.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
         """Return tensors with the names, types and unsharded shapes of the model's, but without data."""

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,12 @@ class Stuck(LocalStorage):
         super().sync(path)
 
 
+def settled(job: Miniature) -> None:
+    """Wait for the commits in flight, and raise nothing."""
+    for each in job.run.engine.in_flight:
+        each.wait()
+
+
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Miniature]:
     """A run whose second commit fails in the background, unseen so far."""
@@ -42,7 +47,7 @@ def failing(tmp_path: Path) -> Iterator[Miniature]:
     job.commit(10)
     storage.name = "model.bin"
     job.save(20)
-    wait(job.run.engine.in_flight)
+    settled(job)
     storage.name = "no file"
     yield job
 
@@ -86,14 +91,14 @@ def test_an_error_is_raised_once_all_that_was_submitted_is_done(tmp_path: Path) 
         job.commit(step)
     storage.name = "model.bin"
     job.save(30)
-    wait(job.run.engine.in_flight)
+    settled(job)
     job.run.pruner.keep = KeepLast(1)
     job.run.prune_later()
     prune = job.run.engine.in_flight[-1]
     threading.Timer(0.2, storage.go_on.set).start()
     with pytest.raises(SaveFailed, match="checkpoint-30"):
         job.run.flush()
-    assert prune.done() and set(job.committed()) == {"checkpoint-20"}
+    assert prune.is_done and set(job.committed()) == {"checkpoint-20"}
 
 
 def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:
