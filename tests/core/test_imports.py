@@ -102,7 +102,6 @@ def test_the_core_names_no_framework(file: Path) -> None:
         "psutil",
         "packaging",
         "obstore",
-        "fsspec",
         "resume_adapters",
     } | sys.stdlib_module_names
     assert roots(file) <= allowed
@@ -292,7 +291,7 @@ def test_only_storage_changes_a_disk(file: Path) -> None:
     """No other module of the core opens a file, or creates, changes, moves or removes one, but through a Storage."""
     if file.parent.name == "storage":
         pytest.skip("storage does")
-    through = ("storage", "self.storage", "pending", "self.run", "self._run", "self._session", "self._remote")
+    through = ("storage", "self.storage", "pending", "self.run", "self._run", "self._session")
     offending = [
         f"line {line}: {receiver}.{called}"
         for receiver, called, line in calls(file)
@@ -333,7 +332,6 @@ def test_only_storage_looks_at_a_disk(file: Path) -> None:
         "self.run",
         "self._run",
         "self._session",
-        "self._remote",  # a file system of another machine, by fsspec
     )
     offending = [
         f"line {line}: {receiver}.{called}"

@@ -27,7 +27,7 @@ BUDGETS = {
     "core/state": 2430,
     "core/stop": 380,
     "core/storage": 770,
-    "core/tiers": 2190,
+    "core/tiers": 2120,
     "core/trace": 130,
     "data": 220,
     "deepspeed": 190,
