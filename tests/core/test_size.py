@@ -35,7 +35,7 @@ BUDGETS = {
     "hf": 1880,
     "integrations": 40,
     "integrations/deepspeed_engine": 670,
-    "integrations/trackers": 270,
+    "integrations/trackers": 100,
     "lightning": 2260,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
