@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 3010,
     "core": 270,
     "core/checkpoint": 2240,
-    "core/dataloader": 1610,
+    "core/dataloader": 1580,
     "core/loop": 1740,
     "core/recovery": 2090,
     "core/run": 1320,
@@ -24,7 +24,7 @@ BUDGETS = {
     "core/saving": 360,
     "core/session": 2230,
     "core/staging": 880,
-    "core/state": 2430,
+    "core/state": 2230,
     "core/stop": 380,
     "core/storage": 770,
     "core/tiers": 2120,
@@ -36,7 +36,7 @@ BUDGETS = {
     "integrations": 40,
     "integrations/deepspeed_engine": 670,
     "integrations/trackers": 100,
-    "lightning": 2260,
+    "lightning": 2250,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 
