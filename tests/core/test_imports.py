@@ -162,7 +162,7 @@ LEVELS = (
 )
 """Who may import whom: a package imports from its own level and from those before it, never upwards."""
 
-OUTSIDE = {"", "core", "_lightning_entry_point", "_torch_entry_point", "pytest_plugin"}
+OUTSIDE = {"", "core", "_lightning_entry_point", "_torch_entry_point"}
 """What belongs to no level: the package root and the core's docstring; entry points that import when they are asked."""
 
 
