@@ -34,7 +34,7 @@ BUDGETS = {
     "fabric": 280,
     "hf": 1880,
     "integrations": 40,
-    "integrations/deepspeed_engine": 670,
+    "integrations/deepspeed_engine": 660,
     "integrations/trackers": 100,
     "lightning": 2250,
 }
