@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 2920,
     "core": 270,
     "core/checkpoint": 1800,
-    "core/dataloader": 1580,
+    "core/dataloader": 1560,
     "core/loop": 1740,
     "core/recovery": 2090,
     "core/run": 1320,
