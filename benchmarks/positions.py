@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from accelerate import skip_first_batches
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -16,7 +14,6 @@ from benchmarks import figure
 from benchmarks.figure import Figure
 from resume_adapters.core.dataloader.cursor import SampleCursor
 from resume_adapters.core.dataloader.tracked import track
-from resume_adapters.core.state.twister import NumpyTwister, PythonTwister
 from resume_adapters.data import ElasticSampler
 
 GOAL_SEEK_MILLISECONDS = 1.0
@@ -30,7 +27,7 @@ _FETCHES = 5_000
 
 def measure(repeats: int) -> list[Figure]:
     """Return what seeking, the first batch after a resume, each index and each fetched batch cost."""
-    return [*_seeking(repeats), _first_batch(repeats), _indices(repeats), _fetches(repeats), *_generators(repeats)]
+    return [*_seeking(repeats), _first_batch(repeats), _indices(repeats), _fetches(repeats)]
 
 
 def _seeking(repeats: int) -> list[Figure]:
@@ -141,26 +138,3 @@ def _fetches(repeats: int) -> Figure:
         "us",
         detail=f"a pass over {_FETCHES:,} batches; a bare one takes {figure.median(bare):.3g} us",
     )
-
-
-def _generators(repeats: int) -> list[Figure]:
-    """Return what reading python's and numpy's generator takes, against asking them."""
-    python, numpy = PythonTwister(), NumpyTwister()
-    ways: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "python's": (python.state, random.getstate),
-        "numpy's": (numpy.state, lambda: np.random.get_state(legacy=False)),
-    }
-    figures = []
-    for whose, (read, ask) in ways.items():
-        times = [(_microseconds(read), _microseconds(ask)) for _ in range(repeats)]
-        asked = figure.median([each for _, each in times])
-        what = f"reading the state of {whose} generator, which has not drawn"
-        figures.append(figure.of(what, [each for each, _ in times], "us", detail=f"asking it takes {asked:.3g} us"))
-    return figures
-
-
-def _microseconds(call: Callable[[], Any]) -> float:
-    begun = time.process_time()
-    for _ in range(_FETCHES):
-        call()
-    return (time.process_time() - begun) / _FETCHES * 1e6

@@ -874,7 +874,6 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
     # many as there was time for, but not one of each cycle.
     ahead = [each.pop(name, 0) for each in (held, left) for name in list(each) if "/torch_" in name]
     assert sum(ahead) < 20
-    assert live.pop("Captured", 0) < known.pop("Captured", 0) + 20
     assert left.total() <= held.total(), f"{left - held} instead of {held - left}; the collector may have closed some"
     assert {**after, "measured": "before"} == before
     assert not {name: (known.get(name, 0), count) for name, count in live.items() if count > known.get(name, 0)}

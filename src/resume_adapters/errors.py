@@ -72,7 +72,7 @@ class RunDirectoryUnusable(ResumeError, OSError):
 
 
 class RunHalted(ResumeError, RuntimeError):
-    """The run was halted and has not been released by ``resume-adapters unhalt``."""
+    """The run was halted and has not been released by ``resume-adapters stop --undo``."""
 
 
 class SaveFailed(ResumeError, OSError):

@@ -170,29 +170,3 @@ def test_a_project_directory_has_its_run_directory_in_checkpoints(command, runs)
     done = command("ls", runs / "b", "--json")
     assert done.json["run_directory"] == str(runs / "b" / "checkpoints")
     assert command("status", runs / "b", "--json").json["last_commit"] == 20
-    assert command("journal", runs / "b").code == 0
-
-
-# ---- du
-
-
-def test_what_is_on_the_disk(command, run_dir):
-    done = command("du", run_dir, "--json")
-    assert done.code == 0
-    rows = {row["name"]: row for row in done.json["checkpoints"]}
-    assert list(rows) == ["checkpoint-10", "checkpoint-20", "checkpoint-30", ".resume"]
-    first = rows["checkpoint-10"]
-    assert first["parts"]["model"] == (run_dir / "checkpoint-10" / "model.bin").stat().st_size
-    assert first["bytes"] == sum(first["parts"].values()) and {"ema", "counters"} <= set(first["parts"])
-    assert rows[".resume"]["bytes"] >= (run_dir / ".resume" / "journal.jsonl").stat().st_size
-    assert done.json["bytes"] == sum(row["bytes"] for row in rows.values())
-    assert [row["name"] for row in command("du", run_dir, 20, "--json").json["checkpoints"]] == ["checkpoint-20"]
-    text = command("du", run_dir).out.splitlines()
-    assert text[0].split()[:2] == ["name", "total"] and text[-1].startswith("in all")
-
-
-def test_small_parts_share_a_column(command, run_dir):
-    for name in ("optimizer.pt", "scheduler.pt", "scaler.pt", "sampler.bin", "custom_checkpoint_0.pkl"):
-        (run_dir / "checkpoint-10" / name).write_bytes(b"0" * 100)
-    heading = command("du", run_dir).out.splitlines()[0].split()
-    assert len(heading) == 7 and heading[-1] == "others"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -162,7 +161,7 @@ def test_the_live_status_is_for_people_too(command, run_dir, training):
         assert words in text
 
 
-# ---- unhalt
+# ---- stop --undo
 
 
 def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
@@ -170,7 +169,7 @@ def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
     assert "halted" in command("status", run_dir).out
     with pytest.raises(RunHalted):
         ResumableRun(run_dir).open()
-    done = command("unhalt", run_dir, "--json")
+    done = command("stop", "--undo", run_dir, "--json")
     assert done.code == 0
     assert done.json["state"] == "stopped"
     assert "the loss is not finite; a human let it go on" in done.json["reason"]
@@ -179,18 +178,11 @@ def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
     run.close()
 
 
-def test_unhalt_leaves_another_run_as_it_is(command, run_dir):
+def test_undoing_leaves_another_run_as_it_is(command, run_dir):
     before = status(run_dir)
-    assert command("unhalt", run_dir).code == 0
+    assert command("stop", "--undo", run_dir).code == 0
     assert status(run_dir) == before
-
-
-def test_its_former_name_does_the_same_and_says_so(command, run_dir):
-    halt(run_dir)
-    done = command("resume", run_dir, "--json")
-    assert (done.code, done.json["state"]) == (0, "stopped")
-    assert "`resume` is called `unhalt` now" in done.err
-    assert "│ resume " not in command("--help").out
+    assert command("stop", "--undo", "--force", run_dir).code == 2
 
 
 # ---- rewind
@@ -252,29 +244,3 @@ def test_rewind_leaves_a_halted_run_halted(command, run_dir):
     halt(run_dir)
     assert command("rewind", run_dir, 10).code == 0
     assert status(run_dir)["state"] == "halted"
-
-
-# ---- journal
-
-
-def test_the_journal_is_listed(command, run_dir):
-    entries = command("journal", run_dir, "--json").json["entries"]
-    assert [entry["event"] for entry in entries] == ["start", "commit", "commit", "commit", "finished"]
-    assert [entry["event"] for entry in command("journal", run_dir, "--last", 2, "--json").json["entries"]] == [
-        "commit",
-        "finished",
-    ]
-    text = command("journal", run_dir).out
-    assert "commit" in text
-    assert "epoch 0, 30" in " ".join(text.split())
-
-
-def test_a_torn_line_of_the_journal_is_left_out(command, run_dir):
-    with open(run_dir / ".resume" / "journal.jsonl", "ab") as file:
-        file.write(b'{"time":17951882')
-    assert len(command("journal", run_dir, "--json").json["entries"]) == 5
-
-
-def test_without_a_journal_there_is_nothing_to_list(command, run_dir):
-    shutil.rmtree(run_dir / ".resume")
-    assert command("journal", run_dir, "--json").json["entries"] == []

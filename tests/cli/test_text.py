@@ -19,7 +19,7 @@ def test_what_does_not_print_is_written_out() -> None:
     assert escape("[red]\x07") == "\\[red]\\x07"
 
 
-@pytest.mark.parametrize("name", ["ls", "status", "verify", "journal", "prune"])
+@pytest.mark.parametrize("name", ["ls", "status", "verify", "prune"])
 def test_no_command_prints_an_escape(command, run_dir, make_run, name) -> None:
     reason = {"reason": EVIL, "metrics": {f"loss{EVIL}": 1.0}}
     run = make_run(run_dir, {40: reason})

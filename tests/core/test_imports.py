@@ -102,7 +102,6 @@ def test_the_core_names_no_framework(file: Path) -> None:
         "psutil",
         "packaging",
         "obstore",
-        "fsspec",
         "resume_adapters",
     } | sys.stdlib_module_names
     assert roots(file) <= allowed
@@ -162,7 +161,7 @@ LEVELS = (
 )
 """Who may import whom: a package imports from its own level and from those before it, never upwards."""
 
-OUTSIDE = {"", "core", "_lightning_entry_point", "_torch_entry_point", "pytest_plugin"}
+OUTSIDE = {"", "core", "_lightning_entry_point", "_torch_entry_point"}
 """What belongs to no level: the package root and the core's docstring; entry points that import when they are asked."""
 
 
@@ -291,7 +290,7 @@ def test_only_storage_changes_a_disk(file: Path) -> None:
     """No other module of the core opens a file, or creates, changes, moves or removes one, but through a Storage."""
     if file.parent.name == "storage":
         pytest.skip("storage does")
-    through = ("storage", "self.storage", "pending", "self.run", "self._run", "self._session", "self._remote")
+    through = ("storage", "self.storage", "pending", "self.run", "self._run", "self._session")
     offending = [
         f"line {line}: {receiver}.{called}"
         for receiver, called, line in calls(file)
@@ -332,7 +331,6 @@ def test_only_storage_looks_at_a_disk(file: Path) -> None:
         "self.run",
         "self._run",
         "self._session",
-        "self._remote",  # a file system of another machine, by fsspec
     )
     offending = [
         f"line {line}: {receiver}.{called}"

@@ -48,9 +48,6 @@ def served() -> Callable[..., None]:
     """
 
     def skip_others(*launches: tuple[int, contract.Config]) -> None:
-        stages = [config.get("stage", 0) for _, config in launches]
-        if is_before("0.19.7") and any(stages) and len({ranks for ranks, _ in launches}) > 1:
-            pytest.skip("a DeepSpeed before 0.19.7 loads universal checkpoints into the wrong place")
         if is_before("0.19.8") and any(ranks > 1 and config.get("stage") == 3 for ranks, config in launches):
             pytest.skip("a DeepSpeed before 0.19.8 does not wait for ZeRO 3's gathers under gloo")
         if is_before("0.19.8") and any(config.get("recompute") for _, config in launches):

@@ -1,4 +1,4 @@
-"""The run of DeepSpeed's TensorBoard monitor goes on, and has each step once."""
+"""The run of DeepSpeed's TensorBoard monitor goes on, and has each step with its values."""
 
 from __future__ import annotations
 

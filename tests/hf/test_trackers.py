@@ -1,4 +1,4 @@
-"""The run of each tracker goes on: one run in it, however often the job is killed, and each step once."""
+"""The run of each tracker goes on: one run in it, however often the job is killed, and each step with its values."""
 
 from __future__ import annotations
 

@@ -6,13 +6,10 @@ command         does
 ``run``         run a training command: its Trainers resume, without a change to a script
 ``ls``          list the checkpoints of a run directory, oldest first; or several runs, one a line
 ``status``      show how the run is, and what the same launch would resume from now
-``journal``     list what happened to the run: starts, commits, stops
-``du``          show what each checkpoint, and each part of it, costs on disk
 ``verify``      read every file of the committed checkpoints and compare the digests
-``diff``        compare two checkpoints part by part
+``diff``        compare what a resume would restore from two checkpoints
 ``prune``       remove what a retention policy does not keep
-``stop``        ask the run to save and leave
-``unhalt``      allow a halted run to be launched again
+``stop``        ask the run to save and leave; undone, let a halted run be launched again
 ``rewind``      set the checkpoints after one aside, so that the next launch resumes there
 ``export``      write the weights of a checkpoint to one safetensors file
 ``drill``       run your own command with real faults and compare it with an undisturbed run
@@ -46,6 +43,14 @@ from resume_adapters.errors import MissingFramework, ResumeError, RunDirectoryUn
 
 _LINES = "\n"
 
+_GONE = {
+    "du": "`resume-adapters ls RUN_DIR` shows the sizes of the checkpoints, and `du -a` those of their files",
+    "journal": "read RUN_DIR/.resume/journal.jsonl, which has a line for each start, commit, prune and stop",
+    "resume": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
+    "unhalt": "`resume-adapters stop --undo RUN_DIR` lets a halted run be launched again",
+}
+"""What serves in the place of a command that former versions had."""
+
 
 def main() -> None:
     """Run the shell command and end the process with its exit code."""
@@ -53,12 +58,14 @@ def main() -> None:
         from resume_adapters.cli.app import app
 
         # Each registers its command; --help lists them in this order.
-        from resume_adapters.cli.commands import ls, status, journal, du, verify, diff, prune, pull, push  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import run, stop, unhalt, rewind, export, drill, demo  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import ls, status, verify, diff, prune, pull, push  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, stop, rewind, export, drill, demo  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
         _leave("the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'", 2)
+    if (gone := _GONE.get(sys.argv[1] if sys.argv[1:] else "")) is not None:
+        _leave(f"there is no command {sys.argv[1]!r} any more: {gone}", 2)
     try:
         app(prog_name="resume-adapters")
     except RunDirectoryUnusable as error:

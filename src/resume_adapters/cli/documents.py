@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from resume_adapters.cli.difference import Difference
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.difference import Comparison, Difference, PartComparison
 from resume_adapters.core.checkpoint.retention import Plan
 from resume_adapters.core.run_directory.launches import wasted_launches
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
@@ -45,15 +44,6 @@ class Verdict:
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
     extra: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a name in a run directory costs on disk, in bytes; ``parts`` has a file's part of the state."""
-
-    name: str
-    bytes: int
-    parts: dict[str, int]
 
 
 def write(document: Document) -> None:
@@ -164,12 +154,6 @@ def _sizes(run: RunDirectory) -> Document:
     return {"checkpoints": len(run.rows), "bytes": sum(sizes)}
 
 
-def usage(run: RunDirectory, found: list[Usage]) -> Document:
-    """Describe what checkpoints cost on disk."""
-    rows = [msgspec.to_builtins(each) for each in found]
-    return {"run_directory": str(run.path), "checkpoints": rows, "bytes": sum(each.bytes for each in found)}
-
-
 def verdicts(run_directory: str, found: list[Verdict]) -> Document:
     """Describe the results of verifying a run directory, or the URL of its copies."""
     return {"run_directory": run_directory, "checkpoints": [msgspec.to_builtins(each) for each in found]}
@@ -214,15 +198,9 @@ class Side:
     is_newest: bool
 
 
-def difference(a: Side, b: Side, found: Comparison) -> Document:
+def difference(a: Side, b: Side, found: list[Difference]) -> Document:
     """Describe how two checkpoints compare."""
-    return {
-        "a": _side(a),
-        "b": _side(b),
-        "equal": found.is_equal,
-        "parts": [_part(part) for part in found.parts.values()],
-        "by_digest": [{"file": file, "reason": reason} for file, reason in found.by_digest.items()],
-    }
+    return {"a": _side(a), "b": _side(b), "equal": not found, "differences": [each._asdict() for each in found]}
 
 
 def _side(side: Side) -> Document:
@@ -232,22 +210,3 @@ def _side(side: Side) -> Document:
         "step": side.step,
         "newest": side.is_newest,
     }
-
-
-def _part(part: PartComparison) -> Document:
-    return {
-        "part": part.name,
-        "equal": not part.differences,
-        "counted": part.is_counted,
-        "values": part.values,
-        "same_files": part.same_files,
-        "differences": [_difference(each) for each in part.differences],
-    }
-
-
-def _difference(each: Difference) -> Document:
-    """Describe one difference; numbers that are not finite are texts, which JSON has none for."""
-    described = msgspec.to_builtins(each)
-    for name, value in (described["measured"] or {}).items():
-        described["measured"][name] = value if value is None or math.isfinite(value) else str(value)
-    return {"file" if name == "where" else name: value for name, value in described.items()}

@@ -164,25 +164,6 @@ def overview_table(document: dict[str, Any]) -> Table:
     return table
 
 
-def usage(console: Console, document: dict[str, Any]) -> None:
-    """Print what checkpoints cost on disk, and how much of it is which part."""
-    rows = document["checkpoints"]
-    totals = {part: sum(row["parts"].get(part, 0) for row in rows) for row in rows for part in row["parts"]}
-    parts = sorted(totals, key=lambda part: (-totals[part], part))
-    shown, rest = (parts, []) if len(parts) <= _COLUMNS else (parts[: _COLUMNS - 1], parts[_COLUMNS - 1 :])
-    headings = [escape(part) for part in shown] + ["others"] * bool(rest)
-    table = _table("name", "total", *headings, right=("total", *headings))
-    for row in [*rows, {"name": "in all", "bytes": document["bytes"], "parts": totals}]:
-        of_rest = [sum(row["parts"].get(part, 0) for part in rest)] * bool(rest)
-        cells = [row["parts"].get(part) for part in shown] + of_rest
-        table.add_row(escape(row["name"]), size(row["bytes"]), *map(size, cells))
-    console.print(table)
-
-
-_COLUMNS = 5
-"""Parts of the state that have a column of their own; the smallest share one."""
-
-
 def status_table(document: dict[str, Any]) -> Table:
     """Return how a run is, of :func:`resume_adapters.cli.documents.status`, as a table of labels and values."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -257,25 +238,6 @@ def _last_commit(document: dict[str, Any]) -> str:
     if document["last_commit"] is None:
         return "none"
     return f"step {document['last_commit']}, {age(document['last_commit_written'])} ago"
-
-
-def journal(console: Console, document: dict[str, Any]) -> None:
-    """Print what happened to a run: the time, event, step and details of each entry."""
-    table = _table("time", "event", "step", "what", right=("step",))
-    for entry in document["entries"]:
-        details = {name: value for name, value in entry.items() if name not in ("time", "event", "step") and value}
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
-        step = "" if entry.get("step") is None else str(entry["step"])
-        table.add_row(moment, escape(entry["event"]), step, escape(_details(details)))
-    console.print(table)
-
-
-def _details(facts: dict[str, Any]) -> str:
-    if isinstance(facts.get("seconds"), float):
-        facts = {**facts, "seconds": f"{facts['seconds']:.3g}"}
-    if isinstance(facts.get("cursor"), dict):
-        facts = {**facts, "cursor": describe_cursor(facts["cursor"])}
-    return "; ".join(value if name in ("reason", "cursor") else f"{name} {value}" for name, value in facts.items())
 
 
 def verdicts(console: Console, document: dict[str, Any]) -> None:
@@ -363,71 +325,26 @@ def remote_status_table(document: dict[str, Any]) -> Table:
     return table
 
 
-_SHOWN = 5
-"""Differences of a part that are printed; the JSON document has all."""
-
-
-def printable(text: str) -> str:
-    """Return a text of a file without what a terminal would obey."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+_SHOWN = 20
+"""Differences that are printed; the JSON document has all."""
 
 
 def difference(console: Console, document: dict[str, Any]) -> None:
     """Print how two checkpoints compare, of :func:`resume_adapters.cli.documents.difference`."""
-    for label in ("a", "b"):
-        _line(console, f"{label.upper()}: {_side(document[label])}")
-    table = _table("part", "values", "result", right=("values",))
-    for part in document["parts"]:
-        table.add_row(escape(printable(part["part"])), str(part["values"] or ""), _result(part))
-    console.print(table)
-    for part in document["parts"]:
-        for each in part["differences"][:_SHOWN]:
-            _line(console, f"{part['part']}: {_described(each)}")
-        if len(part["differences"]) > _SHOWN:
-            _line(console, f"{part['part']}: {len(part['differences']) - _SHOWN} more; --json lists all")
-    for each in document["by_digest"]:
-        _line(console, f"{each['file']} was compared as a whole: {each['reason']}")
-    _line(console, "The states are equal." if document["equal"] else "The states differ.")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(printable(text), markup=False, soft_wrap=True)
+    found = document["differences"]
+    lines = [f"{label.upper()}: {_side(document[label])}" for label in ("a", "b")]
+    for each in found[:_SHOWN]:
+        absent = [label.upper() for label in ("a", "b") if not each[label]]
+        text = f"is missing in {absent[0]}" if absent else f"is {each['a']} in A, {each['b']} in B"
+        lines.append(f"{each['name'].lstrip(': ')} {text}")
+    if len(found) > _SHOWN:
+        lines.append(f"{len(found) - _SHOWN} more differ; --json lists all")
+    lines.append("The states are equal." if document["equal"] else "The states differ.")
+    for line in lines:
+        console.print(visible(line), markup=False, soft_wrap=True)
 
 
 def _side(side: dict[str, Any]) -> str:
     step = "" if side["step"] is None else f" (step {side['step']})"
     newest = ", the newest valid checkpoint" if side["newest"] else ""
     return f"{side['checkpoint']}{step} of {side['run_directory']}{newest}"
-
-
-def _result(part: dict[str, Any]) -> str:
-    if not part["equal"]:
-        style = "bold red" if part["counted"] else "cyan"
-        return f"[{style}]{len(part['differences'])} differ[/]" + ("" if part["counted"] else " (not state)")
-    return "[green]equal[/]" if part["values"] else "[green]equal[/] by digest, not read"
-
-
-def _described(each: dict[str, Any]) -> str:
-    """Describe one difference in a line."""
-    name = ": ".join(text for text in (each["file"], each["name"]) if text)
-    kind, measured = each["kind"], each["measured"]
-    if kind in ("only_a", "only_b"):
-        count = f" ({each['values'][0]} values)" if each["values"] else ""
-        return f"{name} is only in {kind[-1].upper()}{count}"
-    if kind == "generator":
-        return f"the state of the generator {each['name']} differs ({each['file'] or 'one file'})"
-    if kind == "content":
-        return f"{name or 'the file'} differs"
-    if kind != "tensor":
-        return f"{name} is {each['a']} in A, {each['b']} in B"
-    nans = measured["nan_a"] + measured["nan_b"]
-    return (
-        f"{name} {each['a']}: {measured['differing']} of {measured['elements']} elements differ"
-        + ("" if measured["max_absolute"] is None else f", by at most {_figure(measured['max_absolute'])}")
-        + ("" if measured["max_relative"] is None else f" (relative {_figure(measured['max_relative'])})")
-        + (f", {measured['nan_a']} NaN in A, {measured['nan_b']} in B" if nans else "")
-    )
-
-
-def _figure(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.3g}"

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.patching import replaced, wrapped
-from resume_adapters.core.state.found import FoundAttributes
 from resume_adapters.core.state.records import FRESH, Record
 from resume_adapters.lightning.compat import MaxSizeCycle, end_turn, pl
 
@@ -78,8 +77,6 @@ class Loops:
         self.fit = trainer.fit_loop
         self.epoch = trainer.fit_loop.epoch_loop
         self.validation = trainer.fit_loop.epoch_loop.val_loop
-        self._counters: dict[str, Any] = {}
-        self._found: FoundAttributes | None = None
 
     # ---- Where they are
 
@@ -130,11 +127,7 @@ class Loops:
 
     def progress(self) -> LoopProgress:
         """Capture every counter of the loops."""
-        if self._found is None or not self._found.are_there:
-            looks = _inner(self.fit, "")
-            self._found = FoundAttributes([look for _, look in looks])
-            self._counters = {path: value for path, (_, _, value) in looks if _is_counter(value)}
-        counters = {path: _counts(each) for path, each in self._counters.items()}
+        counters = {path: _counts(each) for path, each in _counters(self.fit, "")}
         return LoopProgress(counters, self.epoch._batches_that_stepped)
 
     def batches_done(self, saved: LoopProgress) -> int:
@@ -267,9 +260,8 @@ class Loops:
             point: where the checkpoint was saved.
             row: what the loggers were still to get.
         """
-        for path, (_, _, value) in _inner(self.fit, ""):
-            if _is_counter(value):
-                value.load_state_dict(saved.counters[path])
+        for path, counter in _counters(self.fit, ""):
+            counter.load_state_dict(saved.counters[path])
         self.epoch._batches_that_stepped = saved.batches_that_stepped
         for loop in _loops(self.fit):
             end_turn(loop)
@@ -355,15 +347,13 @@ def _loops(loop: Any) -> list[Any]:
     return [loop, *(each for value in inner for each in _loops(value))]
 
 
-def _inner(loop: Any, prefix: str) -> list[tuple[str, tuple[Any, str, Any]]]:
-    """Return the counters of a loop, the loops in it, and what these have, each by its path with where it was found."""
-    found = []
+def _counters(loop: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield the counters of a loop and of the loops in it, each after its path."""
     for name, value in vars(loop).items():
         if _is_counter(value):
-            found.append((prefix + name, (loop, name, value)))
+            yield prefix + name, value
         elif hasattr(value, "_restarting"):
-            found += [(prefix + name, (loop, name, value)), *_inner(value, f"{prefix}{name}.")]
-    return found
+            yield from _counters(value, f"{prefix}{name}.")
 
 
 def _is_counter(value: Any) -> bool:

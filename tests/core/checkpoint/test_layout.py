@@ -6,12 +6,10 @@ import errno
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates
-from resume_adapters.core.state.twister import NumpyTwister
 from resume_adapters.core.storage.base import leaves_under
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, RunDirectoryUnusable
@@ -97,12 +95,3 @@ def test_what_has_the_name_of_a_save_is_moved_and_not_written_into(tmp_path: Pat
     aside = run.run.directory / ".resume" / "set-aside"
     assert (aside / "checkpoint-20.1" / "notes").read_text() == "kept"
     assert (aside / "checkpoint-10.1").is_symlink()
-
-
-def test_another_generator_of_numpy_is_asked_itself() -> None:
-    former = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
-    try:
-        assert NumpyTwister().state() == np.random.get_state(legacy=False)
-    finally:
-        np.random.set_bit_generator(former)

@@ -32,12 +32,12 @@ def test_a_stop_is_said_once_and_then_where_it_stopped(caplog: pytest.LogCapture
         messages.stopping("SIGTERM")
     messages.stopped(96, "checkpoint-96")
     messages.stopped(0, None)
-    messages.halted(7, "look at this", "resume-adapters unhalt run")
+    messages.halted(7, "look at this", "resume-adapters stop --undo run")
     assert caplog.messages == [
         "SIGTERM: saving at the end of this step ...",
         "stopped at step 96 (checkpoint-96); the same command resumes",
         "stopped at step 0, before anything was saved; the same command starts again",
-        "halted at step 7: look at this. To continue it, run `resume-adapters unhalt run`",
+        "halted at step 7: look at this. To continue it, run `resume-adapters stop --undo run`",
     ]
 
 

@@ -183,7 +183,7 @@ def test_a_halted_run_does_not_start_again(make: Callable[..., Miniature], tmp_p
     assert (status(tmp_path)["state"], status(tmp_path)["reason"]) == ("halted", "the loss is not finite")
     before = sorted(tmp_path.rglob("*"))
     for resume in ("auto", "scratch!"):
-        with pytest.raises(RunHalted, match=r"halted at step 11: the loss is not finite.*resume-adapters unhalt"):
+        with pytest.raises(RunHalted, match=r"halted at step 11: the loss is not finite.*resume-adapters stop --undo"):
             Miniature(tmp_path, resume=resume)
     assert sorted(tmp_path.rglob("*")) == before
 

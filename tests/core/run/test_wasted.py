@@ -37,7 +37,7 @@ def leave(directory: Path, reason: str = WALLTIME, *, keeps: int | None = None, 
 
 
 def release(directory: Path) -> None:
-    """Let a halted run go on, as ``resume-adapters unhalt`` does."""
+    """Let a halted run go on, as ``resume-adapters stop --undo`` does."""
     job = json.loads((directory / ".resume" / "status.json").read_bytes())
     job["state"] = "stopped"
     (directory / ".resume" / "status.json").write_text(json.dumps(job))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.captured import Captured
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.core.state.packed import Packer, unpack
 from resume_adapters.core.state.records import Deferred, Record, Stored
@@ -70,23 +69,6 @@ def test_large_tensors_are_left_out() -> None:
     others = [torch.rand(1 << 14), torch.rand(1 << 14)]
     found = unpack(packed, others)
     assert [each.data_ptr() for each in (found["large"], *found["in a tuple"])] == [each.data_ptr() for each in others]
-
-
-def test_what_was_captured_is_encoded_once() -> None:
-    packer, captured = Packer(), Captured(words=torch.arange(4), large=torch.tensor(1))
-    first, _ = packer.pack([captured])
-    captured["words"] += 1  # which nothing does: it shows that it is not looked at again
-    assert packer.pack([captured])[0] == first
-    packer.pack([])
-    packer.pack([])
-    assert unpack(packer.pack([captured])[0], [])[0]["words"].tolist() == [1, 2, 3, 4]
-
-
-def test_large_tensors_that_were_captured_are_left_out_each_time() -> None:
-    packer, captured = Packer(), Captured(large=torch.rand(1 << 14))
-    for _ in range(2):
-        packed, large = packer.pack([captured])
-        assert len(large) == 1 and unpack(packed, large)[0]["large"] is large[0]
 
 
 class Later(Deferred):

@@ -66,6 +66,18 @@ def test_capturing_draws_nothing(value: int) -> None:
     assert [first, draw()] == expected
 
 
+def test_another_generator_of_numpy_is_captured_too() -> None:
+    former = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
+    try:
+        state = rng.capture()
+        expected = np.random.rand(3)
+        rng.restore(through_disk(state))
+        assert (np.random.rand(3) == expected).all()
+    finally:
+        np.random.set_bit_generator(former)  # type: ignore[attr-defined]
+
+
 def test_a_captured_state_does_not_move_with_the_generators() -> None:
     seed(1)
     state = rng.capture()

@@ -1,4 +1,4 @@
-"""``diff``: what differs between two checkpoints, part by part."""
+"""``diff``: whether a resume would restore the same from two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import typer
 
 from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, app, console
+from resume_adapters.cli.difference import STATE_FILES, differences
 from resume_adapters.cli.documents import Side
 from resume_adapters.cli.run_directory import STORAGE, ForeignNames
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
-from resume_adapters.core.checkpoint.contents import Contents
-from resume_adapters.core.checkpoint.difference import compare
 from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, has_sidecar, is_committed, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.native_parts import holds_state
 from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.errors import NoValidCheckpoint, RunDirectoryUnusable, UnsupportedSetting
 
@@ -30,21 +28,18 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name or step of one beside A.")],
     json: Json = False,
 ) -> None:
-    """Compare two checkpoints: which parts of the state are equal, and what differs.
+    """Compare what a resume would restore from two checkpoints: tensors by dtype, shape and digest, values as they are.
 
-    Files with equal digests in both manifests are not read: use verify for that. No code of a checkpoint is run.
-
-    When and with which settings a checkpoint was saved is shown, and does not count as a difference.
+    When, where and with which settings a checkpoint was saved does not count. No code of a checkpoint is run.
     """
     sides = [_choose(a, a), _choose(b, a)]
-    contents = [Contents(STORAGE, each.path, _manifest(each.path)) for each in sides]
-    found = compare(*contents)
+    found = differences(STORAGE, sides[0].path, sides[1].path)
     document = documents.difference(sides[0], sides[1], found)
     if json:
         documents.write(document)
     else:
         render.difference(console(), document)
-    raise typer.Exit(0 if found.is_equal else 1)
+    raise typer.Exit(1 if found else 0)
 
 
 def _choose(path: Path, first: Path) -> Side:
@@ -99,4 +94,4 @@ def _is_checkpoint(path: Path) -> bool:
         return False
     entries = STORAGE.entries(path)
     is_run_directory = any(ForeignNames().step(path / each.name) is not None for each in entries)
-    return not is_run_directory and any(holds_state(each.name) for each in entries)
+    return not is_run_directory and any(each.name.endswith(STATE_FILES) for each in entries)

@@ -1,4 +1,4 @@
-"""``stop``: ask a run to save and leave, or kill it."""
+"""``stop``: ask a run to save and leave, or kill it; undone, let a halted run be launched again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import time
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from resume_adapters.cli import documents, render, run_directory
 from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, console
+from resume_adapters.cli.documents import Document
 from resume_adapters.cli.run_directory import RunDirectory
 from resume_adapters.cli.text import visible
 from resume_adapters.core.checkpoint.layout import CONTROL
@@ -31,6 +33,9 @@ def stop(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --force, do not ask.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let a halted run be launched again; any other stays as it is.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Ask the run to save and leave. It does so at the end of a step, within a second or so.
@@ -38,6 +43,12 @@ def stop(
     If the run is not running, nothing is done, and stop says so. The same launch resumes it.
     """
     run = run_directory.read(run_dir)
+    if undo:
+        if force or wait:
+            raise UnsupportedSetting("stop --undo stops nothing: pass it alone")
+        _let_go_on(run)
+        _show({**documents.status(run_directory.read(run_dir)), "asked": False}, json)
+        return
     status, _ = run.status()
     runs = _may_be_running(status)
     if runs:
@@ -48,16 +59,26 @@ def stop(
             run.control().stop_file.request("resume-adapters stop")
         if wait or force:
             _wait_for_end(run)
+    if not runs and not json:
+        console().print(f"Nothing runs in {visible(str(run.path))}: nothing was asked.", markup=False, soft_wrap=True)
     document = {**documents.status(run_directory.read(run_dir)), "asked": runs}
+    _show(document, json)
+    raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
+
+
+def _show(document: Document, json: bool) -> None:
     if json:
         documents.write(document)
     else:
-        if not runs:
-            console().print(
-                f"Nothing runs in {visible(str(run.path))}: nothing was asked.", markup=False, soft_wrap=True
-            )
         render.status(console(), document)
-    raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
+
+
+def _let_go_on(run: RunDirectory) -> None:
+    """Let the next launch resume a run that is halted."""
+    status, _ = run.status()
+    if status is not None and status.state is RunState.HALTED:
+        reason = f"was halted: {status.reason}; a human let it go on"
+        run.control().status.write(replace(status, state=RunState.STOPPED, reason=reason))
 
 
 def _may_be_running(status: RunStatus | None) -> bool:

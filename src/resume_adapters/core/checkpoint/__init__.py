@@ -4,5 +4,5 @@ Read ``checkpoint`` (the values), ``layout`` (paths, markers, states) and ``mani
 it is written at first), ``writer``, ``parts``, ``share`` (between nodes), ``commit`` and ``latest``; for a resume
 ``catalog``, ``validity``, ``history`` (what the journal knows) and ``resolve``, then ``files``, ``native_files`` and
 ``distributed_metadata`` (what is loaded); for pruning ``retention``, ``policy_text`` (of a command line) and
-``remove``; to compare two checkpoints ``native_parts``, ``contents`` and ``difference``.
+``remove``.
 """

@@ -365,13 +365,11 @@ class FetchLog:
         self._has_generators = any(rng.is_generator(value) for each in held for value in each.values())
         self._watched = 0
         self._is_watching = True
-        self._is_plain = False
         self._has_drawn = False
 
     def capture_generators(self, generators: Mapping[str, GeneratorState]) -> None:
         """Capture the state of these generators with every position from now on."""
         self.generators = generators
-        self._find_plain()
 
     def begin(self, start: int = 0) -> None:
         """Begin a pass at a batch of its epoch."""
@@ -380,7 +378,6 @@ class FetchLog:
         self.fetched = self._begun = start
         self.exhausted = False
         self.check.begin_pass()
-        self._find_plain()
 
     def fetch(self, batches: Iterator[Any]) -> Any:
         """Return the next batch of the loader's own iterator.
@@ -388,21 +385,6 @@ class FetchLog:
         Raises:
             StopIteration: the pass has ended.
         """
-        if self._is_plain and not self._content.changing:  # as nearly all are: this is done at each step
-            before: Before | None = (capture_cpu(), {}, [])
-            try:
-                batch = next(batches)
-            except StopIteration:
-                self.exhausted = True
-                raise
-            number = self.fetched
-            self._recent.append(_fetch((number, before, None, None)))
-            self._last_batch = batch
-            self.fetched = number + 1
-            return batch
-        return self._fetch_any(batches)
-
-    def _fetch_any(self, batches: Iterator[Any]) -> Any:
         # Without workers the fetch itself may draw random numbers, so a prefetch must be repeatable.
         has_workers = self._has_workers
         before = None if has_workers else self._before()
@@ -428,7 +410,6 @@ class FetchLog:
             self._watch(before, worker_state, worker)
         if self.check.waits and number - self._begun == self.check.number:
             self.check.add(batch, self._last_state_of(worker))
-            self._find_plain()
         self._recent.append(_fetch((number, before, worker, worker_state)))
         self._last_batch = batch
         self.fetched = number + 1
@@ -450,12 +431,6 @@ class FetchLog:
         if not self._has_drawn and self.fetched > self._begun:  # in the first of a pass, the sampler may draw
             self._watch_generators(before, worker_state, worker)
         self._is_watching = looks_again or not (self._has_drawn or self._watched >= _WATCHED)
-        self._find_plain()
-
-    def _find_plain(self) -> None:
-        """Find out whether a fetch brings no more than a batch, and may change no more than the random state."""
-        is_busy = self._has_workers or self.elastic or self.generators or self._is_watching or self.check.waits
-        self._is_plain = not is_busy
 
     def _watch_generators(self, before: Before | None, worker_state: Any, worker: int | None) -> None:
         if before is not None:

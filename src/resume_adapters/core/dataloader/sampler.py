@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from resume_adapters.core.dataloader.attributes import ROW_OF_SAMPLER, LoaderAttributes
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.captured import Captured
-from resume_adapters.core.state.found import FoundAttributes
 
 
 class LoaderRandomState:
@@ -23,12 +21,10 @@ class LoaderRandomState:
     def __init__(self, loader: Any, attributes: LoaderAttributes | None = None) -> None:
         self._loader = loader
         self._attributes = attributes
-        self._own: _OwnGenerators | None = None
 
     def capture(self) -> dict[str, Any]:
         """Return the current state."""
-        self._own = None
-        state = Captured(cpu=rng.cpu_to_tree(rng.capture_cpu()), generators=self.generators())
+        state: dict[str, Any] = {"cpu": rng.cpu_to_tree(rng.capture_cpu()), "generators": self.generators()}
         if self._attributes is not None:
             self._attributes.look()
             if attributes := self._attributes.capture():
@@ -44,13 +40,11 @@ class LoaderRandomState:
 
     def generators(self) -> dict[str, Any]:
         """Return the state of the loader's own generators, by the path at which each was found."""
-        if self._own is None or not self._own.are_there:  # a search at each step would cost more than all else
-            self._own = _OwnGenerators(self._loader)
-        return {path: generator.get_state() for path, generator in self._own.found.items()}
+        return {path: generator.get_state() for path, generator in _own_generators(self._loader).items()}
 
     def restore_generators(self, states: dict[str, Any]) -> None:
         """Restore what :meth:`generators` returned; a generator that was not there then keeps its state."""
-        for path, generator in _OwnGenerators(self._loader).found.items():
+        for path, generator in _own_generators(self._loader).items():
             if path in states:
                 generator.set_state(states[path])
 
@@ -186,25 +180,9 @@ _DEPTH = 4
 """How deep nested samplers are searched; the limit ends the search of a sampler that holds itself."""
 
 
-class _Edge(NamedTuple):
-    """A sampler that a loader or another sampler holds.
-
-    Attributes:
-        path: its path from the loader.
-        holder: what holds it.
-        names: the attributes that lead to it.
-        inner: the sampler.
-    """
-
-    path: str
-    holder: Any
-    names: tuple[str, ...]
-    inner: Any
-
-
 def samplers_of(loader: Any) -> dict[str, Any]:
     """Return the samplers of a loader, and those nested in them, by path."""
-    return {each.path: each.inner for each in _edges(loader, _HELD, "", _DEPTH)}
+    return dict(_samplers(loader, _HELD, "", _DEPTH))
 
 
 def order_of(loader: Any) -> LoaderAttributes:
@@ -222,49 +200,22 @@ def order_of(loader: Any) -> LoaderAttributes:
     return LoaderAttributes(roots, without=without, ignored=of_torch, longest_row=ROW_OF_SAMPLER)
 
 
-class _OwnGenerators:
-    """The ``torch.Generator`` objects of a loader and its samplers, as one search has found them.
-
-    Attributes:
-        found: them, by the path at which each was found first.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        edges = list(_edges(loader, _HELD, "", _DEPTH))
-        self.found: dict[str, Any] = {}
-        looks = [look for each in edges for look in _looks(each.holder, each.names)]
-        for path, holder in [("loader", loader), *((each.path, each.inner) for each in edges)]:
-            generator = getattr(holder, "generator", None)
-            looks.append((holder, "generator", generator))
-            if hasattr(generator, "get_state") and not any(generator is other for other in self.found.values()):
-                self.found[path] = generator
-        self._looks = FoundAttributes(looks)
-
-    @property
-    def are_there(self) -> bool:
-        """Whether a search would find the same."""
-        return self._looks.are_there
+def _own_generators(loader: Any) -> dict[str, Any]:
+    """Return the ``torch.Generator`` objects of a loader and its samplers, by the path at which each is found first."""
+    found: dict[str, Any] = {}
+    for path, holder in [("loader", loader), *_samplers(loader, _HELD, "", _DEPTH)]:
+        generator = getattr(holder, "generator", None)
+        if hasattr(generator, "get_state") and not any(generator is other for other in found.values()):
+            found[path] = generator
+    return found
 
 
-def _looks(holder: Any, names: Sequence[str]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield each attribute on a path: what has it, its name, and its value."""
-    for name in names:
-        found = getattr(holder, name, None)
-        yield holder, name, found
-        holder = found
-
-
-def _edges(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[_Edge]:
-    """Yield the samplers of a loader or a sampler, and those nested in them."""
+def _samplers(holder: Any, attributes: tuple[str, ...], path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the samplers of a loader or a sampler, and those nested in them, each after its path."""
     for attribute in attributes if depth else ():
-        names = tuple(attribute.split("."))
-        inner = _attribute(holder, names)
+        inner = holder
+        for name in attribute.split("."):
+            inner = getattr(inner, name, None)
         if inner is not None:
-            yield _Edge(f"{path}{attribute}", holder, names, inner)
-            yield from _edges(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)
-
-
-def _attribute(holder: Any, names: Sequence[str]) -> Any:
-    for name in names:
-        holder = getattr(holder, name, None)
-    return holder
+            yield f"{path}{attribute}", inner
+            yield from _samplers(inner, _WRAPPED, f"{path}{attribute}/", depth - 1)

@@ -26,8 +26,6 @@ class WorkerCollate:
         self.collate = collate
         self._stream: ElasticStream | None = None
         self._has_looked = False
-        self._state: Any = None
-        self._packed: Any = None
 
     def __call__(self, samples: Any) -> tuple[Any, int, Any, Any]:
         from torch.utils.data import get_worker_info
@@ -41,16 +39,8 @@ class WorkerCollate:
         content = _WORKER["content"]
         content.look_early("fetch")
         # Always whole: the batch that carried an earlier state may have been dropped with the rest of its pass.
-        packed, changed = self._pack(), content.capture()
+        packed, changed = rng.pack_cpu(rng.capture_cpu()), content.capture()
         return batch, worker.id, (packed, changed) if changed else packed, progress
-
-    def _pack(self) -> tuple[Any, ...]:
-        """Return the worker's state for the pipe. As long as nothing has drawn, it is the same object."""
-        state = rng.capture_cpu()
-        if state is not self._state:
-            self._state, self._packed = state, rng.pack_cpu(state)
-        packed: tuple[Any, ...] = self._packed
-        return packed
 
 
 class WorkerInit:

@@ -324,7 +324,7 @@ class ResumableLoop:
     def halt(self, reason: str) -> None:
         """Stop the run for a human to look at: it saves, leaves with exit code 3, and refuses to start again.
 
-        ``resume-adapters unhalt RUN_DIR`` lets it go on.
+        ``resume-adapters stop --undo RUN_DIR`` lets it go on.
 
         Args:
             reason: what the human is to look at.

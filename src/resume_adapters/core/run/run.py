@@ -458,7 +458,7 @@ class ResumableRun:
         """Save, leave, and refuse to start again until a human has looked at the run.
 
         It takes effect when the ranks next poll for a stop. The next launch is refused with the reason, until
-        ``resume-adapters unhalt RUN_DIR`` clears it.
+        ``resume-adapters stop --undo RUN_DIR`` clears it.
 
         Args:
             reason: what the human should look at.
@@ -487,7 +487,7 @@ class ResumableRun:
         self.ranks.barrier()
         self.close()
         if self.flag.halted:
-            self._messages.halted(step, reason, f"resume-adapters unhalt {self.directory}")
+            self._messages.halted(step, reason, f"resume-adapters stop --undo {self.directory}")
             raise Halted(reason)
         self._messages.stopped(step, self._saver.newest)
         job = slurm.job()

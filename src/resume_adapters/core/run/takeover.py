@@ -239,7 +239,7 @@ class Takeover:
         if status is not None and not may_start(status.state):
             raise RunHalted(
                 f"{self.directory} was halted at step {status.step}: {status.reason}. To continue it, run "
-                f"`resume-adapters unhalt {self.directory}` and launch the same command again",
+                f"`resume-adapters stop --undo {self.directory}` and launch the same command again",
                 path=self.directory,
                 step=status.step,
             )

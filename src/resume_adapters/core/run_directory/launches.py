@@ -100,7 +100,7 @@ def _split(history: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 def _has_progressed(launch: Sequence[Mapping[str, Any]]) -> bool:
     events = [entry["event"] for entry in launch]
     committed = any(entry["event"] == "commit" and _step(entry) > _step(launch[0]) for entry in launch)
-    # `resume-adapters unhalt` adds a stop to a launch that was halted.
+    # `resume-adapters stop --undo` adds a stop to a launch that was halted.
     released = ("halted", "stopped") in pairwise(event for event in events if event in _ENDS)
     return committed or released or "finished" in events or "rewind" in events
 

@@ -24,7 +24,7 @@ class RunState(str, Enum):
     STOPPED = "stopped"
     """It was asked to stop: the next launch resumes it."""
     HALTED = "halted"
-    """It asked for a human: the next launch is refused until ``resume-adapters unhalt``."""
+    """It asked for a human: the next launch is refused until ``resume-adapters stop --undo``."""
     FINISHED = "finished"
     FAILED = "failed"
     KILLED = "killed"
@@ -49,7 +49,7 @@ TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.FINISHED: _STARTS,
     RunState.KILLED: _STARTS,
     RunState.UNKNOWN: _STARTS,
-    # A human lets the run go on (`resume-adapters unhalt`).
+    # A human lets the run go on (`resume-adapters stop --undo`).
     RunState.HALTED: frozenset({RunState.STOPPED}),
 }
 """What may become of a run. A launch that runs is RUNNING from the moment that it owns the run directory."""

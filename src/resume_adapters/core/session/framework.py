@@ -33,7 +33,7 @@ class Trackers(Protocol):
         """
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Let the trackers continue those runs, and log nothing there a second time."""
+        """Point the trackers to those runs."""
 
     def close(self) -> None:
         """Undo what :meth:`restore` changed in the trackers."""

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from resume_adapters.core.state.captured import Captured
 from resume_adapters.core.state.comparison import same_bits
 from resume_adapters.core.state.records import Record, tree_of
 
@@ -45,7 +44,7 @@ class FrozenState:
 
     def _copied(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _PLAIN or kind is Captured:
+        if kind in _PLAIN:
             return value
         if isinstance(value, Record):
             return value.map_values(self._copied)

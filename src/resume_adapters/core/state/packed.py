@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.captured import Captured
 from resume_adapters.core.state.comparison import bits
 from resume_adapters.core.state.records import Deferred, Record
 from resume_adapters.errors import NotSerialisable
@@ -46,15 +45,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Packer:
-    """Packs a tree again and again: what it holds of :class:`Captured` is encoded once.
+    """Packs trees.
 
     Records in it come back as trees. What they compute only when they are written is ``None`` there.
     """
 
     def __init__(self) -> None:
         self._plain = _PLAIN
-        self._known: dict[int, tuple[Captured, msgspec.Raw]] = {}
-        self._used: dict[int, tuple[Captured, msgspec.Raw]] = {}
 
     def pack(self, tree: Any) -> tuple[bytes, list[Any]]:
         """Return a tree as bytes, and the large tensors in it, which are left out.
@@ -73,10 +70,7 @@ class Packer:
 
     def _pack(self, tree: Any) -> tuple[bytes, list[Any]]:
         large: list[Any] = []
-        self._known, self._used = {**self._known, **self._used}, {}
-        packed = _encode([self._packed(tree, large)])
-        self._known = {}
-        return packed, large
+        return _encode([self._packed(tree, large)]), large
 
     def _packed(self, value: Any, large: list[Any]) -> Any:
         """Return a value as msgpack takes it."""
@@ -85,8 +79,6 @@ class Packer:
             return value
         if kind is list:
             return [each if type(each) in plain else self._packed(each, large) for each in value]
-        if kind is Captured:
-            return self._captured(value, large)
         if isinstance(value, Record):
             return self._dict(value.values_on_disk(), large)
         if isinstance(value, Deferred):
@@ -98,16 +90,6 @@ class Packer:
     def _dict(self, value: dict[str, Any], large: list[Any]) -> dict[str, Any]:
         plain = self._plain
         return {key: each if type(each) in plain else self._packed(each, large) for key, each in value.items()}
-
-    def _captured(self, value: Captured, large: list[Any]) -> Any:
-        found = self._known.get(id(value))
-        if found is None or found[0] is not value:
-            left_out: list[Any] = []
-            found = value, msgspec.Raw(_encode(self._dict(value, left_out)))
-            if left_out:
-                return self._dict(value, large)
-        self._used[id(value)] = found
-        return found[1]
 
 
 def _extension(value: Any, large: list[Any]) -> Any:

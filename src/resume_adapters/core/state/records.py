@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from resume_adapters.core.state.captured import Captured
 from resume_adapters.errors import CheckpointDamaged, FormatMismatch
 
 R = TypeVar("R", bound="Record")
@@ -152,7 +151,7 @@ def tree_of(value: Any) -> Any:
 
 
 _FIXED = frozenset((type(None), bool, int, float, str, bytes))
-_SIMPLE = frozenset[type]((*_FIXED, dict, Captured))
+_SIMPLE = frozenset[type]((*_FIXED, dict))
 
 
 def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:

@@ -16,10 +16,9 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.status import MirrorStatus, job_number
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.file_system import FileSystemStore
 from resume_adapters.core.tiers.keys import place_of
 from resume_adapters.core.tiers.mirror import Job, TierMirror, close_all, finish_all
-from resume_adapters.core.tiers.object_store import SCHEMES, ObjectStore
+from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import Remote
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.tier import LocalFile, Tier, TierCheckpoint
@@ -52,14 +51,13 @@ def open_tier(
 
     Raises:
         MissingFramework: what it needs is not installed.
-        UnsupportedSetting: nothing knows the scheme.
     """
     url = f"{mirror.url.rstrip('/')}/{group}" if group else mirror.url
     job = f"job {job_number()}, " if job_number() else ""
     given = os.environ if environment is None else environment
-    is_object_store = url.partition(":")[0].lower() in SCHEMES
-    store = ObjectStore(url, mirror.timeout, given) if is_object_store else FileSystemStore(url, given)
-    return RemoteTier(store, storage, token[:_TOKEN], f"{job}on {socket.gethostname()}")
+    return RemoteTier(
+        ObjectStore(url, mirror.timeout, given), storage, token[:_TOKEN], f"{job}on {socket.gethostname()}"
+    )
 
 
 class Mirrors:

@@ -18,9 +18,6 @@ _RETRIES = 8
 
 _LONGEST_REQUEST, _LONGEST_CONNECT = timedelta(minutes=5), timedelta(seconds=10)
 
-SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file", "memory"})
-"""Those that obstore knows."""
-
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 """Where the address of a store may be that is not Amazon's; one that begins with http: is meant so."""
 

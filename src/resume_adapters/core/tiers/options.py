@@ -12,6 +12,9 @@ from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.requirements import require_type
 from resume_adapters.errors import UnsupportedSetting
 
+SCHEMES = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "file", "memory"})
+"""The schemes of URLs that obstore writes to."""
+
 OnBehind = Literal["warn", "stop"]
 """What a run does whose copies do not arrive."""
 
@@ -24,9 +27,8 @@ class Remote:
     the store's own clients find them; they do not belong into the URL.
 
     Args:
-        url: where the copies go: ``s3://bucket/runs/a``, ``gs://``, ``az://``, ``file://`` or, in tests, ``memory://``;
-            or by another scheme that fsspec knows. Each run needs a URL of its own; ``{run}`` in it stands for the name
-            of the run directory.
+        url: where the copies go: ``s3://bucket/runs/a``, ``gs://``, ``az://``, ``file://`` or, in tests, ``memory://``.
+            Each run needs a URL of its own; ``{run}`` in it stands for the name of the run directory.
         every: the first save is copied, and from then on every so many. The last save of a run is always copied, if
             the time allows it.
         keep: which copies are kept, beside the newest and the best; ``None`` keeps all.
@@ -137,11 +139,17 @@ def require_url(url: str) -> None:
     """Refuse what cannot be the URL of a run's copies.
 
     Raises:
-        UnsupportedSetting: it is no URL, or has a password or a query: those would appear in messages.
+        UnsupportedSetting: it is no URL of a store that is known, or has a password or a query: those would appear in
+            messages.
     """
     if not isinstance(url, str) or not is_url(url):
         raise UnsupportedSetting(f"{url!r} is not a URL; expected one such as s3://bucket/runs/a")
     found = urlsplit(url)
+    if found.scheme not in SCHEMES:
+        raise UnsupportedSetting(
+            f"{found.scheme}://...: unknown scheme; expected s3, gs, az or file, such as file:///mnt/runs/a for a file "
+            "system that is mounted"
+        )
     if "@" in found.netloc or found.query or found.fragment:
         raise UnsupportedSetting(
             f"the URL {found.scheme}://... has credentials or a query; expected a bucket and a path alone, such as "

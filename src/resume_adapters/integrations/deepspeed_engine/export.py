@@ -29,7 +29,7 @@ def whole_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
         except ImportError as error:
             raise MissingFramework(
                 f"the weights of {checkpoint.name} are in shards that only DeepSpeed can merge: "
-                "pip install 'deepspeed>=0.19.4,<0.20'"
+                "pip install 'deepspeed>=0.19.7,<0.20'"
             ) from error
         try:
             with as_data():

@@ -27,7 +27,6 @@ from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.storage.base import remove_tree
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
 from resume_adapters.integrations.deepspeed_engine import files, names
-from resume_adapters.integrations.deepspeed_engine.compat import require_universal
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 """The optimizer state that the converter keeps, besides the steps."""
@@ -48,13 +47,11 @@ def converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
         The directory of the universal checkpoint.
 
     Raises:
-        StateMismatch: this version of DeepSpeed would load it wrongly.
         UnsupportedSetting: the optimizer has state that the converter would lose.
         SaveFailed: the result could not be written.
     """
     run, checkpoint, before = context.run, context.checkpoint, context.saved_by
     place = run.directory / CONTROL / _PLACE
-    require_universal(checkpoint.path, checkpoint.step, before, run.ranks.world_size)
 
     def convert() -> None:
         if run.storage_group.is_leader:

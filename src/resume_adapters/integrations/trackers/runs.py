@@ -1,14 +1,12 @@
-"""Experiment trackers: a resumed run continues the tracker's run, and logs each value there once.
+"""Experiment trackers: a resumed run continues the tracker's run.
 
-What was logged between the newest checkpoint and the kill is logged again after the resume, with the same values; it is
-skipped. Trackers belong to no framework, so all adapters share this module. The methods that skip are in
-``deduplicate``.
+What was logged between the newest checkpoint and the kill is logged again after the resume, with the same values: the
+resume is exact. Trackers belong to no framework, so all adapters share this module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
-from resume_adapters.integrations.trackers import deduplicate
 
 
 class Trackers:
     """The trackers that a training logs to.
 
-    :meth:`restore` sets environment variables and patches the trackers' classes; :meth:`close` undoes that.
+    :meth:`restore` sets environment variables; :meth:`close` removes them.
 
     Args:
         writers: returns the ``SummaryWriter`` objects of TensorBoard that the framework has on this rank.
@@ -38,7 +35,6 @@ class Trackers:
         self._writers = writers
         self._mlflow_run = mlflow_run
         self._effects = contextlib.ExitStack()
-        self._rows: deduplicate.WandbRows | None = None
         self.directories: list[str] = []
 
     def capture(self, *, flush: bool = True) -> dict[str, Any]:
@@ -50,9 +46,8 @@ class Trackers:
         found: dict[str, Any] = {}
         wandb: Any = sys.modules.get("wandb")
         if wandb is not None and getattr(wandb, "run", None) is not None:
-            rows = self._rows
-            step = wandb.run.step if rows is None or rows.run_id != wandb.run.id else rows.next_step
-            found |= {"wandb": wandb.run.id, "wandb_step": step}
+            # Releases up to 0.2 ask for the step.
+            found |= {"wandb": wandb.run.id, "wandb_step": wandb.run.step}
         mlflow: Any = sys.modules.get("mlflow")
         if mlflow is not None:
             active = mlflow.active_run()
@@ -67,11 +62,10 @@ class Trackers:
             writer.flush()
         if writers:
             found["tensorboard"] = [os.path.abspath(writer.log_dir) for writer in writers]
-            found["tensorboard_files"] = deduplicate.event_files(found["tensorboard"])
         return found
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Let each tracker continue its run, and skip the values that it has, until :meth:`close`.
+        """Point each tracker to its run, until :meth:`close`.
 
         Args:
             saved: what :meth:`capture` returned. A variable that is set in the environment wins over it.
@@ -79,26 +73,13 @@ class Trackers:
         if "wandb" in saved:
             self._effects.enter_context(_default_variable("WANDB_RUN_ID", saved["wandb"]))
             self._effects.enter_context(_default_variable("WANDB_RESUME", "allow"))
-            if _is_installed("wandb"):
-                self._rows = deduplicate.resumed_wandb_rows(saved["wandb"], saved["wandb_step"])
-            if self._rows is not None:
-                self._effects.enter_context(self._rows.patched())
         if "mlflow" in saved:
             self._effects.enter_context(_default_variable("MLFLOW_RUN_ID", saved["mlflow"]))
-            if _is_installed("mlflow"):
-                self._effects.enter_context(deduplicate.mlflow_metrics(saved["mlflow"]))
-        if "tensorboard" in saved and _is_installed("tensorboard"):
-            self.directories = saved["tensorboard"]
-            sizes = saved.get("tensorboard_files", {})
-            self._effects.enter_context(deduplicate.tensorboard_summaries(saved["tensorboard"], sizes))
+        self.directories = saved.get("tensorboard", [])
 
     def close(self) -> None:
-        """Give the trackers' classes their former methods, and remove the variables that :meth:`restore` set.
-
-        What is logged afterwards is logged as if nothing had been resumed.
-        """
+        """Remove the variables that :meth:`restore` set."""
         self._effects.close()
-        self._rows = None
 
 
 @contextlib.contextmanager
@@ -143,7 +124,3 @@ def tracker_run(run_directory: str | os.PathLike[str], tracker: str) -> str | No
                 continue  # the resume reports it
             return None if saved is None else saved.get(tracker)
     return None
-
-
-def _is_installed(tracker: str) -> bool:
-    return tracker in sys.modules or importlib.util.find_spec(tracker) is not None
