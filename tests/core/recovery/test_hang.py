@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.recovery import hang
-from resume_adapters.core.recovery.hang import Condition, HangWatch, Verdict, judge
+from resume_adapters.core.recovery.hang import Condition, HangWatch, Pulse, Verdict, judge
 from resume_adapters.core.recovery.meeting import SoloMeeting
 from resume_adapters.core.recovery.plan import Failure
-from resume_adapters.core.recovery.pulse import Pulse
 from waiting import until
 
 STILL, MOVING, BEHIND = Condition(False, 7, "a"), Condition(True, 7, "b"), Condition(False, 6, "c")

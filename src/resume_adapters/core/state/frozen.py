@@ -173,11 +173,6 @@ class FrozenBuffers:
         """Return what was taken last."""
         return {key: copied for key, (_, _, copied) in self._taken.items()}
 
-    def replace(self, taken: Mapping[str, Any]) -> None:
-        """Let what was taken last be what :meth:`taken` has returned, of other modules of the same kind."""
-        for key, (live, version, _) in self._taken.items():
-            self._taken[key] = (live, version, taken[key])
-
     def load(self, taken: Mapping[str, Any]) -> None:
         """Let the buffers be what :meth:`taken` returned, of other modules of the same kind."""
         for key, (holder, name) in self._places.items():
