@@ -559,8 +559,6 @@ class ResumableRun:
             undo.callback(self._staging.close)
             deadline = self._step_control.deadline
             undo.callback(self._mirrors.close, deadline.at if deadline else None)
-            if self._memory_tier is not None:
-                undo.callback(self._memory_tier.close)
             undo.callback(self._saver.close)
             undo.callback(self._step_control.close)
             undo.callback(self._undo_at_close.close)
