@@ -26,6 +26,9 @@ _LATER = 5.0
 _SIGNAL = "SIGURG"
 """What wakes the main thread. Where nobody handles it, it is ignored."""
 
+_RAISING = 5.0
+"""Seconds for which an interruption that is on its way is waited for."""
+
 _STDERR = 2
 
 
@@ -92,17 +95,20 @@ class Interruption:
     def interrupt(self) -> None:
         """Interrupt the thread, if that is allowed; another thread calls it."""
         self._is_raising = True
-        if self._is_allowed and self._is_main:
-            signal.pthread_kill(self._thread, getattr(signal, _SIGNAL))
-        elif self._is_allowed:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
-        self._is_raising = False
+        try:
+            if self._is_allowed and self._is_main:
+                signal.pthread_kill(self._thread, getattr(signal, _SIGNAL))
+            elif self._is_allowed:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
+        finally:
+            self._is_raising = False
 
     def _forbid(self) -> None:
         while True:
             with contextlib.suppress(LeftByPeer):  # it was on its way
                 self._is_allowed = False
-                while self._is_raising:
+                ends = time.monotonic() + _RAISING
+                while self._is_raising and time.monotonic() < ends:
                     time.sleep(0.001)
                 if not self._is_main:
                     self._receive()
@@ -114,7 +120,8 @@ class Interruption:
         # traced, for a debugger or its coverage, would hang there.
         with contextlib.suppress(LeftByPeer):
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
-            while True:  # pragma: no cover  # most interpreters raise it before the call above returns
+            ends = time.monotonic() + _RAISING
+            while time.monotonic() < ends:  # pragma: no cover  # most interpreters raise it before the call returns
                 time.sleep(0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
