@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import pytest
 from waiting import until
 
 from launch import LONG, Server, free_port, search_path
-from recovering import after_kills, results
+from recovering import after_kills, agent_store, results
 
 JOB = Path(__file__).parent / "job.py"
 
@@ -62,6 +63,17 @@ def test_a_rank_that_has_not_failed_says_which_one_has(server: Server, tmp_path:
     assert [each["given up"]["error"] for each in found] == ["PeerFailed", "RuntimeError"]
     assert [each["given up"]["has group"] for each in found] == [False, False], "what was cut cannot be used"
     assert "rank 1 failed after step 3: RuntimeError: forward at 3. The block was" in found[0]["given up"]["message"]
+
+
+def test_a_process_that_must_end_and_does_not_is_ended(server: Server, tmp_path: Path) -> None:
+    """Here the script catches the error; it may also be the interpreter that does not come to its end."""
+    case = [[["forward", 1, 3, "kill"]], {"grace": 2.0, "meeting_timeout": 3.0}]
+    with agent_store() as environment:
+        env = {**environment, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LINGERS": "1"}
+        running = server.start(JOB, [json.dumps({"killed": case})], tmp_path, 2, env)
+        outcome = running.wait(survivors=WITHIN)
+    assert outcome.statuses == (1, -signal.SIGKILL)
+    assert "Timeout (0:00:02)!" in outcome.output
 
 
 # ---- Under torchrun

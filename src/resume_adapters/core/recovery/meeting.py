@@ -6,7 +6,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,55 +25,8 @@ _LONGEST = 1800.0
 _LOOK_EVERY = 0.05
 
 
-class Meeting(Protocol):
-    """Where the ranks of a block meet. Every exchange has a topic of its own.
-
-    Attributes:
-        rank: this rank.
-        world_size: the number of ranks.
-        token: distinguishes the launch from all others, alike on all ranks and after each restart by the launcher.
-        is_gone: the launcher's store cannot be reached any more, as the watching thread has found.
-    """
-
-    rank: int
-    world_size: int
-    token: str
-    is_gone: bool
-
-    def announce(self, topic: str) -> bool:
-        """Let all ranks leave what they do together; return whether this rank is the first to say so."""
-
-    def is_announced(self, topic: str) -> bool:
-        """Return whether a rank has said so. Another thread asks than the one that calls the other methods."""
-
-    def exchange(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T]:
-        """Return every rank's value, in rank order.
-
-        Args:
-            topic: see above.
-            value: what this rank says.
-            kind: its type.
-            is_to_end: returns whether this process was asked to end: it does not wait for others then.
-
-        Raises:
-            PeerFailed: a rank does not come in time; or the launcher starts all again, or is gone.
-        """
-
-    def finish(self, topic: str) -> bool:
-        """Wait until all ranks have come to the end; return ``False`` where one has failed meanwhile."""
-
-    def write(self, key: str, value: bytes) -> None:
-        """Let all ranks read a value. The thread calls it that asks :meth:`is_announced`."""
-
-    def read(self, key: str) -> bytes | None:
-        """Return what a rank has written; ``None``: nothing. The same thread calls it."""
-
-    def groups_store(self, name: str) -> Any:
-        """Return a store in which process groups are made, of that name."""
-
-
 class SoloMeeting:
-    """A block in a single process."""
+    """A block in a single process, with the methods of :class:`StoreMeeting`."""
 
     rank = 0
     world_size = 1
@@ -111,12 +64,21 @@ class SoloMeeting:
 
 
 class StoreMeeting:
-    """A meeting in the store that torchrun keeps. On several nodes, all ranks make it at the same time.
+    """Where the ranks of a block meet: in the store that torchrun keeps. Every exchange has a topic of its own.
+
+    On several nodes, all ranks make it at the same time.
 
     Args:
         launch: the processes of the launch.
         timeout: seconds for which a rank waits for the others.
         grace: seconds that each may need before, to leave its step; then it comes.
+
+    Attributes:
+        rank: this rank.
+        world_size: the number of ranks.
+        token: distinguishes the launch from all others, alike on all ranks and after each restart by the launcher.
+        start: distinguishes the processes of this start from those of others.
+        is_gone: the launcher's store cannot be reached any more, as the watching thread has found.
 
     Raises:
         PeerFailed: the store cannot be reached.
@@ -136,9 +98,11 @@ class StoreMeeting:
         self._store, self._watched = (each.below(launch.name, self.start, "meeting") for each in (mine, watched))
 
     def announce(self, topic: str) -> bool:
+        """Let all ranks leave what they do together; return whether this rank is the first to say so."""
         return self._store.add(f"{topic}/failed", 1) == 1
 
     def is_announced(self, topic: str) -> bool:
+        """Return whether a rank has said so. Another thread asks than the one that calls the other methods."""
         if not self.is_gone:
             try:
                 return self._watched.has([f"{topic}/failed"]) or self._watched_starts.is_over
@@ -147,6 +111,17 @@ class StoreMeeting:
         return False
 
     def exchange(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T]:
+        """Return every rank's value, in rank order.
+
+        Args:
+            topic: see above.
+            value: what this rank says.
+            kind: its type.
+            is_to_end: returns whether this process was asked to end: it does not wait for others then.
+
+        Raises:
+            PeerFailed: a rank does not come in time; or the launcher starts all again, or is gone.
+        """
         keys = self._come(topic, msgspec.json.encode(value))
         began = time.monotonic()
         looks = began + _LOOK_EVERY
@@ -169,6 +144,7 @@ class StoreMeeting:
         return [msgspec.json.decode(self._store.read(key) or b"", type=kind) for key in keys]
 
     def finish(self, topic: str) -> bool:
+        """Wait until all ranks have come to the end; return ``False`` where one has failed meanwhile."""
         try:
             keys, ends = self._come(f"{topic}/done", b""), time.monotonic() + _LONGEST
             while not self._store.has(keys) and time.monotonic() < ends:
@@ -190,6 +166,7 @@ class StoreMeeting:
         return f"rank {missing[0] if missing else 0} did not meet the others"
 
     def write(self, key: str, value: bytes) -> None:
+        """Let all ranks read a value. The thread calls it that asks :meth:`is_announced`."""
         if not self.is_gone:  # for each call then, torch would print a page
             try:
                 self._watched.set(key, value)
@@ -197,6 +174,7 @@ class StoreMeeting:
                 self.is_gone = True
 
     def read(self, key: str) -> bytes | None:
+        """Return what a rank has written; ``None``: nothing. The same thread calls it."""
         if not self.is_gone:
             try:
                 return self._watched.read(key)
@@ -205,7 +183,11 @@ class StoreMeeting:
         return None
 
     def groups_store(self, name: str) -> Any:
+        """Return a store in which process groups are made, of that name."""
         return LauncherStore(self._launch, self._timeout).below(self._launch.name, self.start, "groups", name).native
+
+
+Meeting = SoloMeeting | StoreMeeting
 
 
 class Starts:
