@@ -11,7 +11,7 @@ import pytest
 from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
 from resume_adapters.core.recovery.memory import HeldCheckpoint, MemoryDirectory
 from resume_adapters.core.recovery.options import Launch
-from resume_adapters.core.recovery.plan import Failure, Level
+from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -81,13 +81,13 @@ def test_who_fails_on_two_threads_at_once_is_the_origin() -> None:
 class Call:
     """A training call that holds a step, or none yet."""
 
-    directory, generation, progress, place, is_resumed, has_committed = Path("run"), 1, 4, "", False, False
+    directory, generation, progress, has_committed = Path("run"), 1, 4, False
 
     def __init__(self, step: int | None, *, is_over: bool = False) -> None:
         self.step, self.is_over = step, is_over
 
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        return self.step, ""
+    def report(self, *, is_updating: bool) -> Report:
+        return Report("run", self.step)
 
 
 @pytest.mark.parametrize(

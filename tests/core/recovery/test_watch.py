@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.deadline import limited
 from resume_adapters.core.recovery.hang import describe_threads
-from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch, limited
+from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch
 from waiting import LIMIT, until, until_ended
 
 
@@ -199,7 +200,7 @@ def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
 
 PROGRAM = """
 import ctypes, time
-from resume_adapters.core.recovery import watch
+from resume_adapters.core.recovery import deadline, watch
 {given}
 """
 
@@ -210,10 +211,10 @@ KEEPS_THE_LOCK = "ctypes.PyDLL(None).sleep(60)"
 @pytest.mark.parametrize(
     "given",
     [
-        f"watch._LATER = 0.0\nwith watch.limited('end', 1.0, print): {KEEPS_THE_LOCK}",
+        f"deadline.LATER = 0.0\nwith deadline.limited('end', 1.0, print): {KEEPS_THE_LOCK}",
         "w = watch.PeerWatch(lambda: False, print, print, print, 9.0, lambda: 1.0)\nw.start()\ntime.sleep(1)\n"
         + KEEPS_THE_LOCK,
-        "watch._LATER = 0.5\nw = watch.PeerWatch(lambda: True, lambda: time.sleep(60), print, print, 0.5)\nw.start()\n"
+        "watch.LATER = 0.5\nw = watch.PeerWatch(lambda: True, lambda: time.sleep(60), print, print, 0.5)\nw.start()\n"
         "time.sleep(60)",
     ],
     ids=["what is limited", "a step", "a hook"],
@@ -223,6 +224,34 @@ def test_a_process_that_python_cannot_end_is_ended(given: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(given=given)], capture_output=True, text=True)
     assert done.returncode == 1 and "most recent call first" in done.stderr
     assert time.monotonic() - began < 50
+
+
+FORKS = """
+import os, sys, time
+from resume_adapters.core.recovery.deadline import end_process_after
+
+end_process_after(20.0)
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        sys.exit()
+    os.waitpid(pid, 0)
+print("forked", flush=True)
+end_process_after(0.5)
+pid = os.fork()
+if pid == 0:
+    time.sleep(2)
+    print("a child goes on", flush=True)
+    os._exit(0)
+time.sleep(30)
+"""
+
+
+def test_a_process_that_is_forked_meanwhile_ends_as_it_would() -> None:
+    """And is not ended. Python would let it wait for a thread that it lacks."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 1 and "most recent call first" in done.stderr
+    assert done.stdout == "forked\na child goes on\n"
 
 
 def test_a_process_is_not_ended_that_looks_often_enough() -> None:

@@ -75,16 +75,8 @@ class HeldTraining(Protocol):
     def is_over(self) -> bool:
         """Whether it was closed before anything failed."""
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it holds what it has resumed from, in memory."""
-
-    @property
-    def place(self) -> str:
-        """Where in the training the state is held, of several places within one step."""
-
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        """Return the step of which the state is held, and why it cannot be used.
+    def report(self, *, is_updating: bool) -> Report:
+        """Return what is held, and why it cannot be used.
 
         Args:
             is_updating: the weights may be those of the middle of a step.
@@ -254,13 +246,11 @@ class RunningAttempt:
         training = self.training
         if training is None:
             return Report(failure=failure)
-        step, objection = training.held(is_updating=self.updates.is_updating)
-        under_way = [
-            each for each in self._trainings if not each.is_over and each.held(is_updating=False)[0] is not None
-        ]
-        if len(under_way) > 1:
-            objection = objection or "several trainings are under way at once, and one of them alone is held"
-        return Report(str(training.directory), step, objection, failure, training.place, training.is_resumed)
+        report = training.report(is_updating=self.updates.is_updating)
+        running = [each for each in self._trainings if not each.is_over]
+        if sum(each.report(is_updating=False).step is not None for each in running) > 1 and not report.objection:
+            report = replace(report, objection="several trainings are under way at once, and one alone is held")
+        return replace(report, failure=failure)
 
     def failure(self, error: BaseException, rank: int) -> Failure:
         """Return an error as data."""

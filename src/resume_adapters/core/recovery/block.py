@@ -28,6 +28,7 @@ from resume_adapters.core.recovery.attempt import (
     running_attempt,
     under_way,
 )
+from resume_adapters.core.recovery.deadline import LATER, end_process_after, limited
 from resume_adapters.core.recovery.device import require_device
 from resume_adapters.core.recovery.groups import BlockGroups
 from resume_adapters.core.recovery.hang import HangWatch, describe_threads
@@ -37,7 +38,7 @@ from resume_adapters.core.recovery.options import BlockOptions, Hook, read_launc
 from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
 from resume_adapters.core.recovery.termination import Termination
 from resume_adapters.core.recovery.updates import UpdateWatch
-from resume_adapters.core.recovery.watch import PeerWatch, end_process_after, limited
+from resume_adapters.core.recovery.watch import PeerWatch
 from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.state import rng
 from resume_adapters.core.stop.signals import StopFlag
@@ -46,9 +47,6 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import PeerFailed, UnsupportedSetting
 
 T = TypeVar("T")
-
-_LATER = 5.0
-"""Seconds after which a wait that has a limit of its own ends in any case."""
 
 _numbers = itertools.count()
 """The blocks of this process, which are alike on all ranks."""
@@ -286,7 +284,7 @@ class Block:
             return by_signal or self._termination.has_come
 
         number = running.attempt.number
-        with self._limited("meet the others", more=self._options.grace + _LATER):
+        with self._limited("meet the others", more=self._options.grace + LATER):
             reports = self._meeting.exchange(f"{number}/report", running.report(failure), Report, is_to_end)
         return decide(reports, restarts=number, max_restarts=self._options.max_restarts, former=self._failures)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import signal
 import threading
 import time
@@ -14,53 +13,18 @@ from types import FrameType
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.deadline import LATER, end_process_after
 
 THREAD_NAME = "resume-adapters-recovery"
 
 _LOOK_EVERY = 0.02
 """Seconds between two looks."""
 
-_LATER = 5.0
-"""Seconds after a limit at which the process ends without Python: what ends it as a rule says more."""
-
 _SIGNAL = "SIGURG"
 """What wakes the main thread. Where nobody handles it, it is ignored."""
 
 _RAISING = 5.0
 """Seconds for which an interruption that is on its way is waited for."""
-
-_STDERR = 2
-
-
-def end_process_after(seconds: float | None) -> None:
-    """End this process with status 1 in so many seconds, after the stacks of its threads; ``None``: do not.
-
-    A thread in C does that, also where a library keeps Python's lock. The last call counts.
-    """
-    if seconds is None:
-        faulthandler.cancel_dump_traceback_later()
-    else:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
-
-
-@contextlib.contextmanager
-def limited(doing: str, seconds: float, abandon: Callable[[str, float], object]) -> Iterator[None]:
-    """End this process where the context lasts longer.
-
-    Args:
-        doing: what is done in the context, for the message.
-        seconds: the limit.
-        abandon: ends the process, called with both on another thread; where it cannot run, the process ends anyway.
-    """
-    timer = threading.Timer(seconds, abandon, (doing, seconds))
-    timer.daemon = True
-    timer.start()
-    end_process_after(seconds + _LATER)
-    try:
-        yield
-    finally:
-        timer.cancel()
-        end_process_after(None)
 
 
 class Interruption:
@@ -173,7 +137,7 @@ class PeerWatch:
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(self._limit)  # a hook of the user may hang there
-        end_process_after(None)
+        self._guard(None)
 
     @contextlib.contextmanager
     def leading_out(self, grace: float) -> Iterator[None]:
@@ -195,7 +159,8 @@ class PeerWatch:
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_EVERY):
             if self._is_announced():
-                end_process_after(self._limit + _LATER)
+                self._guarded = None
+                self._guard(self._limit + LATER)
                 try:
                     self._leave()
                 finally:  # whatever a hook of the user does

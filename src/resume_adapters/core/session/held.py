@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
-from resume_adapters.core.recovery.plan import Failure, Level
+from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
@@ -247,22 +247,17 @@ class HeldCall:
         resumed = self._run.resumed
         return self._moment.step if self._moment is not None else resumed.step if resumed is not None else 0
 
-    @property
-    def place(self) -> str:
-        """Where in the training the state is held, of several places within one step."""
-        return "" if self._moment is None else self._moment.form.place
-
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        """Return the step of which the state is held, and why it cannot be used."""
-        if self._moment is None:
-            return (self.progress if self.is_resumed else None), ""
+    def report(self, *, is_updating: bool) -> Report:
+        """Return what is held, and why it cannot be used."""
+        moment, directory = self._moment, str(self.directory)
+        if moment is None:
+            return Report(directory, self.progress if self.is_resumed else None, is_resumed=self.is_resumed)
+        objection = moment.form.objection
         if is_updating:
-            return self._moment.step, "it had begun to update the weights, and had not done all that follows an update"
-        if self._moment.form.objection:
-            return self._moment.step, self._moment.form.objection
-        if not self._moment.is_intact:
-            return self._moment.step, "a part of the state that is too large to copy at each step has changed since"
-        return self._moment.step, ""
+            objection = "it had begun to update the weights, and had not done all that follows an update"
+        elif not objection and not moment.is_intact:
+            objection = "a part of the state that is too large to copy at each step has changed since"
+        return Report(directory, moment.step, objection, place=moment.form.place)
 
     def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
