@@ -71,7 +71,10 @@ def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> N
         running.signal(signal.SIGKILL, 1)
         running.wait()
     found = json.loads((tmp_path / "result.0").read_text())["stopped"]
-    assert found["error"] == "PeerFailed" and "rank 1 did not meet the others within 8 s" in found["message"]
+    assert (
+        found["error"] == "PeerFailed"
+        and "rank 1 did not meet the others after a failure: its process is stopped" in found["message"]
+    )
     assert "Rank 1 hangs in a process that does not answer" in (tmp_path / "output.0").read_text()
 
 

@@ -97,7 +97,7 @@ def test_a_thread_that_rests_hangs() -> None:
     assert found[0].rank == 0
     assert found[0].message.startswith("rank 0 hangs in rest (")
     assert found[0].message.endswith("no step has ended for 0.3 s")
-    assert watch.found == found[0].message
+    assert watch.found == found[0]
     found.clear()
     pulse.stop()
     look(watch, rest, after(0.5))

@@ -34,7 +34,7 @@ from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirror import MIRROR_THREAD
 from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
-from resume_adapters.recovery import Attempt, Level, restartable
+from resume_adapters.recovery import Attempt, Failure, Level, restartable
 from waiting import LIMIT, until
 
 from plain_torch import Launch, PlainTorch
@@ -748,7 +748,7 @@ def test_a_rank_that_trains_nothing_yet_says_where_it_is_when_another_one_hangs(
 ) -> None:
     """It has no run directory to write that into."""
     of_rank = block.Block(BlockOptions())
-    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), "rank 1 hangs")
+    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), Failure(1, None, "Hung", "rank 1 hangs", ""))
     assert "Rank 1 hangs. The threads of rank 0 are at:\nthread MainThread:" in caplog.text
 
 

@@ -124,6 +124,7 @@ class RunningAttempt:
         error: with which it has left; ``None`` as long as it has not, and where a peer made it leave.
         pulse: when the training has last done something.
         hang: what was found where a rank hangs.
+        is_silent: that rank does not answer.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class RunningAttempt:
         self.updates = updates
         self.pulse = Pulse()
         self.hang: Failure | None = None
-        self.is_left = self.is_origin = False
+        self.is_left = self.is_origin = self.is_silent = False
         self.left = 0.0
         self.error: BaseException | None = None
         self._memory = memory

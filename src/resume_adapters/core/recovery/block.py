@@ -11,6 +11,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ from resume_adapters.core.recovery.attempt import (
 from resume_adapters.core.recovery.deadline import LATER, end_process_after, limited
 from resume_adapters.core.recovery.device import require_device
 from resume_adapters.core.recovery.groups import BlockGroups
-from resume_adapters.core.recovery.hang import HangWatch, describe_threads
+from resume_adapters.core.recovery.hang import SILENT, HangWatch, describe_threads
 from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting
 from resume_adapters.core.recovery.memory import HeldCheckpoint, MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions, Hook, read_launch
@@ -152,7 +153,7 @@ class Block:
         topic, meeting, options = f"{running.attempt.number}", self._meeting, self._options
 
         def on_hang(found: Failure) -> None:
-            self._keep_stacks(running, found.message)  # before anything is cut
+            self._keep_stacks(running, found)  # before anything is cut
             running.fail_by_hang(found)
 
         hang = HangWatch(
@@ -170,7 +171,7 @@ class Block:
 
         def leave() -> None:
             found = hang.found
-            if found and running.hang is None:
+            if found is not None and running.hang is None:
                 self._keep_stacks(running, found)
             running.leave()
 
@@ -182,9 +183,10 @@ class Block:
         limit = options.grace + options.meeting_timeout
         return PeerWatch(is_announced, leave, self._groups.cut, self._abandon, limit, look)
 
-    def _keep_stacks(self, running: RunningAttempt, hang: str) -> None:
+    def _keep_stacks(self, running: RunningAttempt, hang: Failure) -> None:
+        running.is_silent = hang.place == SILENT
         stacks = describe_threads()
-        logger.error("%s. The threads of rank %d are at:\n%s", _capitalised(hang), self._meeting.rank, stacks)
+        logger.error("%s. The threads of rank %d are at:\n%s", _capitalised(hang.message), self._meeting.rank, stacks)
         if running.training is not None:
             # On a thread of its own: it may be the disk that hangs.
             threading.Thread(target=running.training.keep_stacks, args=(stacks,), daemon=True).start()
@@ -279,13 +281,16 @@ class Block:
     def _agree(self, running: RunningAttempt, error: BaseException) -> Plan:
         failure = running.failure(error, self._meeting.rank) if running.is_origin else None
 
-        def is_to_end() -> bool:
+        def gives_up() -> str:
             by_signal = any(each.reason == signal.SIGTERM.name for each in running.flags().values())
-            return by_signal or self._termination.has_come
+            if by_signal or self._termination.has_come:
+                return "the launcher ends all processes: one has died, as a rule"
+            is_late = running.is_silent and time.monotonic() > running.left + self._options.grace
+            return "its process is stopped, or a library keeps Python's lock" if is_late else ""
 
         number = running.attempt.number
         with self._limited("meet the others", more=self._options.grace + LATER):
-            reports = self._meeting.exchange(f"{number}/report", running.report(failure), Report, is_to_end)
+            reports = self._meeting.exchange(f"{number}/report", running.report(failure), Report, gives_up)
         return decide(reports, restarts=number, max_restarts=self._options.max_restarts, former=self._failures)
 
     def _given_up(self, running: RunningAttempt, plan: Plan, error: BaseException) -> BaseException:

@@ -31,6 +31,9 @@ _TIMES = 10
 _ANSWER_WITHIN = 10.0
 """Seconds in which a rank answers that is asked."""
 
+SILENT = "in a process that does not answer"
+"""Where a rank hangs that is stopped, or in a library that keeps Python's lock."""
+
 _COMPUTING = 0.02
 """The share of the time that a thread computes which is at work; on a machine that is busy it may be small."""
 
@@ -148,9 +151,10 @@ class HangWatch:
         return max(_LEAST, _TIMES * self._pulse.slowest) if self._hang_after is None else self._hang_after
 
     @property
-    def found(self) -> str:
-        """The hang that a rank has found in this attempt; empty: none."""
-        return (self._meeting.read(f"{self._topic}/hang") or b"").decode()
+    def found(self) -> Failure | None:
+        """The hang that a rank has found in this attempt."""
+        said = self._meeting.read(f"{self._topic}/hang")
+        return None if said is None else msgspec.json.decode(said, type=Failure)
 
     def look(self) -> float | None:
         """Look whether this rank, or a peer that asks, has ended no step for too long. Call it often.
@@ -216,7 +220,7 @@ class HangWatch:
         verdict = judge(conditions)
         if verdict.is_hang:
             failure = self._failure(verdict, conditions)
-            self._meeting.write(f"{self._topic}/hang", failure.message.encode())
+            self._meeting.write(f"{self._topic}/hang", msgspec.json.encode(failure))
             self._on_hang(failure)
             return
         self._meeting.write(f"{self._topic}/inquiry", str(self._inquiry + 1).encode())
@@ -225,7 +229,7 @@ class HangWatch:
     def _failure(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> Failure:
         first = verdict.ranks[0]
         found = conditions[first]
-        place = "in a process that does not answer" if found is None else found.place
+        place = SILENT if found is None else found.place
         names = _named(verdict.ranks, "hangs", "hang")
         return Failure(first, None, "Hung", f"{names} {place}: no step has ended for {self._allowed}", place)
 

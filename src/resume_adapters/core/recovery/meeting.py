@@ -17,7 +17,7 @@ from resume_adapters.errors import PeerFailed
 T = TypeVar("T")
 
 _ASKED = 1.0
-"""Seconds for which a process that was asked to end waits for the others: as a rule all have come by then."""
+"""Seconds for which others are waited for in any case: as a rule all have come by then."""
 
 _LONGEST = 1800.0
 """Seconds for which a rank waits for others that build their model, or end later: as long as torch does for a group."""
@@ -45,7 +45,7 @@ class SoloMeeting:
     def is_announced(self, topic: str) -> bool:
         return topic in self._announced
 
-    def exchange(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T]:
+    def exchange(self, topic: str, value: T, kind: type[T], gives_up: Callable[[], str] = str) -> list[T]:
         return [value]
 
     def finish(self, topic: str) -> bool:
@@ -110,14 +110,14 @@ class StoreMeeting:
                 self.is_gone = True
         return False
 
-    def exchange(self, topic: str, value: T, kind: type[T], is_to_end: Callable[[], bool] = bool) -> list[T]:
+    def exchange(self, topic: str, value: T, kind: type[T], gives_up: Callable[[], str] = str) -> list[T]:
         """Return every rank's value, in rank order.
 
         Args:
             topic: see above.
             value: what this rank says.
             kind: its type.
-            is_to_end: returns whether this process was asked to end: it does not wait for others then.
+            gives_up: returns why it waits for others no more; empty: it does.
 
         Raises:
             PeerFailed: a rank does not come in time; or the launcher starts all again, or is gone.
@@ -129,10 +129,13 @@ class StoreMeeting:
             now = time.monotonic()
             if now > looks:
                 looks = now + _LOOK_EVERY
-                if self._starts.is_over or (now > began + _ASKED and is_to_end()):
+                reason = "torchrun starts all again" if self._starts.is_over else ""
+                if not reason and now > began + _ASKED:
+                    reason = gives_up()
+                if reason:
                     raise PeerFailed(
-                        f"{self._missing(keys)} after a failure, and the launcher ends all processes: one has died, "
-                        "as a rule. This one ends, too. The next start resumes from the newest checkpoint"
+                        f"{self._missing(keys)} after a failure: {reason}. This process ends, too, so that torchrun "
+                        "starts all again (--max-restarts) and they resume from the newest checkpoint"
                     )
             if now > began + self._timeout:
                 raise PeerFailed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import threading
 import time
@@ -28,14 +27,12 @@ _RAISING = 5.0
 
 
 class Interruption:
-    """Raises :class:`LeftByPeer` in the thread that made it.
+    """Raises :class:`LeftByPeer` in the main thread, if that has made it: elsewhere nothing is interrupted.
 
-    In the main thread that ends a sleep, and the wait for a lock, a thread or a file; elsewhere it comes after them. A
-    call of a library that does not return is not interrupted.
+    That ends a sleep, and the wait for a lock, a thread or a file. A call of a library that does not return goes on.
     """
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
         self._is_main = threading.current_thread() is threading.main_thread()
         self._is_allowed = self._is_raising = False
 
@@ -46,24 +43,24 @@ class Interruption:
         Raises:
             LeftByPeer: it has.
         """
+        if not self._is_main:
+            yield
+            return
         number = getattr(signal, _SIGNAL)
-        former = signal.signal(number, self._handle) if self._is_main else None
+        former = signal.signal(number, self._handle)
         self._is_allowed = True
         try:
             yield
         finally:
             self._forbid()
-            if self._is_main:
-                signal.signal(number, signal.SIG_DFL if former is None else former)
+            signal.signal(number, signal.SIG_DFL if former is None else former)
 
     def interrupt(self) -> None:
-        """Interrupt the thread, if that is allowed; another thread calls it."""
+        """Interrupt the main thread, if that is allowed; another thread calls it."""
         self._is_raising = True
         try:
-            if self._is_allowed and self._is_main:
-                signal.pthread_kill(self._thread, getattr(signal, _SIGNAL))
-            elif self._is_allowed:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
+            if self._is_allowed:
+                signal.pthread_kill(threading.main_thread().ident or 0, getattr(signal, _SIGNAL))
         finally:
             self._is_raising = False
 
@@ -74,19 +71,7 @@ class Interruption:
                 ends = time.monotonic() + _RAISING
                 while self._is_raising and time.monotonic() < ends:
                     time.sleep(0.001)
-                if not self._is_main:
-                    self._receive()
                 return
-
-    def _receive(self) -> None:
-        """Take what may still be on its way."""
-        # Taken back instead, it would leave the interpreter looking for it at every call from then on, and one that is
-        # traced, for a debugger or its coverage, would hang there.
-        with contextlib.suppress(LeftByPeer):
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LeftByPeer))
-            ends = time.monotonic() + _RAISING
-            while time.monotonic() < ends:  # pragma: no cover  # most interpreters raise it before the call returns
-                time.sleep(0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_allowed:
