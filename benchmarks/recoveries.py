@@ -1,20 +1,17 @@
 """What a restartable block costs: seconds from a failure to the step done again, and time added to each step.
 
-``torchrun --nproc-per-node 2 -m benchmarks.recoveries DIRECTORY FAILURES [--kill] [--threads]`` is the job that fails.
+``torchrun --nproc-per-node 2 -m benchmarks.recoveries DIRECTORY FAILURES`` is the job that fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +20,15 @@ from benchmarks.figure import Figure
 from benchmarks.loops import _Loop, _steps
 
 GOAL_SECONDS = 0.5
-GOAL_PROCESS = 2.0
 GOAL_MICROSECONDS = 20
 _ROUND = 50
 _APART = 4
 """Steps between two failures."""
 
-_KILLS = 5
-"""Processes that are killed at most, of each number of ranks."""
-
 
 def measure(rounds: int) -> list[Figure]:
-    """Return the seconds to recover from an exception and from SIGKILL, and the processor time added per step."""
-    found = _recoveries(rounds, ranks=2)
+    """Return the seconds to recover from an exception, and the processor time added per step."""
+    found = _recoveries(rounds)
     load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
     return [
         figure.of(
@@ -45,35 +38,22 @@ def measure(rounds: int) -> list[Figure]:
             GOAL_SECONDS,
             detail=f"{rounds} exceptions in the forward pass; {load}",
         ),
-        *(each for ranks in (2, 3) for each in _deaths(ranks, min(rounds, _KILLS), load)),
         *_per_step(rounds),
     ]
 
 
-def _deaths(ranks: int, rounds: int, load: str) -> list[Figure]:
-    """Return the seconds from SIGKILL to the end of the step done again, whoever starts the next processes."""
-    what = f"restartable, {ranks} ranks: from SIGKILL to the end of the step done again"
-    forked = _recoveries(rounds, ranks, "--kill")
-    started = _recoveries(rounds, ranks, "--kill", "--threads")
-    return [
-        figure.of(what, forked, "s", GOAL_PROCESS, detail=f"{rounds} kills; {load}"),
-        figure.of(f"{what}, in processes that torchrun starts", started, "s", None, detail=load),
-    ]
-
-
-def _recoveries(rounds: int, ranks: int, *options: str) -> list[float]:
+def _recoveries(rounds: int) -> list[float]:
     """Return the seconds of each recovery of a job that fails."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--standalone"]
-        command += ["--max-restarts", str(rounds), "-m", "benchmarks.recoveries", name, str(rounds), *options]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        command += ["-m", "benchmarks.recoveries", name, str(rounds)]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         lines = (directory / ".resume" / "journal.jsonl").read_text().splitlines()
     found = [each for each in map(json.loads, lines) if each["event"] == "recovery"]
-    level = "process" if options else "memory"
-    assert len(found) == rounds and all(each["level"] == level and not each["lost"] for each in found), found
+    assert len(found) == rounds and all(each["level"] == "memory" and not each["lost"] for each in found), found
     return [each["seconds"] for each in found]
 
 
@@ -105,7 +85,7 @@ def _seconds(within_block: bool) -> float:
     return restartable()(steps)() if within_block else steps()
 
 
-def fail_again_and_again(directory: Path, failures: int, *, is_killed: bool) -> None:
+def fail_again_and_again(directory: Path, failures: int) -> None:
     """Train on several ranks; in turn, one fails in its forward pass."""
     import accelerate  # noqa: F401  # as scripts do, before all else
     import torch
@@ -124,10 +104,8 @@ def fail_again_and_again(directory: Path, failures: int, *, is_killed: bool) -> 
             step = loop.run.global_step
             if step in left:
                 left.remove(step)
-                if rank == (step // _APART) % ranks and not is_killed:
+                if rank == (step // _APART) % ranks:
                     raise RuntimeError(f"at step {step}")
-                if rank == (step // _APART) % ranks and _is_first(directory / f"killed.{step}"):
-                    os.kill(os.getpid(), signal.SIGKILL)
 
         torch.nn.Module.register_forward_pre_hook(loop.model, fail)
         for _ in loop:
@@ -137,25 +115,13 @@ def fail_again_and_again(directory: Path, failures: int, *, is_killed: bool) -> 
     main()
 
 
-def _is_first(mark: Path) -> bool:
-    """Return whether no process before this one has died here."""
-    with contextlib.suppress(FileExistsError):
-        mark.touch(exist_ok=False)
-        return True
-    return False
-
-
 def main() -> None:
     """Run the job that fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("failures", type=int)
-    parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--threads", action="store_true", help="with a thread, so that torchrun alone starts processes")
     given = parser.parse_args()
-    if given.threads:
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
-    fail_again_and_again(given.directory, given.failures, is_killed=given.kill)
+    fail_again_and_again(given.directory, given.failures)
 
 
 if __name__ == "__main__":

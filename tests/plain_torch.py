@@ -58,7 +58,7 @@ class NoTrackers:
 
     is_closed = False
 
-    def capture(self, *, flush: bool = True) -> dict[str, Any]:
+    def capture(self) -> dict[str, Any]:
         return {}
 
     def restore(self, saved: dict[str, Any]) -> None: ...
@@ -219,7 +219,6 @@ class Still(PlainTorch):
     def __init__(self, rank: int = 0, sharded: Callable[[], Mapping[str, Any]] = dict) -> None:
         super().__init__(accumulation=1, ranks=1)
         self.rank, self.sharded = rank, sharded
-        self.alone = ""
 
     def session(self, run: ResumableRun, *, verify: bool = True) -> Session:
         """Return a session that has chosen what it resumes from."""
@@ -229,9 +228,6 @@ class Still(PlainTorch):
 
     def sharded_state(self) -> Mapping[str, Any]:
         return self.sharded()
-
-    def unreplicated(self) -> str:
-        return self.alone or super().unreplicated()
 
     def save(self, directory: Path) -> None:
         (directory / "file").write_text("x")

@@ -2,8 +2,8 @@
 
 What a rank holds at the end of its last step is what it goes on from. Nothing is read from a disk, no step is lost, and
 the step that failed is done again, bit for bit. Where the ranks do not hold one state together, they resume from the
-latest checkpoint, still without starting a process. Where a process dies, new ones in the places of all go on with what
-the others held: forked by processes that have imported everything already, or started by torchrun.
+newest checkpoint, still without starting a process. Where a process dies, all of them end, and the launcher starts them
+again: they resume from the newest checkpoint of memory and disk.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def restartable(
     with the random state that it had the first time.
 
     Args:
-        max_restarts: how often the function is run again, at most, in these processes and in those that are forked in
-            their places.
-        meeting_timeout: seconds for which a rank waits for the others after a failure. Then its process ends, and the
-            launcher starts all again.
+        max_restarts: how often the function is run again, at most, in these processes.
+        meeting_timeout: seconds for which a rank waits for the others after a failure, and for each of the things that
+            it does until the next attempt. Then its process ends, and the launcher starts all again.
         grace: seconds in which a rank without a failure may reach the end of its step, before it is interrupted.
         hang_after: seconds without the end of a step after which the ranks leave it: one hangs. By default ten times
             the slowest step so far, and at least five minutes. A rank whose main thread moves is slow, and waited for.
@@ -56,6 +55,7 @@ def restartable(
     Raises:
         UnsupportedSetting: an argument is not what it must be; when the function is called: several processes were not
             started by torchrun, or a process group was made before.
+        PeerFailed: a rank has died, or did not come in time: this process must end, and is ended after ``grace``.
     """
     options = BlockOptions(max_restarts, meeting_timeout, grace, hang_after, initialize, abort, finalize, health_check)
 

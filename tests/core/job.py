@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import itertools
 import json
 import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -38,10 +35,10 @@ from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
 from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import mirrors, serving, wire
+from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.errors import MissingFramework, ResumeError, SaveFailed, Stopped
-from waiting import LIMIT, until
+from waiting import until
 
 import faults
 from miniature import Miniature, MiniatureContent, effects, left_behind
@@ -444,139 +441,16 @@ def lack(rank: int, directory: str) -> dict[str, Any]:
     return {}
 
 
-class Node:
-    """One of two nodes: a run directory and a memory of its own, which the other does not see."""
-
-    def __init__(self, rank: int, directory: str) -> None:
-        self.run_directory, self.memory = Path(directory, "disk", str(rank)), Path(directory, "memory", str(rank))
-        self.memory.mkdir(parents=True, exist_ok=True)
-
-    def start(self, **settings: Any) -> Miniature:
-        memory = Memory(directory=str(self.memory), peers=True, **{"save_every": 1, **settings})
-        job = Miniature(self.run_directory, ranks=None, local_rank=0, mirror=[memory])
-        job.run.begin(job.step, 0.0)
-        return job
-
-    def lose(self) -> None:
-        """Be a machine that replaces this one."""
-        shutil.rmtree(self.run_directory)
-        shutil.rmtree(self.memory)
-        self.memory.mkdir()
-
-    def copies(self) -> list[int]:
-        """Return the steps of the checkpoints that this node holds for the other."""
-        found = self.memory.glob("*/*/.resume/peers/*/*/resume/manifest.json")
-        return sorted(int(each.parts[-3].partition("-")[2]) for each in found)
-
-
-def remember_at(job: Miniature, step: int) -> bool:
-    content = MiniatureContent(job.run, f"state of rank {dist.get_rank()} at {step}", step, None, None)
-    is_written = job.run.save_to_memory(f"checkpoint-{step}", step, content)
-    job.run.flush()
-    return is_written
-
-
-def until_copied(job: Miniature) -> None:
-    """Wait until the nodes hold the copies of what is in their memories."""
-    replica = job.run._memory_tier._peers._replica
-    while any(job.run.ranks.gather(replica.progress.is_behind)):
-        time.sleep(0.01)
-
-
-def replace_node(rank: int, directory: str, lost: str, damage: str) -> dict[str, Any]:
-    """Save to memory alone, lose both the disk and the memory of one node, and start again; then of another.
-
-    With ``damage`` one bit of the newest copy that the node left is flipped.
-    """
-    node, found, steps = Node(rank, directory), [], iter(range(1, 100))
-    job = node.start()
-    job.commit(next(steps))
-    for losing in json.loads(lost):
-        for _ in range(3):
-            until_copied(job)
-            last = next(steps)
-            is_written = remember_at(job, last)
-            assert is_written
-        until_copied(job)
-        copies = node.copies()
-        job.run.close()
-        dist.barrier()
-        if losing == rank:
-            node.lose()
-        elif json.loads(damage):
-            (newest,) = node.memory.glob(f"*/*/.resume/peers/*/checkpoint-{last}/model.bin")
-            faults.flip(newest)
-        dist.barrier()
-        crashed = next(node.memory.glob("*/*/.resume/peers/*/.resume"), node.memory) / "begin-0123"
-        crashed.mkdir()
-        job = node.start()
-        assert losing == rank or not crashed.exists()
-        found.append({"expected": last - json.loads(damage), "step": job.step, "own": job.text, "copies": copies})
-    states = [each.problem for each in job.run._status(RunState.RUNNING).mirrors]
-    job.run.set_state(RunState.STOPPED, step=last, epoch=0.0)
-    job.commit(last + 1)
-    job.run.finish_copies()
-    job.run.close()
-    return {"found": found, "problems": states, "left": [str(each) for each in node.memory.glob("*/*")]}
-
-
-def save_for_ever(rank: int, directory: str) -> dict[str, Any]:
-    """Save to memory alone, and write down the steps that are committed there, until the process is killed."""
-    job = Node(rank, directory).start()
-    with Path(directory, f"steps.{rank}").open("a", buffering=1) as steps:
-        for step in itertools.count(1):
-            if remember_at(job, step):
-                steps.write(f"{step}\n")
-    return {}
-
-
-def resume_node(rank: int, directory: str) -> dict[str, Any]:
-    job = Node(rank, directory).start()
-    found = {"step": job.step, "text": job.text}
-    job.run.close()
-    return found
-
-
-def hinder(rank: int, directory: str, how: str) -> dict[str, Any]:
-    """Save to memory while the partner of rank zero is out of reach, or slow."""
-    node, slow = Node(rank, directory), threading.Event()
-    if rank == 1 and how == "no port":
-        serving._listen = functools.partial(os.stat, "/no such file")  # type: ignore[assignment]
-    job = node.start()
-    job.commit(1)
-    until_copied(job)
-    tier = job.run._memory_tier
-    if rank == 1 and how == "gone":
-        tier._peers._server.close()
-    if rank == 1 and how == "slow":
-        answer = serving.answer
-        serving.answer = lambda *given: (slow.wait(), answer(*given))  # type: ignore[func-returns-value]
-    saved, behind = [], []
-    for step in (2, 3, 4):
-        saved.append(remember_at(job, step))
-        behind.append(tier.states[1].behind)
-        if how != "slow":
-            until_copied(job)
-    slow.set()
-    until_copied(job)
-    copies = node.copies()
-    saved.append(remember_at(job, 5))
-    until_copied(job)
-    job.run.close()
-    return {"saved": saved, "behind": behind, "copies": copies, "problem": tier.states[1].problem}
-
-
 def share(rank: int, directory: str) -> dict[str, Any]:
-    """Ask for copies on other nodes where all share the run directory."""
+    """Ask for saves to memory alone where all share the run directory."""
     memory = Path(directory, f"memory-{rank}")
     memory.mkdir()
     return {
-        "step": Miniature(Path(directory, "run"), ranks=None, mirror=[Memory(directory=str(memory), peers=True)]).step
+        "step": Miniature(Path(directory, "run"), ranks=None, mirror=[Memory(directory=str(memory), save_every=1)]).step
     }
 
 
 def main() -> None:
-    wire.PATIENCE = LIMIT  # a slow machine is no peer that does not answer
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     everything = (
@@ -599,10 +473,6 @@ def main() -> None:
             mirror,
             copy_slowly,
             remember,
-            replace_node,
-            save_for_ever,
-            resume_node,
-            hinder,
             share,
             tidy,
             fence_memory,

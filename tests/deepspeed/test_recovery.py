@@ -113,35 +113,12 @@ def test_a_worker_of_a_loader_that_fails_changes_nothing(bench: contract.Bench, 
         assert require_undisturbed(found)["in a worker"] == [None, "memory", "memory"]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
-def test_a_rank_that_dies_loses_no_step_where_the_others_have_its_state(
-    bench: contract.Bench, tmp_path: Path, ranks: int
-) -> None:
-    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "within a step", settings("replicated"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_dies_while_weights_change_changes_nothing(
-    bench: contract.Bench, tmp_path: Path, ranks: int
-) -> None:
-    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "while weights change", settings("replicated"))
-    deaths_change_nothing(bench.server, JOB, tmp_path / "other", ranks, "between steps", settings("replicated"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", ["zero 1", "zero 3"])
-def test_a_rank_that_dies_with_its_shard_is_replaced_from_the_disk(
-    bench: contract.Bench, tmp_path: Path, ranks: int, name: str, served: Callable[..., None]
-) -> None:
-    served((ranks, VARIATIONS[name]))
-    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "within a step", settings(name), {"disk"})
-    journal = [json.loads(line) for line in (tmp_path / "killed/.resume/journal.jsonl").open()]
-    reasons = [each["reason"] for each in journal if each["event"] == "recovery"]
-    assert reasons and all("and no other rank has its shard" in each for each in reasons), reasons
-
-
 @pytest.mark.thorough
 def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
     failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path, settings("zero 3"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["replicated", "zero 3"])
+def test_a_rank_that_dies_changes_nothing(bench: contract.Bench, tmp_path: Path, name: str) -> None:
+    deaths_change_nothing(bench.server, JOB, tmp_path, settings=settings(name))

@@ -12,16 +12,11 @@ from recovering import deaths_change_nothing, failures_on_two_nodes_change_nothi
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.thorough)])
-def test_a_rank_that_dies_loses_no_step(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
-    deaths_change_nothing(bench.server, JOB, tmp_path, ranks, "within a step")
-
-
-@pytest.mark.thorough
-def test_a_rank_that_dies_while_weights_change_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
-    deaths_change_nothing(bench.server, JOB, tmp_path, 3, "while weights change")
-
-
 @pytest.mark.thorough
 def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
     failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path)
+
+
+@pytest.mark.thorough
+def test_a_rank_that_dies_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    deaths_change_nothing(bench.server, JOB, tmp_path)

@@ -62,10 +62,6 @@ class EngineStrategy:
         """Return nothing: what DeepSpeed shards, it loads and this package verifies file by file."""
         return {}
 
-    def unreplicated(self) -> str:
-        """Return what ZeRO shards."""
-        return self._engine.unreplicated()
-
     def rank_state(self) -> EngineRankState:
         """Return what DeepSpeed does not save and belongs to this rank alone."""
         return self._engine.rank_state()

@@ -32,7 +32,6 @@ from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.trackers.runs import Trackers
 
 
@@ -223,17 +222,9 @@ class AccelerateFramework(LoopFramework):
         """Return what is sharded over the processes."""
         return self._strategy.sharded_state()
 
-    def unreplicated(self) -> str:
-        """Return what DeepSpeed shards."""
-        return self._strategy.unreplicated()
-
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models."""
         return self._strategy.modules()
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on."""
-        accelerate_state.stand_in(rank)
 
     # ---- Loading
 

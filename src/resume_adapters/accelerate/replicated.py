@@ -73,10 +73,6 @@ class ReplicatedStrategy:
         """Return nothing: no state is sharded."""
         return {}
 
-    def unreplicated(self) -> str:
-        """Return nothing: every process has all of it."""
-        return ""
-
     def rank_state(self) -> ReplicatedRankState:
         """Return the count of ``LocalSGD``."""
         return ReplicatedRankState(self._local.count)

@@ -60,10 +60,6 @@ class ShardedStrategy:
         }
         return {**models, **optimizers}
 
-    def unreplicated(self) -> str:
-        """Return nothing: what is sharded is refused within a restartable block."""
-        return ""
-
     def rank_state(self) -> Record:
         """Return nothing: Accelerate saves all that there is."""
         return Record()

@@ -49,9 +49,6 @@ class AccelerateStrategy(Protocol):
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the processes, by the name of the component."""
 
-    def unreplicated(self) -> str:
-        """Return which state a process has alone, and no other could write in its place; empty: none."""
-
     def rank_state(self) -> Record:
         """Return what Accelerate does not save and belongs to this rank alone."""
 

@@ -56,9 +56,8 @@ thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.
 **A failure within a restartable block**: ``recovery/block.py`` (the loop of attempts) -> ``recovery/watch.py`` and
 ``recovery/groups.py`` (a peer fails, and what this rank waits for is cut) -> ``recovery/meeting.py`` ->
 ``recovery/plan.py`` (all ranks do the same) -> ``session/held.py`` (what a training call holds) -> ``run/saver.py``
-(written to memory); the next attempt begins as any start does, from there. Where a process has died:
-``recovery/own_state.py`` (what that rank has kept) -> ``recovery/stand_in.py`` (a forked process writes as that rank)
--> ``recovery/memory.py`` (a word for the next processes) -> ``recovery/supervisor.py`` (forks them).
+(written to memory); the next attempt begins as any start does, from there. Where a process has died, all end, and the
+launcher starts them again.
 
 A loop that is written by hand has ``loop/loop.py`` in the place of ``hf/session.py``, and ``loop/guard.py``, which
 refuses what trains past it.

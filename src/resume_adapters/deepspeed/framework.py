@@ -138,10 +138,6 @@ class DeepSpeedFramework(LoopFramework):
         """Return nothing: the engine's own files are checked when they are written."""
         return []
 
-    def unreplicated(self) -> str:
-        """Return what ZeRO shards."""
-        return self._state.unreplicated()
-
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
         return names.owner(file)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.nn.parallel import DistributedDataParallel
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
@@ -195,10 +194,6 @@ class FabricFramework(LoopFramework):
             return []
         found = [getattr(each, "_experiment", None) for each in self._fabric.loggers]  # seam: lightning 2.4-2.6
         return [each for each in found if each is not None]
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on; the strategy reads the launcher's variables."""
-        rank_zero_only.rank = rank  # type: ignore[attr-defined]
 
     # ---- Loading
 

@@ -235,10 +235,6 @@ class TrainerFramework:
         """Return what FSDP shards; what DeepSpeed shards, it loads and this package verifies file by file."""
         return {} if self.sharded is None else self.sharded.sharded_state()
 
-    def unreplicated(self) -> str:
-        """Return what ZeRO shards."""
-        return "" if self.engine is None else self.engine.unreplicated()
-
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
         return [self.trainer.model_wrapped]
@@ -262,10 +258,6 @@ class TrainerFramework:
     def engine_state(self) -> EngineRankState | None:
         """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
         return None if self.engine is None else self.engine.rank_state()
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on; ``TrainingArguments`` and the accelerator ask Accelerate."""
-        accelerate_state.stand_in(rank)
 
     # ---- Loading
 

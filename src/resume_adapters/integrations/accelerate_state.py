@@ -19,12 +19,6 @@ def reset_accelerate() -> None:
     GradientState._reset_state()  # seam: accelerate 1.6-1.15
 
 
-def stand_in(rank: int) -> None:
-    """Let what Accelerate keeps for this process say that it is a different rank of the same node."""
-    for each in (PartialState, AcceleratorState):
-        each._shared_state.update(process_index=rank, local_process_index=rank)  # seam: accelerate 1.6-1.15
-
-
 @functools.cache
 def _answer(ask: Callable[[], bool]) -> bool:
     return ask()

@@ -121,10 +121,6 @@ class LightningFramework:
         """Return what is sharded over the ranks, by the name of the component."""
         return module_state.sharded_state(self._trainer)
 
-    def unreplicated(self) -> str:
-        """Return what ZeRO shards."""
-        return "" if self.engine is None else self.engine.unreplicated()
-
     def remember_schedules(self, schedules: Schedules) -> None:
         """Remember the schedules that count steps. Call it when they are made, and nothing is loaded into them."""
         for config in self._trainer.lr_scheduler_configs:
@@ -286,10 +282,6 @@ class LightningFramework:
                 stack.enter_context(replaced(each, "state_dict", functools.partial(own.get, name, {})))
             stack.enter_context(self.saving(path, lambda place: self._trainer.save_checkpoint(str(place))))
             yield
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on; the strategy reads the launcher's variables."""
-        pl.utilities.rank_zero.rank_zero_only.rank = rank
 
     def subjects(self) -> Subjects:
         """Return the module, its callbacks and the datamodule, without what Lightning saves."""

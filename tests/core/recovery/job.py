@@ -1,11 +1,12 @@
 """What the ranks of the recovery tests do: a block of plain torch that fails at given places. Forked by the server.
 
-A fault raises, hangs, or kills the process: ``["forward", 1, 3, "kill"]``.
+A fault raises, hangs, freezes the process, or kills it: ``["forward", 1, 3, "kill"]``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,21 @@ from recovering import use_memory_of_node
 
 RANK = int(os.environ["RANK"])
 
-HIDDEN: list[bool] = []
-"""Whether older objects were hidden from the collector, in each attempt of a case."""
+
+def wait_for_the_test() -> None:
+    Path("waits").touch()
+    while not Path("go on").exists():
+        time.sleep(0.01)
+
+
+FREEZES: dict[str, Callable[[], object]] = {
+    **{name: lambda: os.kill(os.getpid(), signal.SIGSTOP) for name in ("stop", "stop in a save", "stop in the update")},
+    "lock": lambda: ctypes.PyDLL(None).sleep(600),  # which keeps Python's lock
+    "all_reduce": lambda: dist.all_reduce(torch.ones(1)),  # the other rank does not take part
+    "worker": lambda: time.sleep(600),
+    "wait": wait_for_the_test,
+}
+"""What a rank does once, in all its processes, instead of raising."""
 
 
 class Faults:
@@ -39,6 +54,7 @@ class Faults:
 
     def __init__(self, listed: list[list[Any]]) -> None:
         self._left = [tuple(each) for each in listed]
+        self._samples = 0
 
     def raise_at(self, place: str, step: int) -> None:
         if (place, RANK, step, "kill") in self._left and self._is_first(f"{place}.{step}"):
@@ -50,9 +66,18 @@ class Faults:
                 return
             if place == "hang":
                 time.sleep(600)
-            if place == "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
+            if place in FREEZES and self._is_first(f"{place}.{step}"):
+                FREEZES[place]()
+            if place in FREEZES:
+                return
             raise RuntimeError(f"{place} at {step}")
+
+    def raise_in_worker(self) -> None:
+        """In a worker the step is that of its start: it hangs at its twentieth sample."""
+        self._samples += 1
+        for fault in self._left:
+            if fault[:2] == ("worker", RANK) and self._samples == 20 and self._is_first("worker"):
+                FREEZES["worker"]()
 
     def _is_first(self, fault: str) -> bool:
         """Return whether no process before this one has died of a fault."""
@@ -80,7 +105,10 @@ class Data(torch.utils.data.Dataset[int]):
         return 22
 
     def __getitem__(self, index: int) -> int:
-        self.faults.raise_at("data", self.launch[0].loop.global_step if self.launch else 0)
+        step = self.launch[0].loop.global_step if self.launch else 0
+        self.faults.raise_at("data", step)
+        if torch.utils.data.get_worker_info() is not None:
+            self.faults.raise_in_worker()
         return index
 
 
@@ -89,11 +117,10 @@ def train(
 ) -> dict[str, Any]:
     """Train on all ranks; return what must be as if nothing had failed."""
     attempts.append([attempt.number, attempt.level and attempt.level.value])
-    HIDDEN.append(gc.get_freeze_count() > 0)
     with Path(f"starts.{RANK}").open("a") as file:
         file.write(json.dumps(attempts[-1][1]) + "\n")
-    restart = len(Path(f"starts.{RANK}").read_text().splitlines()) - 1  # of this rank, by whomever
-    faults.raise_at("start", restart)
+    with Path(f"times.{RANK}").open("a") as file:
+        file.write(f"{attempt.number} {time.monotonic()}\n")
     dist.init_process_group("gloo")
     dist.new_group([0])  # of which rank 1 is no member
     launches: list[Launch] = []
@@ -104,7 +131,7 @@ def train(
     step = framework.train
 
     def watched(batch: torch.Tensor) -> torch.Tensor:
-        for place in ("forward", f"forward of start {restart}", "hang", "slow", "stop"):
+        for place in ("wait", "forward", "hang", "slow", "stop", "lock", "all_reduce"):
             faults.raise_at(place, launch.loop.global_step)
         found = step(batch)
         faults.raise_at("after", launch.loop.global_step)
@@ -113,11 +140,17 @@ def train(
     native = framework.save
 
     def save(place: Path) -> None:
-        faults.raise_at("save", launch.loop.global_step)
+        for each in ("save", "stop in a save"):
+            faults.raise_at(each, launch.loop.global_step)
         native(place)
 
     framework.save = save  # type: ignore[method-assign]
-    before = framework.optimizer.register_step_pre_hook(lambda *_: faults.raise_at("before", launch.loop.global_step))
+
+    def before_step(*_: Any) -> None:
+        for place in ("before", "stop in the update"):
+            faults.raise_at(place, launch.loop.global_step)
+
+    before = framework.optimizer.register_step_pre_hook(before_step)
     framework.train = watched  # type: ignore[method-assign]
     launch.die = lambda launch: faults.raise_at("end", launch.loop.global_step)
     launch()
@@ -138,7 +171,6 @@ def effects() -> dict[str, int]:
         "threads": threading.active_count(),
         "descriptors": min(_descriptors(process) for _ in range(5)),
         "children": len(process.children()),
-        "hidden objects": gc.get_freeze_count(),
         "modules": sum(isinstance(each, torch.nn.Linear) for each in gc.get_objects()),
         "threads of gloo": sum("gloo" in name_of(each.id) for each in process.threads()),
     }
@@ -163,13 +195,9 @@ def run(
     epochs: int = 3,
     workers: int = 0,
     measured: bool = False,
-    threads: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
-    if threads:  # what is forked would lack it: only the launcher can start another process
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
     attempts: list[Any] = []
-    HIDDEN.clear()
     block = restartable(**options)(train)
     result: dict[str, Any] = {}
     try:
@@ -177,16 +205,17 @@ def run(
     except Exception as error:  # of any kind: the test looks at it
         if type(error).__name__ == os.environ.get("RAISES"):
             raise
+        if "LINGERS" in os.environ:
+            time.sleep(600)
         result = {"error": type(error).__name__, "message": str(error), "has group": dist.is_initialized()}
     if dist.is_initialized():
         dist.destroy_process_group()
-    left = {"effects": effects(), "hidden": [*HIDDEN]} if measured else {}
+    left = {"effects": effects()} if measured else {}
     return {**result, "attempts": attempts, **left}
 
 
 def main() -> None:
     use_memory_of_node()
-    gc.unfreeze()  # a launch has hidden nothing from the collector; the server that forked this process has
     cases: dict[str, Any] = json.loads(sys.argv[1])
     found = {name: run(name, faults, **options) for name, (faults, options) in cases.items()}
     Path(f"result.{RANK}").write_text(json.dumps(found))

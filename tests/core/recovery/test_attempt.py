@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
-from resume_adapters.core.recovery.memory import Handover, HeldCheckpoint, MemoryDirectory
+from resume_adapters.core.recovery.memory import HeldCheckpoint, MemoryDirectory
 from resume_adapters.core.recovery.options import Launch
-from resume_adapters.core.recovery.own_state import OwnStates, StepPlace
 from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.storage.local import LocalStorage
@@ -82,13 +81,13 @@ def test_who_fails_on_two_threads_at_once_is_the_origin() -> None:
 class Call:
     """A training call that holds a step, or none yet."""
 
-    directory, generation, progress, place, is_resumed, has_committed = Path("run"), 1, 4, "", False, False
+    directory, generation, progress, has_committed = Path("run"), 1, 4, False
 
     def __init__(self, step: int | None, *, is_over: bool = False) -> None:
         self.step, self.is_over = step, is_over
 
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        return self.step, ""
+    def report(self, *, is_updating: bool) -> Report:
+        return Report("run", self.step)
 
 
 @pytest.mark.parametrize(
@@ -134,45 +133,3 @@ def test_a_directory_in_memory_is_removed_but_for_what_is_used(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
     for launch, token in ((Launch(name="two"), "token"), (Launch(name="one"), "other")):
         assert MemoryDirectory(LocalStorage(), launch, token, tmp_path).of_attempt(0) != memory.of_attempt(0)
-
-
-def test_what_one_start_leaves_the_next_one_finds(tmp_path: Path) -> None:
-    def directory(start: str) -> MemoryDirectory:
-        return MemoryDirectory(LocalStorage(), Launch(name="one", start=start), "token", tmp_path)
-
-    handover = Handover(Level.PROCESS, FAILURE, "", 1.5, {"run": HeldCheckpoint("path", 3)})
-    assert directory("0").handed_over() is None
-    directory("0").own_states(0).keep(StepPlace("run", 1, ""), {"value": 1})
-    directory("0").hand_over(handover)
-    assert directory("1").handed_over() == handover
-    directory("1").own_states(0).keep(StepPlace("run", 2, ""), {"value": 2})
-    directory("1").forget(0)
-    assert directory("1").handed_over() is None
-    assert directory("0").own_states(0).newest(0) is None
-    assert directory("1").own_states(0).newest(0) == StepPlace("run", 2, "")
-
-
-def test_where_there_is_no_memory_nothing_is_kept_and_that_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    states = MemoryDirectory(LocalStorage(), Launch(name="one"), "token", tmp_path / "file").own_states(0)
-    states.keep(StepPlace("run", 1, ""), {})
-    assert "NotADirectoryError" in states.find(1, StepPlace("run", 1, ""))[1]
-
-
-def test_of_a_rank_that_died_it_is_known_what_it_has_kept(tmp_path: Path) -> None:
-    def states(rank: int) -> OwnStates:
-        return OwnStates(LocalStorage(), tmp_path, rank)
-
-    dead, moment = states(1), StepPlace("run", 4, "here")
-    attempt = running(own_states=states(0))
-    peer = Report("run", 4, "", FAILURE, "here")
-    assert attempt.report_of(1, peer).objection == "what it knew alone was not kept at that step"
-    assert attempt.report_of(1, Report("run", 3, is_resumed=True)) == Report("run", 3, is_resumed=True)
-    assert attempt.report_of(1, Report(failure=FAILURE)) == Report()
-    assert running().report_of(1, peer).objection == "what it knew alone is not kept"
-    dead.keep_launch({"settings": 1})
-    dead.keep(StepPlace("run", 3, "here"), {"value": 3})
-    assert attempt.report_of(1, peer) == Report("run", 3, place="here")
-    dead.keep(moment, {"value": 4})
-    assert attempt.report_of(1, peer) == Report("run", 4, place="here")
-    assert attempt.own_state_of(1, moment) == (({"value": 4}, {"settings": 1}), "")

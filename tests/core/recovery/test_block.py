@@ -62,7 +62,7 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
 @pytest.mark.thorough
 def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> None:
     """It cannot be led out: the others end, for the launcher to start all again."""
-    cases = {"stopped": ([["stop", 1, 8]], {"grace": 0.2, "hang_after": 3.0, "meeting_timeout": 8.0})}
+    cases = {"stopped": ([["stop", 1, 8]], {"grace": 5.0, "hang_after": 3.0, "meeting_timeout": 3.0})}
     with agent_store() as environment:
         env = {**environment, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         running = server.start(JOB, [json.dumps(cases)], tmp_path, 2, env)
@@ -71,7 +71,10 @@ def test_a_process_that_is_stopped_is_named(server: Server, tmp_path: Path) -> N
         running.signal(signal.SIGKILL, 1)
         running.wait()
     found = json.loads((tmp_path / "result.0").read_text())["stopped"]
-    assert found["error"] == "PeerFailed" and "rank 1 did not meet the others within 8.2 s" in found["message"]
+    assert (
+        found["error"] == "PeerFailed"
+        and "rank 1 did not meet the others after a failure: its process is stopped" in found["message"]
+    )
     assert "Rank 1 hangs in a process that does not answer" in (tmp_path / "output.0").read_text()
 
 
@@ -88,7 +91,6 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
     for found in results(server, JOB, tmp_path, 2, cases, timeout=1100):
         assert [level for _, level in found["many"]["attempts"]] == [None] + ["memory"] * 50
         assert found["many"]["end"] == found["few"]["end"]
-        assert all(found["many"]["hidden"])
         before, after = found["few"]["effects"], found["many"]["effects"]
         assert after.pop("descriptors") <= before.pop("descriptors")
         assert after == before

@@ -105,7 +105,7 @@ for child in range(40):
         for each in held:
             dist.barrier(each)
         dist.destroy_process_group()
-        groups._let_rest(held, [], for_ever=False)
+        groups._let_rest(held, [])
         del each, held
         time.sleep(0.19 + child % 8 * 0.003)
         sys.exit()

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.recovery import hang
-from resume_adapters.core.recovery.hang import Condition, HangWatch, Verdict, judge
+from resume_adapters.core.recovery.hang import Condition, HangWatch, Pulse, Verdict, judge
 from resume_adapters.core.recovery.meeting import SoloMeeting
 from resume_adapters.core.recovery.plan import Failure
-from resume_adapters.core.recovery.pulse import Pulse
 from waiting import until
 
 STILL, MOVING, BEHIND = Condition(False, 7, "a"), Condition(True, 7, "b"), Condition(False, 6, "c")
@@ -98,7 +97,7 @@ def test_a_thread_that_rests_hangs() -> None:
     assert found[0].rank == 0
     assert found[0].message.startswith("rank 0 hangs in rest (")
     assert found[0].message.endswith("no step has ended for 0.3 s")
-    assert watch.found == found[0].message
+    assert watch.found == found[0]
     found.clear()
     pulse.stop()
     look(watch, rest, after(0.5))

@@ -43,11 +43,8 @@ def test_a_launch_by_torchrun_is_read() -> None:
         "WORLD_SIZE": "4", "RANK": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0",
         "MASTER_ADDR": "host", "MASTER_PORT": "1234",
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_RUN_ID": "job",
-        "TORCHELASTIC_MAX_RESTARTS": "5",
     }  # fmt: skip
     launch = read_launch(5, given)
     assert (launch.rank, launch.world_size, launch.host, launch.port) == (2, 4, "host", 1234)
     assert not launch.is_one_node
-    assert (launch.name, launch.start, launch.restarts_left) == ("job/5", "3", 2)
-    assert not launch.can_replace_processes, "on several nodes"
-    assert read_launch(5, {**given, "LOCAL_WORLD_SIZE": "4"}).can_replace_processes
+    assert (launch.name, launch.start) == ("job/5", "3")

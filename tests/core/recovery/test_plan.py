@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,8 @@ from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, dec
 FAILURE = Failure(1, 4, "RuntimeError", "lost\nmore", "train.py:3")
 
 
-def planned(*reports: Report, restarts: int = 0, former: tuple[Failure, ...] = (), is_one_node: bool = True) -> Plan:
-    return decide(reports, restarts=restarts, max_restarts=3, former=former, is_one_node=is_one_node)
+def planned(*reports: Report, restarts: int = 0, former: tuple[Failure, ...] = ()) -> Plan:
+    return decide(reports, restarts=restarts, max_restarts=3, former=former)
 
 
 ONE_RANK = [
@@ -45,7 +44,6 @@ def test_memory_is_used_only_where_every_rank_holds_the_same_step_whole() -> Non
         ({"restarts": 3}, Level.GIVEN_UP, "3 times, which is the limit"),
         ({"former": (FAILURE,)}, Level.GIVEN_UP, "the same step has failed twice in the same way"),
         ({"former": (Failure(1, 3, "RuntimeError", "lost\nmore", "train.py:3"),)}, Level.MEMORY, ""),
-        ({"is_one_node": False}, Level.MEMORY, ""),
     ],
 )
 def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
@@ -53,26 +51,6 @@ def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
 ) -> None:
     plan = planned(Report("run", 4), Report("run", 4, failure=FAILURE), **changed)  # type: ignore[arg-type]
     assert plan.level is level
-    assert reason in plan.reason
-
-
-@pytest.mark.parametrize(
-    ("of_lost", "changed", "level", "reason"),
-    [
-        (Report("run", 4), {}, Level.PROCESS, ""),
-        (Report("run", 4), {"restarts": 3, "former": (Failure(1, 4, "ProcessDied", "", ""),)}, Level.PROCESS, ""),
-        (Report("run", 5), {}, Level.DISK, "different steps: rank 0 step 4, rank 1 step 5"),
-        (Report("run", 4, "not kept"), {}, Level.DISK, "rank 1: not kept"),
-        (Report("run", 4), {"is_one_node": False}, Level.DISK, "several nodes"),
-        (Report("run", 4), {"restarts_left": 0}, Level.GIVEN_UP, "no restart is left, neither of the block"),
-    ],
-)
-def test_new_processes_go_on_with_what_those_hold_that_are_left(
-    of_lost: Report, changed: dict[str, Any], level: Level, reason: str
-) -> None:
-    given = {"restarts": 0, "max_restarts": 3, "former": (), "is_one_node": True, "restarts_left": 1, **changed}
-    plan = decide([Report("run", 4, failure=FAILURE), of_lost, Report("run", 4)], lost=[1], **given)
-    assert (plan.level, plan.failure.rank, plan.failure.kind) == (level, 1, "ProcessDied")
     assert reason in plan.reason
 
 

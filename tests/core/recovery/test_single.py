@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from resume_adapters import Memory, Remote
-from resume_adapters.core.recovery import block
+from resume_adapters.core.recovery import block, device
 from resume_adapters.core.recovery.attempt import running_attempt
+from resume_adapters.core.recovery.hang import Pulse
 from resume_adapters.core.recovery.meeting import SoloMeeting
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions
-from resume_adapters.core.recovery.pulse import Pulse
 from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.run_directory.publisher import StatusPublisher
 from resume_adapters.core.run_directory.status import RunState
@@ -34,7 +34,7 @@ from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.mirror import MIRROR_THREAD
 from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
-from resume_adapters.recovery import Attempt, Level, restartable
+from resume_adapters.recovery import Attempt, Failure, Level, restartable
 from waiting import LIMIT, until
 
 from plain_torch import Launch, PlainTorch
@@ -726,11 +726,11 @@ def test_a_device_that_does_not_answer_is_not_waited_for() -> None:
     def fail() -> None:
         raise ValueError("an illegal address")
 
-    block.require_answer(lambda: None, 30)
+    device.require_answer(lambda: None, 30)
     with pytest.raises(RuntimeError, match=r"does not answer within 0\.1 s"):
-        block.require_answer(lambda: time.sleep(5), 0.1)
+        device.require_answer(lambda: time.sleep(5), 0.1)
     with pytest.raises(RuntimeError, match="does not answer") as found:
-        block.require_answer(fail, 30)
+        device.require_answer(fail, 30)
     assert isinstance(found.value.__cause__, ValueError)
 
 
@@ -748,7 +748,7 @@ def test_a_rank_that_trains_nothing_yet_says_where_it_is_when_another_one_hangs(
 ) -> None:
     """It has no run directory to write that into."""
     of_rank = block.Block(BlockOptions())
-    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), "rank 1 hangs")
+    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), Failure(1, None, "Hung", "rank 1 hangs", ""))
     assert "Rank 1 hangs. The threads of rank 0 are at:\nthread MainThread:" in caplog.text
 
 
@@ -757,7 +757,7 @@ def test_a_process_whose_main_thread_cannot_be_led_out_ends(
 ) -> None:
     ended: list[int] = []
     monkeypatch.setattr(block.os, "_exit", ended.append)
-    block.Block(BlockOptions())._abandon("leave its step")
+    block.Block(BlockOptions())._abandon("leave its step", 60.0)
     assert ended == [1]
     assert "rank 0 did not leave its step within 60 s after a failure. Its process ends" in caplog.text
     assert "thread MainThread:" in caplog.text

@@ -50,31 +50,9 @@ def test_it_comes_later_where_the_ranks_are_agreeing(received: list[int]) -> Non
     assert received == [signal.SIGTERM], "it came once"
 
 
-def test_a_child_that_ends_raises_nothing_while_the_ranks_are_agreeing(received: list[int]) -> None:
-    termination, ended = Termination(), list[int]()
-
-    def end_child() -> None:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-
-    before = signal.signal(signal.SIGCHLD, lambda number, frame: ended.append(number))
-    try:
-        termination.begin_agreeing()
-        termination.begin_agreeing()
-        end_child()
-        assert not ended
-        termination.release()
-        end_child()
-        assert ended == [signal.SIGCHLD]
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def test_another_thread_leaves_the_handler_alone(received: list[int]) -> None:
     termination = Termination()
-    for method in (termination.arm, termination.begin_agreeing, termination.release):
+    for method in (termination.arm, termination.release):
         thread = threading.Thread(target=method)
         thread.start()
         thread.join()

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
-from resume_adapters.core.recovery.interruption import Interruption
-from resume_adapters.core.recovery.stacks import describe_threads
-from resume_adapters.core.recovery.watch import THREAD_NAME, PeerWatch
+from resume_adapters.core.recovery.deadline import limited
+from resume_adapters.core.recovery.hang import describe_threads
+from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch
 from waiting import LIMIT, until, until_ended
 
 
@@ -28,8 +28,12 @@ class Peer:
             lambda: self.has_failed,
             lambda: self.calls.append("leave"),
             lambda: self.calls.append("cut"),
-            self.calls.append,
+            self.abandon,
+            2 * LIMIT,
         )
+
+    def abandon(self, doing: str, seconds: float) -> None:
+        self.calls.append(doing)
 
     def fail(self, seconds: float = 0.05) -> None:
         def fail() -> None:
@@ -42,7 +46,7 @@ class Peer:
         self.watch.start()
         self.fail()
         began = time.monotonic()
-        with pytest.raises(LeftByPeer), self.watch.leading_out(grace, 2 * LIMIT):
+        with pytest.raises(LeftByPeer), self.watch.leading_out(grace):
             wait()
         seconds = time.monotonic() - began
         self.watch.close()
@@ -73,12 +77,19 @@ def test_the_main_thread_is_interrupted_in_what_it_waits_for(wait: Callable[[], 
     signal.raise_signal(signal.SIGURG)  # one that comes late changes nothing
 
 
-def test_another_thread_is_interrupted_when_its_wait_ends() -> None:
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.append(Peer().wait(loop)))
+def test_another_thread_than_the_main_one_is_not_interrupted() -> None:
+    found: list[str] = []
+
+    def work() -> None:
+        interruption = Interruption()
+        with interruption.allowed():
+            interruption.interrupt()
+            found.append("done")
+
+    thread = threading.Thread(target=work)
     thread.start()
-    thread.join()
-    assert found[0] < LIMIT / 2
+    until_ended(thread)
+    assert found == ["done"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -88,7 +99,7 @@ def test_a_hook_that_fails_does_not_end_the_watch() -> None:
     def leave() -> None:
         raise ValueError("a hook of the user")
 
-    peer.watch = PeerWatch(lambda: peer.has_failed, leave, lambda: peer.calls.append("cut"), peer.calls.append)
+    peer.watch = PeerWatch(lambda: peer.has_failed, leave, lambda: peer.calls.append("cut"), peer.abandon, LIMIT)
     assert peer.wait(lambda: time.sleep(LIMIT)) < LIMIT / 2
     assert set(peer.calls) == {"cut"}
 
@@ -104,7 +115,7 @@ def test_who_cannot_look_for_a_hang_still_sees_that_a_peer_fails(caplog: pytest.
         return peer.has_failed and len(peer.calls) >= 2
 
     given = (fails_after_two_looks, lambda: peer.calls.append("leave"), lambda: peer.calls.append("cut"))
-    peer.watch = PeerWatch(*given, peer.calls.append, look)
+    peer.watch = PeerWatch(*given, peer.abandon, LIMIT, look)
     assert peer.wait(lambda: time.sleep(LIMIT)) < LIMIT / 2
     assert peer.calls[:2] == ["look", "look"] and "leave" in peer.calls
     assert caplog.text.count("Ranks that hang may not be found:") == caplog.text.count("AttributeError: no such") == 1
@@ -114,7 +125,7 @@ def test_who_leaves_by_itself_is_not_interrupted() -> None:
     peer = Peer()
     peer.watch.start()
     peer.fail(0)
-    with peer.watch.leading_out(2 * LIMIT, 2 * LIMIT):
+    with peer.watch.leading_out(2 * LIMIT):
         until(lambda: len(peer.calls) > 2, lambda: "what it waits for is cut again and again")
     peer.watch.close()
     assert peer.calls[0] == "leave"
@@ -122,7 +133,7 @@ def test_who_leaves_by_itself_is_not_interrupted() -> None:
 
 def test_a_handler_of_the_signal_that_has_come_late_does_not_raise() -> None:
     peer = Peer()
-    with peer.watch.leading_out(30, 30):
+    with peer.watch.leading_out(30):
         handler = signal.getsignal(signal.SIGURG)
     assert callable(handler)
     handler(signal.SIGURG, None)
@@ -155,40 +166,86 @@ def test_who_leaves_waits_for_an_interruption_that_is_on_its_way(monkeypatch: py
         signal.signal(signal.SIGURG, former)
 
 
-def test_a_process_that_is_traced_goes_on_behind_what_could_be_interrupted() -> None:
-    """In the main thread and in another."""
-    program = """
-import sys, threading
-from resume_adapters.core.recovery.interruption import Interruption
-
-def tracer(*given): return tracer
-
-def allow():
-    sys.settrace(tracer)
-    with Interruption().allowed():
-        pass
-    for each in range(3):
-        pass
-
-allow()
-thread = threading.Thread(target=allow)
-thread.start()
-thread.join()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
-
-
 def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
     peer = Peer()
+    peer.watch._limit = 0.1
     peer.watch.start()
-    with peer.watch.limited("do one thing", 0.01):
+    with peer.watch.leading_out(30):
         peer.fail(0)
-        until(lambda: "do one thing" in peer.calls)
-    with peer.watch.limited("do another thing", 2 * LIMIT):
-        time.sleep(0.1)
-    time.sleep(0.1)
+        until(lambda: "leave its step" in peer.calls)
     peer.watch.close()
-    assert set(peer.calls) == {"leave", "cut", "do one thing"}
+    peer.calls.clear()
+    with limited("do one thing", 0.01, peer.abandon):
+        until(lambda: peer.calls)
+    with limited("do another thing", 2 * LIMIT, peer.abandon):
+        time.sleep(0.05)
+    assert peer.calls == ["do one thing"]
+
+
+PROGRAM = """
+import ctypes, time
+from resume_adapters.core.recovery import deadline, watch
+{given}
+"""
+
+KEEPS_THE_LOCK = "ctypes.PyDLL(None).sleep(60)"
+"""A call of a library that keeps Python's lock."""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"deadline.LATER = 0.0\nwith deadline.limited('end', 1.0, print): {KEEPS_THE_LOCK}",
+        "w = watch.PeerWatch(lambda: False, print, print, print, 9.0, lambda: 1.0)\nw.start()\ntime.sleep(1)\n"
+        + KEEPS_THE_LOCK,
+        "watch.LATER = 0.5\nw = watch.PeerWatch(lambda: True, lambda: time.sleep(60), print, print, 0.5)\nw.start()\n"
+        "time.sleep(60)",
+    ],
+    ids=["what is limited", "a step", "a hook"],
+)
+def test_a_process_that_python_cannot_end_is_ended(given: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(given=given)], capture_output=True, text=True)
+    assert done.returncode == 1 and "most recent call first" in done.stderr
+    assert time.monotonic() - began < 50
+
+
+FORKS = """
+import os, sys, time
+from resume_adapters.core.recovery.deadline import end_process_after
+
+end_process_after(20.0)
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        sys.exit()
+    os.waitpid(pid, 0)
+print("forked", flush=True)
+end_process_after(0.5)
+pid = os.fork()
+if pid == 0:
+    time.sleep(2)
+    print("a child goes on", flush=True)
+    os._exit(0)
+time.sleep(30)
+"""
+
+
+def test_a_process_that_is_forked_meanwhile_ends_as_it_would() -> None:
+    """And is not ended. Python would let it wait for a thread that it lacks."""
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 1 and "most recent call first" in done.stderr
+    assert done.stdout == "forked\na child goes on\n"
+
+
+def test_a_process_is_not_ended_that_looks_often_enough() -> None:
+    peer = Peer()
+    answers = [1.0] * 3
+    peer.watch._look = lambda: answers.pop() if answers else None
+    peer.watch.start()
+    until(lambda: not answers)
+    time.sleep(1.5)
+    peer.watch.close()
 
 
 def test_a_watch_that_is_not_needed_ends() -> None:

@@ -257,7 +257,8 @@ def test_within_a_block_a_state_that_no_save_could_write_exactly_is_not_used(tmp
         for step, objection in ((1, ""), (2, "a callback adds what it holds")):
             session.keep(step, still, SaveForm(f"checkpoint-{step}", own=own, objection=objection))
             assert session.held is not None
-            found.append(session.held.held(is_updating=False))
+            report = session.held.report(is_updating=False)
+            found.append((report.step, report.objection))
         session.close()
 
     main()

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from resume_adapters import Remote
-from resume_adapters.core.tiers import claims, mirror, mirrors, wire
+from resume_adapters.core.tiers import claims, mirror, mirrors
 from waiting import LIMIT
 
 from object_stores import FaultyStore, forget_settings
@@ -19,9 +19,8 @@ _NUMBER = itertools.count()
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies that have failed are soon tried again, and a slow machine is no peer that does not answer."""
+    """Copies that have failed are soon tried again."""
     monkeypatch.setattr(mirror, "_LONGEST_PAUSE", 0.05)
-    monkeypatch.setattr(wire, "PATIENCE", LIMIT)
 
 
 @pytest.fixture(autouse=True)

@@ -24,9 +24,7 @@ from resume_adapters.core.session.environment import TextOptions
 from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.storage.private import make_private_directory
-from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import mirror_of, require_mirrors
-from resume_adapters.core.tiers.peers import Peers
 from resume_adapters.errors import CheckpointsExist, FencedOff, RunDirectoryUnusable, UnsupportedSetting
 
 import faults
@@ -42,7 +40,7 @@ class Node:
         self.memory.mkdir(parents=True)
 
     def start(self, **options: Any) -> Miniature:
-        settings = {name: options.pop(name) for name in ("every", "save_every", "mtbf", "peers") if name in options}
+        settings = {name: options.pop(name) for name in ("every", "save_every", "mtbf") if name in options}
         memory = Memory(directory=str(self.memory), **settings)
         job = Miniature(self.run_directory, **{"mirror": [memory], **options})
         job.run.begin(job.step, 0.0)
@@ -349,10 +347,6 @@ def test_of_a_memory_that_cannot_be_listed_all_ranks_learn(node: Node) -> None:
     with pytest.raises(RunDirectoryUnusable, match="cannot be listed"):
         node.start(storage=storage, ranks=ranks)
     assert "cannot be listed" in ranks.told[-1][1]
-    held = HeldCheckpoints(storage, node.memory, lambda: None, time.time)
-    with pytest.raises(RunDirectoryUnusable, match="cannot be listed"):
-        Peers(storage, node.memory / "peers", held, lambda: None, time.time).connect(ranks, [(0,)], {})
-    assert "cannot be listed" in ranks.told[-1][1]
 
 
 def test_a_memory_that_is_too_small_is_left_alone_and_its_size_is_said(
@@ -476,21 +470,6 @@ def test_a_start_that_comes_between_the_commit_in_memory_and_its_end_locks_the_e
         kill(each)
 
 
-def test_on_one_node_no_other_one_holds_a_copy(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    job = node.start(save_every=1, peers=True)
-    save_to_memory(job, 1)
-    save_to_memory(job, 2)
-    assert node.held() == [1, 2]
-    assert caplog.text.count("all ranks are on one node") == 1
-    kill(job)
-    before = miniature.effects()
-    for _ in range(3):
-        job = node.start(save_every=1, peers=True)
-        assert job.step == 2
-        kill(job)
-    assert not miniature.left_behind(before)
-
-
 # ---- When
 
 
@@ -593,7 +572,8 @@ def test_a_directory_that_is_not_this_users_alone_is_refused(tmp_path: Path) -> 
     [
         (lambda: Memory(every=0), "positive number of saves"),
         (lambda: Memory(directory="shm"), "an absolute path"),
-        (lambda: Memory(peers=2), "expected True or False"),
+        (lambda: Memory(peers=True), "nodes hold no copies of each other's memory any more"),
+        (lambda: mirror_of("peers:auto"), "A store outlives a machine"),
         (lambda: require_mirrors([Memory(), Memory(every=2)]), "Memory\\(\\) once"),
         (lambda: mirror_of("memory:often"), 'expected "memory", or'),
         (lambda: Miniature(Path("/nowhere"), mirror=[Memory(save_every=0)]), "save_every=0 is invalid"),
@@ -605,7 +585,7 @@ def test_what_is_no_tier_in_memory_is_refused(make: Callable[[], object], messag
 
 
 def test_a_text_names_a_tier() -> None:
-    found = [mirror_of(text) for text in ("memory", "memory:20", "peers:auto", "memory://bucket")]
-    assert found == [Memory(), Memory(save_every=20), Memory(save_every="auto", peers=True), Remote("memory://bucket")]
+    found = [mirror_of(text) for text in ("memory", "memory:20", "memory:auto", "memory://bucket")]
+    assert found == [Memory(), Memory(save_every=20), Memory(save_every="auto"), Remote("memory://bucket")]
     options = TextOptions(mirror=["memory:5", "memory://bucket"], mirror_every=3, mirror_keep_last=2)
     assert options._mirrors() == (Remote("memory://bucket", 3, KeepLast(2)), Memory(save_every=5))

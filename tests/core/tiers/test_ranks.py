@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -64,57 +61,7 @@ def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: b
     assert found[0]["left"] == []
 
 
-@pytest.mark.parametrize(("lost", "damage"), [([1, 0], 0), ([0], 1)], ids=["whole", "damaged"])
-def test_a_machine_that_is_replaced_resumes_from_the_memory_of_another(
-    tmp_path: Path, server: Server, lost: list[int], damage: int
-) -> None:
-    """Its disk and its memory are empty, and what its rank has saved last is on no disk at all."""
-    words = ["replace_node", str(tmp_path), json.dumps(lost), json.dumps(damage)]
-    server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
-    for rank in range(2):
-        job = json.loads((tmp_path / f"result.{rank}").read_text())
-        for each in job["found"]:
-            assert (each["step"], each["own"]) == (each["expected"], f"state of rank {rank} at {each['expected']}")
-            assert len(each["copies"]) == 2
-        assert (job["problems"], job["left"]) == (["", ""], [])
-
-
-def test_a_machine_that_is_lost_in_the_midst_of_saves_costs_one_save(tmp_path: Path, server: Server) -> None:
-    """SIGKILL on all ranks, the one whose machine is lost first: the save before the last one is whole."""
-    running = server.start(JOB, ["save_for_ever", str(tmp_path)], tmp_path, 2, {})
-    steps = tmp_path / "steps.0"
-    while not steps.exists() or len(steps.read_text().splitlines()) < 8:
-        assert running.alive()
-        time.sleep(0.01)
-    for rank in (1, 0):
-        running.signal(signal.SIGKILL, rank)
-    assert running.wait().killed
-    committed = [int(line) for line in steps.read_text().splitlines()]
-    for lost in ("disk/1", "memory/1"):
-        shutil.rmtree(tmp_path / lost)
-    server.start(JOB, ["resume_node", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
-    for rank in range(2):
-        found = json.loads((tmp_path / f"result.{rank}").read_text())
-        assert found["step"] >= committed[-2]
-        assert found["text"] == f"state of rank {rank} at {found['step']}"
-
-
-@pytest.mark.parametrize("how", ["gone", "no port", "slow"])
-def test_a_partner_out_of_reach_never_stops_the_training(tmp_path: Path, server: Server, how: str) -> None:
-    """Where it is slow, the next save to memory is left out; so one is always whole."""
-    running = server.start(JOB, ["hinder", str(tmp_path), how], tmp_path, 2, {})
-    output = running.wait().require_success().output
-    found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
-    is_slow = how == "slow"
-    for each in found:
-        assert each["saved"] == [True, not is_slow, not is_slow, True]
-        assert each["behind"] == ([0, 1, 2] if is_slow else [0, 0, 0])
-        assert ("the node of rank 1 does not answer" in each["problem"]) != is_slow
-    assert found[0]["copies"] == {"gone": [1], "no port": [], "slow": [1, 2]}[how]
-    assert output.count("do not hold copies of each other's memory") == (not is_slow)
-
-
-def test_copies_on_other_nodes_need_a_run_directory_of_each(tmp_path: Path, server: Server) -> None:
+def test_saves_to_memory_alone_need_a_run_directory_of_each_node(tmp_path: Path, server: Server) -> None:
     server.start(JOB, ["share", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
     for rank in range(2):
         found = json.loads((tmp_path / f"result.{rank}").read_text())

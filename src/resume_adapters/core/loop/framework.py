@@ -181,10 +181,6 @@ class LoopFramework(abc.ABC):
         """Return what is sharded over the ranks, such as shards of weights, by the name of the component."""
         return {}
 
-    def unreplicated(self) -> str:
-        """Return which state a process has alone, and no other could write in its place; empty: none."""
-        return ""
-
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
         return ()
@@ -196,10 +192,6 @@ class LoopFramework(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on: this process was forked to write what that one held."""
-        return
 
     # ---- Loading
 

@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.recovery.hang import Pulse
 from resume_adapters.core.recovery.memory import HeldCheckpoint
-from resume_adapters.core.recovery.own_state import OwnStates, StepPlace
 from resume_adapters.core.recovery.plan import Failure, Level, Report
-from resume_adapters.core.recovery.pulse import Pulse
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup
@@ -38,7 +37,7 @@ class Attempt:
 
     Attributes:
         number: 0 the first time in a process.
-        level: how it goes on after the failure of the attempt before; ``None`` the first time in a launch.
+        level: how it goes on after the failure of the attempt before; ``None`` the first time.
         failure: what went wrong there; ``None`` the first time.
         reason: why not at a cheaper level; empty where there is none.
     """
@@ -76,16 +75,8 @@ class HeldTraining(Protocol):
     def is_over(self) -> bool:
         """Whether it was closed before anything failed."""
 
-    @property
-    def is_resumed(self) -> bool:
-        """Whether it holds what it has resumed from, in memory."""
-
-    @property
-    def place(self) -> str:
-        """Where in the training the state is held, of several places within one step."""
-
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        """Return the step of which the state is held, and why it cannot be used.
+    def report(self, *, is_updating: bool) -> Report:
+        """Return what is held, and why it cannot be used.
 
         Args:
             is_updating: the weights may be those of the middle of a step.
@@ -100,24 +91,11 @@ class HeldTraining(Protocol):
             group: those that share this rank's directory.
         """
 
-    def stand_in(self, rank: int, own: Any) -> None:
-        """Hold what a rank has held whose process has died. This process is that rank from now on.
-
-        Args:
-            rank: the rank.
-            own: what it has kept of its own, of the same moment.
-        """
-
     def keep_stacks(self, stacks: str) -> None:
         """Write where the threads of this rank are into the run directory."""
 
-    def give_up(self, failure: Failure, *, leads: bool) -> None:
-        """Write into the status of the run that it has failed.
-
-        Args:
-            failure: why.
-            leads: this rank is the first that is left: the process of the leader may have died.
-        """
+    def give_up(self, failure: Failure) -> None:
+        """Write into the status of the run that it has failed, and why."""
 
     def close(self) -> None:
         """Undo what the call patched, started and registered, if that is not done."""
@@ -134,22 +112,19 @@ class RunningAttempt:
         cut: ends what this rank waits for.
         forget: removes the checkpoints in memory, which are needed no more.
         began: when the failure of the attempt before was seen, by ``time.monotonic``.
-        own_states: what the ranks keep outside of their processes; ``None`` where none could take the place of one.
-        resumed: learns under which generation a run has resumed from memory.
         added: called when a training call begins.
-        stepped: called when the first step is held.
         flags: the stop flags of the calls that attempts before this one have left, by run directory.
 
     Attributes:
         attempt: see above.
         updates: see above.
-        own_states: see above.
         is_left: a rank has failed, and all leave.
         left: when this rank learned of it, by ``time.monotonic``.
         is_origin: this rank has failed first.
         error: with which it has left; ``None`` as long as it has not, and where a peer made it leave.
         pulse: when the training has last done something.
         hang: what was found where a rank hangs.
+        is_silent: that rank does not answer.
     """
 
     def __init__(
@@ -161,17 +136,14 @@ class RunningAttempt:
         cut: Callable[[], object],
         forget: Callable[[], object],
         began: float,
-        own_states: OwnStates | None = None,
-        resumed: Callable[[dict[Path, HeldCheckpoint]], object] = bool,
         added: Callable[[], object] = bool,
-        stepped: Callable[[], object] = bool,
         flags: Mapping[Path, StopFlag] = MappingProxyType({}),
     ) -> None:
         self.attempt = attempt
         self.updates = updates
         self.pulse = Pulse()
         self.hang: Failure | None = None
-        self.is_left = self.is_origin = False
+        self.is_left = self.is_origin = self.is_silent = False
         self.left = 0.0
         self.error: BaseException | None = None
         self._memory = memory
@@ -179,10 +151,7 @@ class RunningAttempt:
         self._cut = cut
         self._forget = forget
         self._began: float | None = None if attempt.level is None else began
-        self.own_states = own_states
-        self._resumed = resumed
         self._added = added
-        self._stepped = stepped
         self._flags = flags
         self._trainings: list[HeldTraining] = []
         self._steps = 0
@@ -204,7 +173,6 @@ class RunningAttempt:
     def resumed(self, directory: Path, generation: int) -> None:
         """Know that a run has resumed from memory, and under which generation it goes on."""
         self._memory[directory] = HeldCheckpoint(self._memory[directory].path, generation)
-        self._resumed(self._memory)
 
     def former_flag(self, directory: Path) -> StopFlag | None:
         """Return the stop flag of the call on a run directory that an attempt before has left; ``None``: none has."""
@@ -228,8 +196,6 @@ class RunningAttempt:
         self.pulse.end_step()
         self.require_peers()
         self._steps += 1
-        if self._steps == 1:
-            self._stepped()
         if self._steps == _SURE and self.attempt.level is not None:
             self._memory.clear()
             self._forget()
@@ -281,36 +247,11 @@ class RunningAttempt:
         training = self.training
         if training is None:
             return Report(failure=failure)
-        step, objection = training.held(is_updating=self.updates.is_updating)
-        under_way = [
-            each for each in self._trainings if not each.is_over and each.held(is_updating=False)[0] is not None
-        ]
-        if len(under_way) > 1:
-            objection = objection or "several trainings are under way at once, and one of them alone is held"
-        return Report(str(training.directory), step, objection, failure, training.place, training.is_resumed)
-
-    def report_of(self, rank: int, peer: Report) -> Report:
-        """Return what is known of a rank whose process has died.
-
-        Args:
-            rank: the rank.
-            peer: what a rank says that is left, and holds the same if they were at the same place.
-        """
-        if peer.step is None or peer.is_resumed:
-            return replace(peer, failure=None)
-        if self.own_states is None:
-            return Report(peer.directory, peer.step, "what it knew alone is not kept", place=peer.place)
-        moment = StepPlace(peer.directory, peer.step, peer.place)
-        newest = self.own_states.newest(rank)
-        _, objection = self.own_state_of(rank, moment)
-        if not objection or newest is None or newest == moment:
-            return Report(peer.directory, peer.step, objection, place=peer.place)
-        return Report(newest.directory, newest.step, place=newest.place)
-
-    def own_state_of(self, rank: int, moment: StepPlace) -> tuple[Any, str]:
-        """Return what a rank has kept of its own, and why it cannot be used; see :meth:`OwnStates.find`."""
-        assert self.own_states is not None, "a process may take the place of another one"
-        return self.own_states.find(rank, moment)
+        report = training.report(is_updating=self.updates.is_updating)
+        running = [each for each in self._trainings if not each.is_over]
+        if sum(each.report(is_updating=False).step is not None for each in running) > 1 and not report.objection:
+            report = replace(report, objection="several trainings are under way at once, and one alone is held")
+        return replace(report, failure=failure)
 
     def failure(self, error: BaseException, rank: int) -> Failure:
         """Return an error as data."""
@@ -321,6 +262,11 @@ class RunningAttempt:
         step = None if self.training is None else self.training.progress
         is_final = isinstance(error, ResumeError) and not isinstance(error, PeerFailed | SaveFailed)
         return Failure(rank, step, type(error).__name__, str(error), place, is_final)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the training calls to save and leave; any thread may call it."""
+        for each in list(self._trainings):
+            each.flag.request(reason)
 
     def flags(self) -> dict[Path, StopFlag]:
         """Return the stop flags of the calls that have taken their run directory over, in this attempt and before."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.device import is_accelerator_used
 from resume_adapters.core.storage.sockets import Connection, OpenSocket, open_sockets
 from resume_adapters.errors import UnsupportedSetting
 
@@ -53,7 +54,6 @@ class BlockGroups:
         self._cut_since: float | None = None
         self._is_torn = False
         self._held: list[Any] = []
-        self._inherited: list[Any] = []
         self._store: Callable[[], Any] | None = None
         self._store_timeout: datetime.timedelta | None = None
         self._arguments: dict[str, Any] | None = None
@@ -207,19 +207,14 @@ class BlockGroups:
         elif dist.is_available():
             _forget_unfinished()
         with self._lock:
-            if self._held or self._connections:
-                _let_rest(self._held, list(self._connections.values()), for_ever=self._is_torn)
+            if self._is_torn:  # an operation may be lost in them: the thread that is in it does not end
+                _lost.append((self._held, self._connections))
+            elif self._held or self._connections:
+                _let_rest(self._held, list(self._connections.values()))
             self._held, self._connections = [], {}
             self._sockets.clear()
             self._ended.clear()
             self._is_torn = False
-
-    def keep_inherited(self) -> None:
-        """In a forked process, never let go of the groups of before: they would wait for threads that it lacks."""
-        self._inherited += self._held
-        self._held, self._connections = [], {}
-        self._sockets.clear()
-        self._ended.clear()
 
 
 def _forget_unfinished() -> None:
@@ -232,7 +227,11 @@ def _forget_unfinished() -> None:
     world.group_count = 0
 
 
-def _let_rest(groups: list[Any], connections: list[Connection], *, for_ever: bool) -> None:
+_lost: list[Any] = []
+"""Groups, with their connections, that are never destroyed."""
+
+
+def _let_rest(groups: list[Any], connections: list[Connection]) -> None:
     """Drop the last references to groups later.
 
     Destroying a group joins the threads of gloo while the interpreter lock is held, and such a thread needs the lock
@@ -242,15 +241,13 @@ def _let_rest(groups: list[Any], connections: list[Connection], *, for_ever: boo
     Args:
         groups: the groups.
         connections: theirs.
-        for_ever: an operation may be lost in them: the thread that is in it does not end.
     """
     _end_dropping_at_exit()
-    seconds = None if for_ever else _REST
-    threading.Thread(target=_rest, args=(groups, connections, seconds), name=REST_THREAD, daemon=True).start()
+    threading.Thread(target=_rest, args=(groups, connections, _REST), name=REST_THREAD, daemon=True).start()
 
 
-def _rest(groups: list[Any], connections: list[Connection], seconds: float | None) -> None:
-    threading.Event().wait(seconds)
+def _rest(groups: list[Any], connections: list[Connection], seconds: float) -> None:
+    time.sleep(seconds)
     with _dropping:
         for each in connections:
             each.close()
@@ -265,10 +262,8 @@ _dropping = threading.Lock()
 
 
 def _end_dropping() -> None:
-    """Let no more groups be dropped: torch would end a process that ends just then by SIGABRT.
-
-    A process that was forked while another thread held the lock does not wait for ever.
-    """
+    """Keep all groups from now on: torch would end a process that ends while one is destroyed by SIGABRT."""
+    # A process that was forked while another thread held the lock does not wait for ever.
     _dropping.acquire(timeout=_LONGEST_DROP)
 
 
@@ -286,6 +281,8 @@ def _abort_accelerators(groups: list[Any]) -> None:
     """Abort what NCCL and its like run; gloo's own ``abort`` leaves a blocked collective blocked."""
     import torch
 
-    if torch.cuda.is_available():  # pragma: no cover  # the tests run where there is no accelerator
+    if is_accelerator_used():  # pragma: no cover  # the tests run where there is no accelerator
+        device = torch.accelerator.current_accelerator()
         for group in groups:
-            group._get_backend(torch.device("cuda")).abort()  # seam: torch 2.6-2.13
+            with contextlib.suppress(RuntimeError):  # one of gloo alone; or a backend that cannot
+                group._get_backend(device).abort()  # seam: torch 2.6-2.13

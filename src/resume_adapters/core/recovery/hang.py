@@ -9,16 +9,18 @@ have begun the fewest collective operations: the others wait for them in the nex
 from __future__ import annotations
 
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 import msgspec
 
 from resume_adapters.core.log import logger
+from resume_adapters.core.recovery.device import is_accelerator_used
 from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.plan import Failure
-from resume_adapters.core.recovery.pulse import Pulse
 
 _LEAST = 300.0
 """Seconds without a step that are allowed in any case, where the user gives no number."""
@@ -28,6 +30,9 @@ _TIMES = 10
 
 _ANSWER_WITHIN = 10.0
 """Seconds in which a rank answers that is asked."""
+
+SILENT = "in a process that does not answer"
+"""Where a rank hangs that is stopped, or in a library that keeps Python's lock."""
 
 _COMPUTING = 0.02
 """The share of the time that a thread computes which is at work; on a machine that is busy it may be small."""
@@ -71,6 +76,40 @@ def judge(conditions: Sequence[Condition | None]) -> Verdict:
     return Verdict(True, tuple(rank for rank, each in enumerate(conditions) if each and each.operations == least))
 
 
+class Pulse:
+    """The signs of life of one attempt: the ends of its steps, and what it does between two of them.
+
+    Attributes:
+        slowest: seconds from one end of a step to the next, at most.
+    """
+
+    def __init__(self) -> None:
+        self.slowest = 0.0
+        self._last: float | None = None
+        self._last_step: float | None = None
+
+    def end_step(self) -> None:
+        """Count the end of a step."""
+        now = time.monotonic()
+        if self._last_step is not None:
+            self.slowest = max(self.slowest, now - self._last_step)
+        self._last = self._last_step = now
+
+    def beat(self) -> None:
+        """Count something else that shows that the training goes on: a batch of an evaluation, a save."""
+        if self._last is not None:
+            self._last = time.monotonic()
+
+    def stop(self) -> None:
+        """The training has ended: no step is to come."""
+        self._last = None
+
+    def silence(self, now: float) -> float | None:
+        """Return the seconds since the last sign of life; ``None`` before the first step, and after the training."""
+        last = self._last
+        return None if last is None else now - last
+
+
 class HangWatch:
     """Looks for a hang during one attempt, on the thread that watches over it.
 
@@ -112,15 +151,21 @@ class HangWatch:
         return max(_LEAST, _TIMES * self._pulse.slowest) if self._hang_after is None else self._hang_after
 
     @property
-    def found(self) -> str:
-        """The hang that a rank has found in this attempt; empty: none."""
-        return (self._meeting.read(f"{self._topic}/hang") or b"").decode()
+    def found(self) -> Failure | None:
+        """The hang that a rank has found in this attempt."""
+        said = self._meeting.read(f"{self._topic}/hang")
+        return None if said is None else msgspec.json.decode(said, type=Failure)
 
-    def look(self) -> None:
-        """Look whether this rank, or a peer that asks, has ended no step for too long. Call it often."""
+    def look(self) -> float | None:
+        """Look whether this rank, or a peer that asks, has ended no step for too long. Call it often.
+
+        Returns:
+            Seconds in which a call must follow, or this rank counts as one that hangs; ``None``: it trains nothing.
+        """
         now = time.monotonic()
+        allowed = None if self._pulse.silence(now) is None else self.limit + _ANSWER_WITHIN
         if now < self._looked + min(max(self.limit / 50, 0.02), 1.0):
-            return
+            return allowed
         self._looked = now
         self._look_at_main_thread(now)
         self._read_inquiry()
@@ -132,6 +177,7 @@ class HangWatch:
             self._answer(now)
         if self._asked_at is not None:
             self._conclude(is_over=now > self._asked_at + _ANSWER_WITHIN)
+        return allowed
 
     def _read_inquiry(self) -> None:
         """Begin to wait again where a peer has found that a rank is slow."""
@@ -154,13 +200,10 @@ class HangWatch:
 
     def _is_computing(self, now: float) -> bool:
         """Return whether the thread has computed since the last call; who waits for an accelerator may do so too."""
-        import torch
-
         seconds = time.clock_gettime(time.pthread_getcpuclockid(self._watched))
         used, self._computed = seconds - self._computed, seconds
         passed, self._computed_at = now - self._computed_at, now
-        may_spin = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return used > _COMPUTING * passed and not may_spin
+        return used > _COMPUTING * passed and not is_accelerator_used()
 
     def _answer(self, now: float) -> None:
         frame = sys._current_frames().get(self._watched)
@@ -177,7 +220,7 @@ class HangWatch:
         verdict = judge(conditions)
         if verdict.is_hang:
             failure = self._failure(verdict, conditions)
-            self._meeting.write(f"{self._topic}/hang", failure.message.encode())
+            self._meeting.write(f"{self._topic}/hang", msgspec.json.encode(failure))
             self._on_hang(failure)
             return
         self._meeting.write(f"{self._topic}/inquiry", str(self._inquiry + 1).encode())
@@ -186,7 +229,7 @@ class HangWatch:
     def _failure(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> Failure:
         first = verdict.ranks[0]
         found = conditions[first]
-        place = "in a process that does not answer" if found is None else found.place
+        place = SILENT if found is None else found.place
         names = _named(verdict.ranks, "hangs", "hang")
         return Failure(first, None, "Hung", f"{names} {place}: no step has ended for {self._allowed}", place)
 
@@ -207,3 +250,13 @@ def _named(ranks: Sequence[int], one: str, several: str) -> str:
 
 def _described(frame: FrameType | None) -> str:
     return "" if frame is None else f"in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def describe_threads() -> str:
+    """Return the stack of each thread, the main thread's first, each with the innermost call last."""
+    names = {each.ident: each.name for each in threading.enumerate()}
+    first = threading.main_thread().ident
+    found = sorted(sys._current_frames().items(), key=lambda each: each[0] != first)
+    return "\n".join(
+        f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}" for ident, frame in found
+    )

@@ -67,7 +67,6 @@ class Launch:
         port: its port.
         name: distinguishes the block from others that use the same store.
         start: distinguishes these processes from those of the launch that were started before, in the same places.
-        restarts_left: how often new ones would still be started.
         local_rank: the number of this process among those of its node.
     """
 
@@ -78,13 +77,7 @@ class Launch:
     port: int = 0
     name: str = ""
     start: str = "0"
-    restarts_left: int = 0
     local_rank: int = 0
-
-    @property
-    def can_replace_processes(self) -> bool:
-        """Whether new processes could go on where one dies: somebody starts them, and they see the same memory."""
-        return self.world_size > 1 and self.is_one_node and self.restarts_left > 0
 
 
 def read_launch(block: int, environment: Mapping[str, str] = os.environ) -> Launch:
@@ -107,7 +100,6 @@ def read_launch(block: int, environment: Mapping[str, str] = os.environ) -> Laun
             "with torchrun, or leave @restartable out"
         )
     local = int(environment.get("LOCAL_WORLD_SIZE", world_size))
-    restart = int(environment.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return Launch(
         int(environment["RANK"]),
         world_size,
@@ -115,7 +107,6 @@ def read_launch(block: int, environment: Mapping[str, str] = os.environ) -> Laun
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         f"{environment.get('TORCHELASTIC_RUN_ID', 'none')}/{block}",
-        f"{restart}",
-        max(0, int(environment.get("TORCHELASTIC_MAX_RESTARTS", restart)) - restart),
+        environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
         int(environment["LOCAL_RANK"]),
     )

@@ -13,8 +13,6 @@ class Level(enum.Enum):
 
     MEMORY = "memory"
     """All ranks go on with the state that they hold."""
-    PROCESS = "process"
-    """New processes go on with the state that those hold which are left."""
     DISK = "disk"
     """They resume from the latest checkpoint, or start from zero where there is none."""
     GIVEN_UP = "given up"
@@ -86,29 +84,15 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def decide(
-    reports: Sequence[Report],
-    *,
-    restarts: int,
-    max_restarts: int,
-    former: Sequence[Failure],
-    is_one_node: bool,
-    lost: Sequence[int] = (),
-    restarts_left: int = 0,
-) -> Plan:
+def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, former: Sequence[Failure]) -> Plan:
     """Return what all ranks do; alike on all of them, since it follows from the arguments alone.
 
     Args:
-        reports: what each rank says, in rank order; of those whose process has died, what is known of them.
+        reports: what each rank says, in rank order.
         restarts: how often the block was run again.
         max_restarts: how often it may be.
         former: the failures before this one.
-        is_one_node: all ranks are on one node, and see the same memory.
-        lost: the ranks whose process has died.
-        restarts_left: how often other processes would still be started in the places of these.
     """
-    if lost:
-        return _replaced(reports, lost[0], is_one_node=is_one_node, restarts_left=restarts_left)
     own = [each.failure for each in reports if each.failure is not None]
     failure = own[0] if own else Failure(0, None, "Unknown", "a rank has left the block and does not say why", "")
     final = next((each for each in own if each.is_final), None)
@@ -122,23 +106,6 @@ def decide(
     if objection:
         return Plan(Level.DISK, failure, reason=objection)
     return Plan(Level.MEMORY, failure, reports[0].step)
-
-
-def _replaced(reports: Sequence[Report], lost: int, *, is_one_node: bool, restarts_left: int) -> Plan:
-    """Return what the ranks do that are left where a process has died: they end too, and new ones go on."""
-    failure = Failure(lost, reports[lost].step, "ProcessDied", "it was killed, or has crashed", "")
-    if not restarts_left:
-        return Plan(
-            Level.GIVEN_UP,
-            failure,
-            reason="no restart is left, neither of the block (max_restarts) nor of torchrun (--max-restarts)",
-        )
-    objection = _objection(reports)
-    if not (objection or is_one_node):
-        objection = "the ranks are on several nodes, which do not see each other's memory"
-    if objection:
-        return Plan(Level.DISK, failure, reason=objection)
-    return Plan(Level.PROCESS, failure, reports[0].step)
 
 
 def _objection(reports: Sequence[Report]) -> str:

@@ -1,4 +1,4 @@
-"""SIGTERM in a block: torchrun sends it to all processes that are left when one has died."""
+"""SIGTERM while the ranks of a block agree: it stops the next attempt, as it stops a training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Termination:
 
     def __init__(self) -> None:
         self._previous: Any = None
-        self._of_children: Any = None
         self._is_armed = self._is_deferred = self._has_come = False
 
     @property
@@ -38,15 +37,6 @@ class Termination:
         """Do not end by the signal from now on; any thread may call it."""
         self._is_deferred = True
 
-    def begin_agreeing(self) -> None:
-        """Let no child that ends raise an error here from now on, as torch's loaders do: their workers get SIGTERM too.
-
-        The main thread calls it.
-        """
-        self.defer()
-        if self._of_children is None and threading.current_thread() is threading.main_thread():
-            self._of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
     def release(self, *, is_taken: bool = False) -> bool:
         """Handle the signal no longer; return whether it has come.
 
@@ -55,9 +45,6 @@ class Termination:
         """
         if self._is_armed and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
-        if self._of_children is not None:
-            signal.signal(signal.SIGCHLD, self._of_children)
-            self._of_children = None
         has_come = self._has_come
         self._is_armed = self._is_deferred = self._has_come = False
         if has_come and not is_taken:

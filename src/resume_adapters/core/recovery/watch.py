@@ -3,34 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from types import FrameType
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.recovery.interruption import Interruption
+from resume_adapters.core.recovery.attempt import LeftByPeer
+from resume_adapters.core.recovery.deadline import LATER, end_process_after
 
 THREAD_NAME = "resume-adapters-recovery"
 
 _LOOK_EVERY = 0.02
 """Seconds between two looks."""
 
+_SIGNAL = "SIGURG"
+"""What wakes the main thread. Where nobody handles it, it is ignored."""
 
-@dataclass(frozen=True)
-class _Stage:
-    """What the watched thread is to be through with.
+_RAISING = 5.0
+"""Seconds for which an interruption that is on its way is waited for."""
 
-    Attributes:
-        doing: what it does, for the message.
-        limit: seconds for it.
-        grace: seconds between two interruptions; ``None``: it is not interrupted.
+
+class Interruption:
+    """Raises :class:`LeftByPeer` in the main thread, if that has made it: elsewhere nothing is interrupted.
+
+    That ends a sleep, and the wait for a lock, a thread or a file. A call of a library that does not return goes on.
     """
 
-    doing: str
-    limit: float
-    grace: float | None = None
+    def __init__(self) -> None:
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._is_allowed = self._is_raising = False
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let :meth:`interrupt` interrupt while the context lasts.
+
+        Raises:
+            LeftByPeer: it has.
+        """
+        if not self._is_main:
+            yield
+            return
+        number = getattr(signal, _SIGNAL)
+        former = signal.signal(number, self._handle)
+        self._is_allowed = True
+        try:
+            yield
+        finally:
+            self._forbid()
+            signal.signal(number, signal.SIG_DFL if former is None else former)
+
+    def interrupt(self) -> None:
+        """Interrupt the main thread, if that is allowed; another thread calls it."""
+        self._is_raising = True
+        try:
+            if self._is_allowed:
+                signal.pthread_kill(threading.main_thread().ident or 0, getattr(signal, _SIGNAL))
+        finally:
+            self._is_raising = False
+
+    def _forbid(self) -> None:
+        while True:
+            with contextlib.suppress(LeftByPeer):  # it was on its way
+                self._is_allowed = False
+                ends = time.monotonic() + _RAISING
+                while self._is_raising and time.monotonic() < ends:
+                    time.sleep(0.001)
+                return
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_allowed:
+            raise LeftByPeer
 
 
 class PeerWatch:
@@ -40,8 +85,10 @@ class PeerWatch:
         is_announced: returns whether a rank has failed.
         leave: ends what this rank waits for, when one has.
         cut: ends it again, until the watch is closed: a thread may have been about to wait.
-        abandon: ends this process; called with what the thread is not through with in time.
-        look: is called again and again, as long as no rank has failed.
+        abandon: ends this process; called with what the thread is not through with, and the seconds that it had.
+        limit: seconds after a failure in which the thread must leave :meth:`leading_out`.
+        look: is called again and again, as long as no rank has failed; returns within how many seconds it must be
+            called again, or the process ends: a library keeps Python's lock. ``None``: it need not.
     """
 
     def __init__(
@@ -49,17 +96,20 @@ class PeerWatch:
         is_announced: Callable[[], bool],
         leave: Callable[[], object],
         cut: Callable[[], object],
-        abandon: Callable[[str], object],
-        look: Callable[[], object] = bool,
+        abandon: Callable[[str, float], object],
+        limit: float,
+        look: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._is_announced = is_announced
         self._leave = leave
         self._cut = cut
         self._abandon = abandon
+        self._limit = limit
         self._look = look
         self._has_complained = False
+        self._guarded: float | None = None
         self._interruption = Interruption()
-        self._stage: _Stage | None = None
+        self._grace: float | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=THREAD_NAME, daemon=True)
 
@@ -71,42 +121,31 @@ class PeerWatch:
         """Watch no longer."""
         self._over.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(self._limit)  # a hook of the user may hang there
+        self._guard(None)
 
     @contextlib.contextmanager
-    def leading_out(self, grace: float, limit: float) -> Iterator[None]:
-        """Interrupt the watched thread while the context lasts, once a rank has failed.
+    def leading_out(self, grace: float) -> Iterator[None]:
+        """Lead the watched thread out of the context, once a rank has failed.
 
         Args:
             grace: seconds in which it may reach the end of its step by itself; it is interrupted after each of them.
-            limit: further seconds in which it must leave the context, or its process is ended.
 
         Raises:
             LeftByPeer: it was interrupted.
         """
-        with self._interruption.allowed(), self._at(_Stage("leave its step", grace + limit, grace)):
-            yield
-
-    def limited(self, doing: str, limit: float) -> contextlib.AbstractContextManager[None]:
-        """End the process where the context lasts longer than that, once a rank has failed.
-
-        Args:
-            doing: what is done in the context, for the message.
-            limit: seconds.
-        """
-        return self._at(_Stage(doing, limit))
-
-    @contextlib.contextmanager
-    def _at(self, stage: _Stage) -> Iterator[None]:
-        self._stage = stage
-        try:
-            yield
-        finally:
-            self._stage = None
+        with self._interruption.allowed():
+            self._grace = grace
+            try:
+                yield
+            finally:
+                self._grace = None
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_EVERY):
             if self._is_announced():
+                self._guarded = None
+                self._guard(self._limit + LATER)
                 try:
                     self._leave()
                 finally:  # whatever a hook of the user does
@@ -116,23 +155,30 @@ class PeerWatch:
 
     def _look_once(self) -> None:
         try:
-            self._look()
+            self._guard(self._look())
         except Exception:  # of any kind: no other thread sees that a peer fails
             if not self._has_complained:
                 logger.error("Ranks that hang may not be found:\n%s", traceback.format_exc())
             self._has_complained = True
 
+    def _guard(self, seconds: float | None) -> None:
+        now = time.monotonic()
+        if seconds is None and self._guarded is not None:
+            self._guarded = None
+            end_process_after(None)
+        elif seconds is not None and (self._guarded is None or now > self._guarded + min(1.0, seconds / 10)):
+            self._guarded = now
+            end_process_after(seconds)
+
     def _lead_out(self) -> None:
-        stage, began, interrupted = self._stage, time.monotonic(), time.monotonic()
+        began = interrupted = time.monotonic()
         while not self._over.wait(_LOOK_EVERY):
             self._cut()
-            now = time.monotonic()
-            if self._stage is not stage:
-                stage, began, interrupted = self._stage, now, now
-            if stage is None:
+            now, grace = time.monotonic(), self._grace
+            if grace is None:
                 continue
-            if now > began + stage.limit:
-                self._abandon(stage.doing)
-            elif stage.grace is not None and now > interrupted + stage.grace:
+            if now > began + self._limit:
+                self._abandon("leave its step", self._limit)
+            elif now > interrupted + grace:
                 interrupted = now
                 self._interruption.interrupt()

@@ -495,21 +495,18 @@ class ResumableRun:
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
 
-    def set_state(self, state: RunState, *, leads: bool = False, **facts: Any) -> None:
+    def set_state(self, state: RunState, **facts: Any) -> None:
         """Write ``status.json``, on the leader of a run directory.
 
         If a later start owns the run directory, the status is that start's and stays.
 
         Args:
             state: the new state.
-            leads: this rank writes it where the leader no longer can.
             facts: fields of :class:`RunStatus` that are known better than from the last
                 step.
         """
         if self.storage_group.is_leader:
             self._publisher.set_state(state, facts)
-        elif leads and self.control.fencing.generation() == self.generation:  # the leader alone has the token
-            self.control.status.write(replace(self._status(state), **facts))
         if self.trace is not None and state is not RunState.RUNNING:
             self.trace.write("end", state=state.value, step=facts.get("step"), reason=facts.get("reason"))
 
@@ -561,8 +558,6 @@ class ResumableRun:
             undo.callback(self._staging.close)
             deadline = self._step_control.deadline
             undo.callback(self._mirrors.close, deadline.at if deadline else None)
-            if self._memory_tier is not None:
-                undo.callback(self._memory_tier.close)
             undo.callback(self._saver.close)
             undo.callback(self._step_control.close)
             undo.callback(self._undo_at_close.close)

@@ -25,12 +25,8 @@ from resume_adapters.core.state.stateful import Stateful
 class Trackers(Protocol):
     """The experiment trackers that the training logs to: the only ones who know W&B, MLflow and TensorBoard."""
 
-    def capture(self, *, flush: bool = True) -> dict[str, Any]:
-        """Return which runs are logged to.
-
-        Args:
-            flush: once all that was logged is on its way to a disk.
-        """
+    def capture(self) -> dict[str, Any]:
+        """Return which runs are logged to, once all that was logged is on its way to a disk."""
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Point the trackers to those runs."""
@@ -101,12 +97,6 @@ class Framework(Protocol):
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the ranks, by the name of the component."""
 
-    def unreplicated(self) -> str:
-        """Return which state a process has alone, and no other could write in its place, for a message; empty: none.
-
-        What belongs to one rank and is small is none of it: see :class:`~resume_adapters.core.recovery.own_state`.
-        """
-
     def modules(self) -> Iterable[Any]:
         """Return the modules that may reduce gradients in buckets."""
 
@@ -121,12 +111,6 @@ class Framework(Protocol):
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the framework saves, and for what nobody captures."""
-
-    def stand_in(self, rank: int) -> None:
-        """Save as a different rank from now on: this process was forked to write what that one held.
-
-        ``torch.distributed`` knows already, and so do the variables that a launcher sets.
-        """
 
     def close(self) -> None:
         """Undo what was patched, hooked or registered in the framework for this training call."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
-from resume_adapters.core.recovery.own_state import StepPlace
-from resume_adapters.core.recovery.plan import Failure, Level
+from resume_adapters.core.recovery.plan import Failure, Level, Report
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
@@ -57,9 +55,6 @@ class CallContent(Protocol):
 BUFFERS = "held_buffers"
 """The part that holds the buffers of each rank: frameworks save those of one."""
 
-_OF_LAUNCH = ("topology", "fixed", "shares", "settings")
-"""What a rank adds to its state that does not change, by the names of the format."""
-
 
 class SaveForm(NamedTuple):
     """How a framework saves outside of its own training loop.
@@ -69,7 +64,7 @@ class SaveForm(NamedTuple):
         is_file: it would be a file, not a directory.
         place: where in the training it would be, of several places within one step.
         saving: returns the context in which the framework saves, with what changes within a step as it was.
-        own: what of that belongs to this rank alone, by name, as it is now; ``saving`` is given a copy of it.
+        own: what of that is to be copied, by name, as it is now; ``saving`` is given the copy.
         objection: why a save outside of the loop would not be exact; empty where it is.
     """
 
@@ -96,14 +91,6 @@ class _Moment(NamedTuple):
     @property
     def is_intact(self) -> bool:
         return all(each.is_intact for each in (self.state, self.observed, self.parts, self.own))
-
-
-@dataclass(frozen=True)
-class _OtherRank:
-    """What a rank was launched with whose process has died, and which experiments it logged to."""
-
-    launch: Mapping[str, Any]
-    trackers: Mapping[str, Any]
 
 
 class HeldCall:
@@ -145,14 +132,11 @@ class HeldCall:
         self._close_call = close_call
         self._moment: _Moment | None = None
         self._buffers: FrozenBuffers | None = None
-        self._stands_in: _OtherRank | None = None
         self.is_over = False
         attempt.add(self)
 
     def require_whole(self) -> None:
         """Refuse state that a rank could not write after a failure, before the first step.
-
-        Where no other process could write it, nothing is kept for a process that takes this one's place.
 
         Raises:
             UnsupportedSetting: there is some.
@@ -163,9 +147,6 @@ class HeldCall:
                 f"@restartable holds what every rank has whole, and the {sharded} is sharded over the ranks: train "
                 "with DDP, or leave @restartable out"
             )
-        alone = self._framework.unreplicated()
-        if alone and self.attempt.own_states is not None:
-            self.attempt.own_states.stop(alone)
 
     def restore(self, context: RestoreContext | None) -> None:
         """Restore what a checkpoint in memory holds beside what any other holds.
@@ -206,24 +187,10 @@ class HeldCall:
         )
         if self._buffers is None:
             self._buffers = FrozenBuffers(self._framework.models())
-            if self.attempt.own_states is not None:
-                launch = self._content(loop, form.name).launch_tree()
-                self.attempt.own_states.keep_launch({name: launch[name] for name in _OF_LAUNCH})
         self._buffers.take()
-        if self.attempt.own_states is not None:
-            place = StepPlace(str(self.directory), step, form.place)
-            self.attempt.own_states.keep(place, self._own(self._moment, self._buffers))
         seconds = self.attempt.end_step()
         if seconds is not None:
             self._log_recovery(step, seconds)
-
-    def _own(self, moment: _Moment, buffers: FrozenBuffers) -> list[Any]:
-        """Return what a rank may have that no other has."""
-        trackers = self._framework.trackers.capture(flush=False)
-        return [
-            *(moment.state.copy, moment.observed.copy, moment.parts.copy, moment.own.copy),
-            *(buffers.taken(), trackers),
-        ]
 
     def _log_recovery(self, step: int, seconds: float) -> None:
         attempt, resumed = self.attempt.attempt, self._run.resumed
@@ -280,22 +247,17 @@ class HeldCall:
         resumed = self._run.resumed
         return self._moment.step if self._moment is not None else resumed.step if resumed is not None else 0
 
-    @property
-    def place(self) -> str:
-        """Where in the training the state is held, of several places within one step."""
-        return "" if self._moment is None else self._moment.form.place
-
-    def held(self, *, is_updating: bool) -> tuple[int | None, str]:
-        """Return the step of which the state is held, and why it cannot be used."""
-        if self._moment is None:
-            return (self.progress if self.is_resumed else None), ""
+    def report(self, *, is_updating: bool) -> Report:
+        """Return what is held, and why it cannot be used."""
+        moment, directory = self._moment, str(self.directory)
+        if moment is None:
+            return Report(directory, self.progress if self.is_resumed else None, is_resumed=self.is_resumed)
+        objection = moment.form.objection
         if is_updating:
-            return self._moment.step, "it had begun to update the weights, and had not done all that follows an update"
-        if self._moment.form.objection:
-            return self._moment.step, self._moment.form.objection
-        if not self._moment.is_intact:
-            return self._moment.step, "a part of the state that is too large to copy at each step has changed since"
-        return self._moment.step, ""
+            objection = "it had begun to update the weights, and had not done all that follows an update"
+        elif not objection and not moment.is_intact:
+            objection = "a part of the state that is too large to copy at each step has changed since"
+        return Report(directory, moment.step, objection, place=moment.form.place)
 
     def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
@@ -312,32 +274,17 @@ class HeldCall:
         self.attempt.updates.restore_schedules()
         path = memory / moment.form.name
         content = self._content(moment.loop, moment.form.name)
-        held = _HeldContent(moment, self._kind, content, path, self._buffers.taken(), self._stands_in)
+        held = _HeldContent(moment, self._kind, content, path, self._buffers.taken())
         with moment.form.saving(moment.own.tree):
             self._run.write_elsewhere(path, moment.step, held, ranks, group, is_file=moment.form.is_file)
         return path
-
-    def stand_in(self, rank: int, own: Any) -> None:
-        """Hold what a rank has held whose process has died. This process is that rank from now on."""
-        moment, buffers = self._moment, self._buffers
-        assert moment is not None and buffers is not None, "it holds the same moment"
-        (state, observed, parts, of_form, taken, trackers), launch = own
-        self._moment = moment._replace(
-            state=FrozenState(state),
-            observed=FrozenState(observed),
-            parts=FrozenState(parts),
-            own=FrozenState(of_form),
-        )
-        buffers.replace(taken)
-        self._stands_in = _OtherRank(launch, trackers)
-        self._framework.stand_in(rank)
 
     def keep_stacks(self, stacks: str) -> None:
         """Write where the threads of this rank are into the run directory."""
         path = self._run.control.path / f"stacks-{self._run.ranks.rank:05}.txt"
         self._run.storage.write(path, stacks.encode())
 
-    def give_up(self, failure: Failure, *, leads: bool) -> None:
+    def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, where it got as far as owning its directory.
 
         What fails on the way is logged, so that it does not hide the failure.
@@ -345,7 +292,7 @@ class HeldCall:
         if not self._run.generation:
             return
         try:
-            self._run.set_state(RunState.FAILED, leads=leads, step=self.progress, reason=str(failure))
+            self._run.set_state(RunState.FAILED, step=self.progress, reason=str(failure))
         except OSError as of_status:
             logger.error("The status of the run could not be written: %s", of_status)
 
@@ -368,10 +315,8 @@ class _HeldContent:
         content: CallContent,
         path: Path,
         buffers: Mapping[str, Any],
-        of_other: _OtherRank | None,
     ) -> None:
         self._buffers = buffers
-        self._of_other = of_other
         self._moment = moment
         self._kind = kind
         self._content = content
@@ -382,16 +327,13 @@ class _HeldContent:
 
     def rank_state(self) -> dict[str, Any]:
         moment = self._moment
-        launch = {} if self._of_other is None else self._of_other.launch
-        return {**moment.state.tree, **self._content.launch_tree(), **launch, "observed": moment.observed.tree}
+        return {**moment.state.tree, **self._content.launch_tree(), "observed": moment.observed.tree}
 
     def completed(self) -> Mapping[str, Any]:
         return {}
 
     def parts(self) -> dict[str, Stateful]:
         held = {name: StaticState(tree) for name, tree in self._moment.parts.tree.items()}
-        if self._of_other is not None:
-            held["trackers"] = StaticState(self._of_other.trackers)
         return {**self._content.parts(), **held, BUFFERS: StaticState(self._buffers)}
 
     def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:

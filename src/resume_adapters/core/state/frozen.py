@@ -33,11 +33,6 @@ class FrozenState:
         return tree_of(self._copy)
 
     @property
-    def copy(self) -> Any:
-        """The same, with records as they are."""
-        return self._copy
-
-    @property
     def is_intact(self) -> bool:
         """Whether the large tensors are what they were, as far as torch counts what changes them."""
         return all(tensor._version == version for tensor, version in self._large)
@@ -94,14 +89,10 @@ class DeferredState:
     @property
     def tree(self) -> Any:
         """The record as a tree, like :attr:`FrozenState.tree`."""
-        return self.copy.to_tree()
-
-    @property
-    def copy(self) -> Any:
-        """The record."""
         if self._make is not None:
             self._record, self._make = self._make(), None
-        return self._record
+        assert self._record is not None, "it was made"
+        return self._record.to_tree()
 
     @property
     def is_intact(self) -> bool:
@@ -171,11 +162,6 @@ class FrozenBuffers:
     def taken(self) -> dict[str, Any]:
         """Return what was taken last."""
         return {key: copied for key, (_, _, copied) in self._taken.items()}
-
-    def replace(self, taken: Mapping[str, Any]) -> None:
-        """Let what was taken last be what :meth:`taken` has returned, of other modules of the same kind."""
-        for key, (live, version, _) in self._taken.items():
-            self._taken[key] = (live, version, taken[key])
 
     def load(self, taken: Mapping[str, Any]) -> None:
         """Let the buffers be what :meth:`taken` returned, of other modules of the same kind."""

@@ -89,12 +89,6 @@ class Storage(Protocol):
     def write_range(self, path: Path, offset: int, content: Bytes) -> None:
         """Write into a file from an offset on; create it if it is missing. The disk begins to write at once."""
 
-    def rewriting(self, path: Path) -> Callable[[bytes], None]:
-        """Open a file that is written from its start again and again, and return what writes it.
-
-        It is created if it is missing, never shortened, and open as long as somebody holds what writes it.
-        """
-
     def append(self, path: Path, content: bytes) -> None:
         """Append to a file; create it if it is missing."""
 

@@ -145,9 +145,6 @@ class LocalStorage:
             # writers have to wait.
             _sync_file_range()(file.fileno(), offset, len(content), _SYNC_FILE_RANGE_WRITE)
 
-    def rewriting(self, path: Path) -> Callable[[bytes], None]:
-        return _Rewriting(self._open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW))
-
     def append(self, path: Path, content: bytes) -> None:
         with self._open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW) as file:
             _write_all(file, content)
@@ -194,18 +191,6 @@ class LocalStorage:
 
     def release(self, directory: Path) -> None:
         os.close(self._held.pop(directory))
-
-
-class _Rewriting:
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-
-    def __call__(self, content: bytes) -> None:
-        self._file.seek(0)
-        _write_all(self._file, content)
-
-    def __del__(self) -> None:
-        self._file.close()
 
 
 def _require_regular(path: Path, status: os.stat_result) -> None:

@@ -9,6 +9,5 @@ directory) and ``copying`` (how a copy is written on this node).
 The object store: ``keys`` (what is where), ``store`` (the few operations that are needed of a store), ``object_store``
 (them, by obstore), ``secrets`` (what messages hide), ``claims`` (a later start locks an earlier one out), ``transfer``
 (files in parts) and ``remote`` (the tier). ``retention`` removes what a tier's policy does not keep. The memory of each
-node: ``memory`` (the tier), ``held`` (a directory of checkpoints there), ``peers`` (the copies that nodes hold of each
-other), ``serving`` (the port by which they read them) and ``wire`` (what is said on it).
+node: ``memory`` (the tier) and ``held`` (a directory of checkpoints there).
 """

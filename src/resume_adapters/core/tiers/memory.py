@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,6 @@ from resume_adapters.core.storage.private import make_private_directory
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import Memory
-from resume_adapters.core.tiers.peers import Peers
 from resume_adapters.core.tiers.tier import Source, is_one_file
 from resume_adapters.errors import (
     FencedOff,
@@ -84,7 +82,6 @@ class MemoryTier:
         self._user = user
         self._clock = clock
         self._held = HeldCheckpoints(storage, self.directory, fence, clock)
-        self._peers: Peers | None = None
         self._fence = fence
         self._commits = 0
         self._step: int | None = None
@@ -129,20 +126,15 @@ class MemoryTier:
         self.group = StorageGroup(ranks.rank, seen[ranks.rank], SINGLE_PROCESS)
         if self._settings.needs_own_directories and any(ranks.gather(self.group.members != group.members)):
             raise UnsupportedSetting(
-                f"Memory(save_every={self._settings.save_every!r}, peers={self._settings.peers}): the nodes share the "
-                "run directory, where one rank writes what all of them read. In memory that would be on its node "
-                "alone, and no node would have a whole save; expected a run directory of each node (DeepSpeed: "
-                "use_node_local_storage), or Memory() without save_every and peers: it copies to memory what is "
-                "committed in the run directory, which a machine that replaces another one sees too"
+                f"Memory(save_every={self._settings.save_every!r}): the nodes share the run directory, where one rank "
+                "writes what all of them read. In memory that would be on its node alone, and no node would have a "
+                "whole save; expected a run directory of each node (DeepSpeed: use_node_local_storage), or Memory() "
+                "without save_every: it copies to memory what is committed in the run directory"
             )
         self._held = HeldCheckpoints(self._storage, self.directory, self._fence, self._clock)
         self.had_checkpoints = any(
             run_on_all_ranks(ranks, lambda: bool(self._held.names()), "list the memory", unusable)
         )
-        if self._settings.peers:
-            copies = self.directory / CONTROL / "peers"
-            self._peers = Peers(self._storage, copies, self._held, self._fence, self._clock)
-            self._peers.connect(ranks, seen, os.environ)
 
     def begin(self, ranks: Ranks, step: int) -> None:
         """Remove what crashed saves have left, and checkpoints from which this start does not resume.
@@ -161,8 +153,6 @@ class MemoryTier:
             if not self.group.is_leader:
                 return
             self._held.sweep()
-            if self._peers is not None:
-                self._peers.sweep()
             self.set_aside(step)
 
         _, problem = _on_all(ranks, tidy, "tidy the memory")
@@ -177,8 +167,6 @@ class MemoryTier:
             before: nothing here: what is in memory is older than a start that has not looked at it.
         """
         self._held.remove_after(after)
-        if self._peers is not None:
-            self._peers.remove_after(after)
 
     @property
     def label(self) -> str:
@@ -187,8 +175,8 @@ class MemoryTier:
 
     @property
     def sources(self) -> list[Source]:
-        """What a resume may take a checkpoint from: this node's memory first, then those of other nodes."""
-        return [self._held, *([] if self._peers is None else [self._peers.source])]
+        """What a resume may take a checkpoint from: this node's memory."""
+        return [self._held]
 
     # ---- While the run trains
 
@@ -199,9 +187,8 @@ class MemoryTier:
 
     @property
     def states(self) -> list[MirrorStatus]:
-        """What ``status.json`` says of it, and of the copies on other nodes."""
-        own = MirrorStatus(tier=self._held.label, step=self._step, problem=self._problem)
-        return [own, *([] if self._peers is None else [self._peers.state])]
+        """What ``status.json`` says of it."""
+        return [MirrorStatus(tier=self._held.label, step=self._step, problem=self._problem)]
 
     def copy(self, ranks: Ranks, path: Path, manifest: Manifest, captured: Captured = _nothing) -> None:
         """Copy a committed checkpoint, if it is due. Every rank calls it for each commit, in order.
@@ -243,14 +230,11 @@ class MemoryTier:
     def make_room(self, ranks: Ranks, last: Manifest | None) -> bool:
         """Remove all but the newest checkpoint, and return whether to write another one. Every rank calls it.
 
-        Where the nodes hold copies of each other, nothing is written until all have copied the one before: so there is
-        always one of which every part is on two nodes.
-
         Args:
             ranks: the ranks of the run, on the channel of the calling thread.
             last: the manifest of a checkpoint of the same run, which says how large one is; ``None`` if nobody knows.
         """
-        if self._is_off or (self._peers is not None and not self._peers.agree(ranks)):
+        if self._is_off:
             return False
 
         def look() -> str:
@@ -259,8 +243,6 @@ class MemoryTier:
             newest = self._held.keep_newest()
             kept = 0 if newest is None else self._bytes_here(newest.manifest)
             needed = 0 if last is None else _KEPT * (self._bytes_here(last) + _SPARE)
-            if self._peers is not None and self._peers.has_partner:  # its part is as large as this node's
-                kept, needed = kept + self._peers.bytes, 2 * needed
             has = self._storage.free_bytes(self.directory) + kept
             return "" if needed <= has else self._too_small(has, needed)
 
@@ -276,8 +258,7 @@ class MemoryTier:
     def _too_small(self, has: int, needed: int) -> str:
         gigabytes = -(-needed // 10**8) / 10
         return (
-            f"{self._settings.directory} has {has / 1e6:,.0f} MB, and two checkpoints need {needed / 1e6:,.0f} MB"
-            f"{' with those of another node' if self._settings.peers else ''}; "
+            f"{self._settings.directory} has {has / 1e6:,.0f} MB, and two checkpoints need {needed / 1e6:,.0f} MB; "
             f"give it {gigabytes:g} GB (Docker: --shm-size={gigabytes:g}g; Kubernetes: an emptyDir of medium Memory; "
             f"else: mount -o remount,size={gigabytes:g}G {self._settings.directory}), or leave out Memory()"
         )
@@ -294,8 +275,6 @@ class MemoryTier:
         except (ResumeError, OSError) as error:  # on the leader alone: the others have nothing to agree on with it
             self._problem = f"{pending.path} is whole, and could not be completed: {error}"
             logger.warning("%s. The training goes on: the next start completes it.", self._problem)
-        if self._peers is not None:
-            self._peers.submit(pending.path.name)
 
     def failed(self, ranks: Ranks, error: ResumeError) -> None:
         """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it.
@@ -329,7 +308,6 @@ class MemoryTier:
             FencedOff: a later start owns the run directory.
         """
         self._is_off = True
-        self.close()
         is_leader, is_there = self.group.is_leader, self._storage.is_directory
         _, problem = _on_all(
             ranks,
@@ -344,11 +322,6 @@ class MemoryTier:
             self._problem = problem
             if ranks.rank == 0:
                 logger.warning("%s. What is left is removed with rm -r %s.", problem, self.directory)
-
-    def close(self) -> None:
-        """Give no more to other nodes, and take no more from them. The checkpoints stay."""
-        if self._peers is not None:
-            self._peers.close()
 
 
 def _unusable(cause: Exception) -> ResumeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from datetime import timedelta
 from typing import Literal
 from urllib.parse import urlsplit
@@ -68,8 +68,7 @@ class Memory:
         save_every: in addition, save to memory alone: every so many optimizer steps, after a ``timedelta``, or
             ``"auto"``, by what such a save costs and how often processes fail. ``None``: never.
         mtbf: mean time between failures of processes, for ``save_every="auto"``; by default what the run has seen.
-        peers: where each node has a run directory of its own: each node also holds a copy of what another one has in
-            memory. A machine that replaces one, with an empty disk, gets its part from there.
+        peers: not any more: it is refused, with what serves instead.
         directory: a file system in memory.
 
     Raises:
@@ -79,21 +78,24 @@ class Memory:
     every: int = 1
     save_every: int | timedelta | Literal["auto"] | None = None
     mtbf: timedelta | None = None
-    peers: bool = False
+    peers: InitVar[bool] = False
     directory: str = "/dev/shm"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, peers: bool) -> None:
         if not isinstance(self.every, int) or self.every < 1:
             raise UnsupportedSetting(f"Memory(every={self.every!r}): expected a positive number of saves")
         if not isinstance(self.directory, str) or not self.directory.startswith("/"):
             raise UnsupportedSetting(f"Memory(directory={self.directory!r}): expected an absolute path")
-        if not isinstance(self.peers, bool):
-            raise UnsupportedSetting(f"Memory(peers={self.peers!r}): expected True or False")
+        if peers is not False:
+            raise UnsupportedSetting(
+                f"Memory(peers={peers!r}): nodes hold no copies of each other's memory any more. A store outlives a "
+                'machine: mirror=[Remote("s3://bucket/runs/a"), Memory()]'
+            )
 
     @property
     def needs_own_directories(self) -> bool:
         """Whether nodes that share the run directory cannot have it: each has a part of a save in its memory."""
-        return self.save_every is not None or self.peers
+        return self.save_every is not None
 
 
 Mirror = Remote | Memory
@@ -117,13 +119,11 @@ def require_mirrors(given: object) -> None:
 def mirror_of(text: str) -> Mirror:
     """Return the tier that a text names: a URL, ``memory``, or with saves to it alone ``memory:100``, ``memory:auto``.
 
-    ``peers`` in the place of ``memory`` lets other nodes hold copies of it.
-
     Raises:
         UnsupportedSetting: it is none of these.
     """
     word, _, every = text.partition(":")
-    if word not in ("memory", "peers") or every.startswith("//"):
+    if word not in ("memory", "peers") or every.startswith("//"):  # peers: is refused with a better reason
         return Remote(text)
     if every and every != "auto" and not every.isdecimal():
         raise UnsupportedSetting(f'{text!r}: expected "{word}", or "{word}:" and a number of optimizer steps or "auto"')

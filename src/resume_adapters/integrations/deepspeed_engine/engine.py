@@ -162,10 +162,6 @@ class EngineState:
         with recovery.saving_after_failure(self.engine) if is_left else contextlib.nullcontext(), self.data_only():
             yield
 
-    def unreplicated(self) -> str:
-        """Return which state this process has alone, and no other could write in its place; empty: none."""
-        return recovery.only_copies(self.engine)
-
     @contextlib.contextmanager
     def data_only(self) -> Iterator[files.DataCheckpointEngine]:
         """Let ``save_checkpoint`` and ``load_checkpoint`` write and read data, and no pickled code.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,30 +66,15 @@ def watching_updates(engine: Any, updates: UpdateWatch) -> contextlib.AbstractCo
     return wrapped(engine, "_take_model_step", step)  # seam: deepspeed 0.19
 
 
-def only_copies(engine: Any) -> str:
-    """Return which state of an engine each rank has alone; empty: none, but for what is small."""
-    if engine.dp_world_size == 1 or not engine.save_zero_checkpoint:  # seam: deepspeed 0.19
-        return ""
-    stage = int(engine.zero_optimization_stage())
-    what = "weights and optimizer" if stage == 3 else "the optimizer"
-    how = f"ZeRO stage {stage}" if stage else type(engine.optimizer).__name__
-    return f"DeepSpeed shards {what} over the ranks ({how}), and no other rank has its shard"
-
-
 @contextlib.contextmanager
 def saving_after_failure(engine: Any) -> Iterator[None]:
     """Let ``save_checkpoint`` write what an engine holds whose groups are gone, in the groups that there are now.
 
-    Also as a different rank than the engine was made on. The engine cannot train afterwards.
+    The engine cannot train afterwards.
     """
     _forget_groups()
-    optimizer, rank = engine.optimizer, groups.dist.get_rank()
+    optimizer = engine.optimizer
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(engine, "global_rank", rank))
-        stack.enter_context(replaced(engine, "local_rank", int(os.environ.get("LOCAL_RANK", engine.local_rank))))
-        if engine.zero_optimization_stage() < 3:
-            # seam: deepspeed 0.19: save_non_zero_checkpoint
-            stack.enter_context(replaced(engine, "save_non_zero_checkpoint", rank == 0))
         if hasattr(optimizer, "dp_process_group"):
             # seam: deepspeed 0.19: dp_process_group; None is the group of all ranks
             stack.enter_context(replaced(optimizer, "dp_process_group", None))

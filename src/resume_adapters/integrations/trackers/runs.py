@@ -37,11 +37,10 @@ class Trackers:
         self._effects = contextlib.ExitStack()
         self.directories: list[str] = []
 
-    def capture(self, *, flush: bool = True) -> dict[str, Any]:
-        """Return which runs are logged to, by tracker. It imports no tracker.
+    def capture(self) -> dict[str, Any]:
+        """Return which runs are logged to, by tracker, once MLflow and TensorBoard have written what they hold.
 
-        Args:
-            flush: after flushing what MLflow and TensorBoard hold in memory.
+        It imports no tracker.
         """
         found: dict[str, Any] = {}
         wandb: Any = sys.modules.get("wandb")
@@ -53,12 +52,11 @@ class Trackers:
             active = mlflow.active_run()
             run = self._mlflow_run() if active is None else active.info.run_id
             if run is not None:
-                if flush:
-                    mlflow.flush_async_logging()
+                mlflow.flush_async_logging()
                 found["mlflow"] = run
         tensorboard: Any = sys.modules.get("torch.utils.tensorboard")
         writers = [each for each in self._writers() if tensorboard and isinstance(each, tensorboard.SummaryWriter)]
-        for writer in writers if flush else ():
+        for writer in writers:
             writer.flush()
         if writers:
             found["tensorboard"] = [os.path.abspath(writer.log_dir) for writer in writers]
