@@ -57,7 +57,7 @@ class ResumingTrainer:
         for finder, search in tuning.finders(trainer):
             self._undo.enter_context(wrapped(finder, search, self._tune))
         for each in saving(trainer):
-            self._undo.enter_context(wrapped(each, "file_exists", self._once_committed))
+            self._undo.enter_context(wrapped(each, "file_exists", self._file_exists))
             if trainer.world_size > 1:
                 self._undo.enter_context(named_by_rank_zero(each, trainer))
         for each in _config_writers(trainer):
@@ -84,11 +84,10 @@ class ResumingTrainer:
         if getattr(type(callback), name) is getattr(kind, name) and name not in vars(callback):
             self._undo.enter_context(replaced(callback, name, None))
 
-    def _once_committed(self, native: Callable[..., bool], *arguments: Any, **keywords: Any) -> bool:
-        """Look for a file once the save before is committed: until then it has no name."""
-        if self.session is not None:
-            self.session.run.flush()
-        return native(*arguments, **keywords)
+    def _file_exists(self, native: Callable[..., bool], filepath: Any, trainer: Any) -> bool:
+        """Count the newest checkpoint as there: it has its name only once it is committed."""
+        is_there = native(filepath, trainer)
+        return is_there or (self.session is not None and self.session.is_newest(Path(filepath)))
 
     def end(self) -> None:
         """Undo everything, and close the session."""

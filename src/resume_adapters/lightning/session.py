@@ -68,6 +68,7 @@ class FitSession:
         self._begins = _begins(trainer, named)
         self._unwanted: set[str] = set()
         self._saves_to_memory = False
+        self._newest = ""
         self._framework = LightningFramework(trainer, directory)
         inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
         unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
@@ -384,6 +385,10 @@ class FitSession:
         """Return whether a save is one that this run can resume from."""
         return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
 
+    def is_newest(self, path: Path) -> bool:
+        """Return whether a path is that of the last save, which may not have its name yet."""
+        return path.name == self._newest and files.is_same(path.parent, self.run.directory)
+
     def save(self, path: Path, native: Callable[[Path], object]) -> None:
         """Save a checkpoint of the current step.
 
@@ -399,6 +404,7 @@ class FitSession:
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
             engine.require_no_accumulation(self._framework.engine)
         self._unwanted.discard(path.name)
+        self._newest = path.name
         self.keep()
         with self._framework.saving(path, native):
             self._session.save(
