@@ -6,7 +6,7 @@ the disk may hold if the power went at one of these moments:
 - the content of a file may be any that it had since it was last forced, or a torn one of these, or none;
 - an entry of a directory may be any that it was since the directory was last forced, whatever other entries are;
 - a rename changes two entries, and is there as a whole or not at all: so do all file systems with a journal or with
-  copy-on-write, and the commit assumes it (``docs/commit.md``).
+  copy-on-write, and the commit assumes it (``docs/format.md``).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ WORDS = {
     "corrupt checkpoint": "troubleshooting",
     "TRL": "hf",
     "preemption": "",
-    "axolotl": "bring_your_script",
+    "axolotl": "getting-started",
 }
 """What people search for, and the page that must be among the results; empty where any page will do."""
 
@@ -42,8 +42,8 @@ PICTURES = {
     "api": ("api.html", (1280, 1600), "light"),
     "search": ("index.html?q=docker", (1280, 900), "light"),
     "phone": ("index.html", (412, 900), "light"),
-    "phone-table": ("bring_your_script.html", (412, 1600), "light"),
-    "dark": ("commit.html", (1280, 2400), "dark"),
+    "phone-table": ("getting-started.html", (412, 1600), "light"),
+    "dark": ("format.html", (1280, 2400), "dark"),
 }
 _CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 _RESULTS = "[...document.querySelectorAll('a.md-search-result__link')].map(each => each.href)"
