@@ -404,7 +404,7 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "upkeep._complete",
         "upkeep._remove_temporary_files",
         "commit.complete",
-        "stop_file.withdraw",
+        "control.withdraw",
         "discovery.ranks_by_directory",
         "discovery.take_away",
         "diagnosis.find_disk_error",

@@ -13,8 +13,8 @@ from rich.table import Table
 from resume_adapters.cli.text import escape, visible
 from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import describe_cursor
-from resume_adapters.core.run_directory.free_space import format_bytes
 from resume_adapters.core.run_directory.launches import WastedLaunch
+from resume_adapters.core.run_directory.upkeep import format_bytes
 
 _STYLES = {
     "committed": "green",

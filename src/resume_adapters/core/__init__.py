@@ -39,7 +39,7 @@ Seven walks through the code, here with the Trainer's adapter. Whatever else the
 
 **A data position**: ``dataloader/tracked.py`` (the loader) -> ``dataloader/progress.py`` (what was fetched, the
 position made of it) -> ``session/loaders.py`` (saved, and restored on this or a different topology) ->
-``dataloader/next_pass.py`` and ``dataloader/prefetch.py`` (the pass that resumes there).
+``dataloader/next_pass.py`` (the pass that resumes there).
 
 **State that nobody has declared**: ``hf/observed.py`` (where to look) -> ``session/observed.py`` (when) ->
 ``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``

@@ -28,15 +28,15 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.engine import EngineRankState
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
-from resume_adapters.lightning.callback_states import not_taken_back
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, io, pl
 from resume_adapters.lightning.loops import Loops
+from resume_adapters.lightning.observed import not_taken_back
 from resume_adapters.lightning.validation_data import ValidationData
 
 _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")

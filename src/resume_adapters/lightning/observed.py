@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.comparison import first_difference
+from resume_adapters.errors import NotSerialisable
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.epoch_sums import torchmetrics
 
@@ -117,3 +120,30 @@ def _is_saved(callback: Any) -> bool:
     plain = (pl.Callback.state_dict, pl.Callback.on_save_checkpoint)
     ours = kind.__module__.startswith((*FOREIGN, _OURS))
     return ours or (kind.state_dict, kind.on_save_checkpoint) != plain
+
+
+def not_taken_back(trainer: Any, saved: Mapping[str, Any]) -> Iterator[str]:
+    """Yield in words which callbacks say after loading that their state is another one than they were given.
+
+    One may keep what it was given for a moment that never comes, as one that asks before the load whether anything is
+    resumed. What is not data, and so cannot be compared, is left out.
+
+    Args:
+        trainer: the trainer, which has loaded.
+        saved: the states of the callbacks, by their keys.
+    """
+    for callback in trainer.callbacks:
+        state = saved.get(callback.state_key)
+        if not state or type(callback).state_dict.__module__.startswith(FOREIGN):
+            continue
+        live = callback.state_dict()
+        if _is_data(state) and _is_data(live) and (difference := first_difference(state, live)) is not None:
+            yield f"{type(callback).__name__} ({difference})"
+
+
+def _is_data(state: Any) -> bool:
+    try:
+        encoding.digest_of(state)
+    except NotSerialisable:
+        return False
+    return True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resume_adapters.core.run_directory.free_space import format_bytes
+from resume_adapters.core.run_directory.upkeep import format_bytes
 from resume_adapters.core.storage.local import LocalStorage
 
 from miniature import Miniature

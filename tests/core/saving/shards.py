@@ -26,8 +26,8 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import shard_digests
-from resume_adapters.core.session.shards import ShardDigests
 from resume_adapters.core.state import encoding
+from resume_adapters.core.state.sharded_digest import ShardDigests
 from waiting import LIMIT
 
 from contract import without_checksums

@@ -10,7 +10,7 @@ import torch
 from resume_adapters.core.session.context import shard_digests
 from resume_adapters.core.session.records import LaunchState, RankState
 from resume_adapters.core.session.session import _SessionContent
-from resume_adapters.core.session.shards import ShardDigests
+from resume_adapters.core.state.sharded_digest import ShardDigests
 
 STATE = {"model": {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}, "optimizer": {"lr": 0.1}}
 

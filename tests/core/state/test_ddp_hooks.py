@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.ddp_buckets import BucketOrder
-from resume_adapters.core.state.ddp_hooks import hook_states
+from resume_adapters.core.state.ddp_buckets import BucketOrder, hook_states
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from resume_adapters.core.storage import local
-from resume_adapters.core.storage.base import Entry, remove_tree
+from resume_adapters.core.storage.base import Entry, remove_tree, write_pieces
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.storage.pieces import write_pieces
 
 
 def test_the_disk_begins_with_each_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from resume_adapters.core.tiers import claims
 from resume_adapters.core.tiers.keys import Claim, aside_in, claim_in, name_in, place_of
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import require_mirrors
-from resume_adapters.core.tiers.secrets import Secrets
+from resume_adapters.core.tiers.store import Secrets
 from resume_adapters.errors import MissingFramework, TierUnavailable, UnsupportedSetting
 from waiting import LIMIT
 

@@ -15,8 +15,7 @@ import xxhash
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.ranks import Ranks
-from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.pieces import read_pieces, write_pieces
+from resume_adapters.core.storage.base import Storage, read_pieces, write_pieces
 
 
 def share_files(pending: PendingCheckpoint) -> None:

@@ -1,8 +1,8 @@
 """Where a torch ``DataLoader`` is, and how to restore it.
 
 Read ``tracked`` first (a pass from its beginning), then ``progress`` (what was fetched, and the position made of it),
-``next_pass`` (how the next pass begins), ``prefetch`` (the first fetches of a resumed pass) and ``check_batch`` (a
-batch that is fetched again to see whether the data are the same). ``sampler``, ``instrument`` and ``worker_rng`` (the
+``next_pass`` (how the next pass begins, with the first fetches of a resumed one) and ``check_batch`` (a batch that is
+fetched again to see whether the data are the same). ``sampler``, ``instrument`` and ``worker_rng`` (the
 random state of the workers) are put into the loader, ``attributes`` finds what changes on its objects, ``cursor`` and
 ``elastic`` are positions on any topology, and ``dispatch`` is for loaders whose rank zero fetches for all.
 """

@@ -31,10 +31,10 @@ from resume_adapters.core.dataloader.next_pass import (
     Fresh,
     Held,
     NextPass,
+    PrefetchReplay,
     Resumed,
     beginning_of,
 )
-from resume_adapters.core.dataloader.prefetch import PrefetchReplay
 from resume_adapters.core.dataloader.progress import (
     FetchLog,
     LoaderMark,

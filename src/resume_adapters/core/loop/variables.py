@@ -13,7 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from resume_adapters.core.loop.carried import is_of_class_of_script, rebound, release, script_frames
-from resume_adapters.core.loop.objects import instances
+from resume_adapters.core.loop.registered import instances
 from resume_adapters.core.state import census, object_path
 from resume_adapters.core.state.census import CONTAINERS, Census, Subjects
 from resume_adapters.core.state.leaf_values import LeafKind, is_array

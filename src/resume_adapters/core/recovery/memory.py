@@ -12,7 +12,7 @@ import msgspec
 from resume_adapters.core.checkpoint.remove import delete_all
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.core.storage.base import Storage
-from resume_adapters.core.storage.private import make_private_directory
+from resume_adapters.core.storage.local import make_private_directory
 
 ROOT = Path("/dev/shm")
 """A file system in memory, which Linux has."""

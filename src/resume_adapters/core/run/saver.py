@@ -22,10 +22,9 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.messages import RunMessages
 from resume_adapters.core.run.ownership import Ownership
 from resume_adapters.core.run.step_control import StepControl
-from resume_adapters.core.run_directory.free_space import warn_if_short
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
 from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures

@@ -12,7 +12,7 @@ from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.layout import EXTRAS, PENDING, CheckpointState, pending_text, state_of
 from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.validity import ForeignDetector
-from resume_adapters.core.run_directory.leftovers import Leftovers
+from resume_adapters.core.run_directory.control import Leftovers
 from resume_adapters.core.run_directory.upkeep import is_checkpoint, usable
 from resume_adapters.core.storage.base import Storage, make_durable_directory
 

@@ -17,8 +17,8 @@ from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
+from resume_adapters.core.run_directory.control import Leftovers
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup

@@ -27,8 +27,9 @@ from resume_adapters.core.checkpoint.remove import (
     restore_superseded,
 )
 from resume_adapters.core.checkpoint.validity import ForeignDetector, foreign_step
+from resume_adapters.core.log import logger
+from resume_adapters.core.run_directory.control import Leftovers
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.storage.base import (
     Storage,
     is_present,
@@ -236,3 +237,36 @@ def is_checkpoint(storage: Storage, path: Path, foreign: ForeignDetector) -> boo
         return foreign_step(storage, path, foreign, CommitHistory()) is not None
     except CheckpointDamaged:
         return True
+
+
+_CHECKPOINTS = 2
+"""How many checkpoints of the known size there should be room for."""
+
+
+def format_bytes(count: int) -> str:
+    """Format a number of bytes with three digits and a decimal unit, for example ``1.42 GB``."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{count} B" if units[0] == "B" else f"{value:.3g} {units[0]}"
+
+
+def warn_if_short(storage: Storage, directory: Path, size: int) -> None:
+    """Warn where there is no room for two more checkpoints.
+
+    Args:
+        storage: the file operations.
+        directory: the run directory.
+        size: bytes of a checkpoint, as the last one had.
+    """
+    free = storage.free_bytes(directory)
+    if free < _CHECKPOINTS * size:
+        logger.warning(
+            "%s has %s free, and a checkpoint takes %s: expected room for two (%s), since a new one is written before "
+            "an older one is removed. Free space, or a save may fail.",
+            directory,
+            format_bytes(free),
+            format_bytes(size),
+            format_bytes(_CHECKPOINTS * size),
+        )

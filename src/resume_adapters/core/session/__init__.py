@@ -4,8 +4,7 @@ Read ``framework.py`` (what an adapter implements), ``session.py`` (the order of
 ``context.py`` (what is resumed), then ``loaders.py`` and ``rescale.py`` (a different topology or batch size).
 ``settings.py`` compares what a launch was given with what the checkpoint was saved with, ``observed.py`` captures and
 restores state that nobody has declared, ``trace.py`` writes each step of a watched run, and ``finished.py`` refuses a
-second training in one directory. ``records.py`` is what each rank saves, ``shards.py`` digests what is sharded,
-``part_entries.py`` names the parts, ``best.py`` the best checkpoint, ``held.py`` is what a call holds within a
+second training in one directory. ``records.py`` is what each rank saves, ``held.py`` what a call holds within a
 restartable block, ``options.py`` what a user sets, ``new_run.py`` makes the run of it, ``environment.py`` is what the
-environment does, and ``messages.py`` what a run logs.
+environment does, and ``messages.py`` what a run logs, with the names of the parts.
 """

@@ -8,6 +8,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.parts import CheckpointReader
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
@@ -17,6 +18,37 @@ from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
 from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
 from resume_adapters.errors import StateMismatch
+
+_THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
+
+
+class BestCheckpoint:
+    """The best checkpoint that is there: retention protects what a manifest names.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: ResumableRun) -> None:
+        self._run = run
+        self._existing: str | None = None
+        self._named: str | None = None
+
+    def of_manifest(self, best: str | None, name: str, resumed: str | None) -> str | None:
+        """Return the best checkpoint for a manifest: the one that the loop names, or the last one that was there.
+
+        The save of the one that the loop names may have failed.
+
+        Args:
+            best: what the loop names.
+            name: the checkpoint that is being saved.
+            resumed: what the manifest of the checkpoint names from which this launch resumed.
+        """
+        for each in (self._named or resumed, best):
+            if each is not None and state_of(self._run.storage, self._run.directory / each) in _THERE:
+                self._existing = each
+        self._named = best
+        return name if best == name else self._existing
 
 
 class RestoreContext:

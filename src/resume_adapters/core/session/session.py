@@ -22,26 +22,24 @@ from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
-from resume_adapters.core.session.best import BestCheckpoint
-from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.context import BestCheckpoint, RestoreContext
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import log_parts
+from resume_adapters.core.session.messages import PartEntries, log_parts
 from resume_adapters.core.session.observed import TENSORS, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
-from resume_adapters.core.session.part_entries import PartEntries
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
-from resume_adapters.core.session.shards import ShardDigests
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.ddp_hooks import hook_states
+from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.object_path import is_module
 from resume_adapters.core.state.rng import capture_with, restore_with
+from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.state.weights import architecture, architecture_digest, forms, require_unchanged
 from resume_adapters.errors import ResumeError, UnsupportedSetting

@@ -1,11 +1,11 @@
 """State as data: captured from live objects, encoded, compared, digested. No disk, no clock, no ranks.
 
 ``stateful`` and ``records`` are what is saved, ``encoding`` is how; ``rng`` captures random generators,
-``weights``, ``keys``, ``ddp_buckets`` and ``ddp_hooks`` are of models. ``comparison``, ``fingerprint``
+``weights``, ``keys`` and ``ddp_buckets`` are of models. ``comparison``, ``fingerprint``
 and ``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without
 running code, with ``stand_ins`` for what only code could make; objects of the training are given back by
 ``own_objects``. ``census`` finds state that
 nobody has declared, by ``object_path``; it knows a ``number_row``, and, by ``opaque``, how far an iterator is.
-``leaf_values`` captures and restores what it finds. ``frozen`` keeps a state as it is from step to step, ``packed`` is
-a tree as bytes, and ``safetensors_file`` a file.
+``leaf_values`` captures and restores what it finds. ``frozen`` keeps a state as it is from step to step, and
+``safetensors_file`` is a file.
 """

@@ -8,6 +8,7 @@ and a resumed process replays it in a backward of zeros before its first real st
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from resume_adapters.core.state import keys
@@ -85,3 +86,14 @@ class BucketOrder:
 
 def _zero(parameter: Any) -> Any:
     return (parameter.reshape(-1)[:1] * 0).sum()
+
+
+def hook_states(modules: Iterable[Any]) -> dict[str, Any]:
+    """Return the state of each communication hook, by the name under which a user is told of it.
+
+    Args:
+        modules: modules of which some may be ``torch.nn.parallel.DistributedDataParallel``.
+    """
+    held = [each for module in modules for _, each in getattr(module, "_comm_hooks", ())]  # seam: torch 2.6-2.13
+    named = enumerate(each for each in held if each is not None)
+    return {f"communication hook {index}" if index else "communication hook": each for index, each in named}

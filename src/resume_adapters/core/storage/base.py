@@ -11,9 +11,11 @@ import functools
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
+
+import xxhash
 
 _TEMPORARY = re.compile(r"\..+?(\.[0-9a-f]{8})?\.tmp")
 
@@ -211,3 +213,26 @@ def remove_tree(storage: Storage, directory: Path) -> OSError | None:
         found = remove_tree(storage, path) if is_tree else unless_held(functools.partial(storage.remove_file, path))
         held = held or found
     return held or unless_held(functools.partial(storage.remove_directory, directory))
+
+
+_PIECE = 8 << 20
+"""Bytes read at a time: many enough for few calls, few enough to count for nothing beside a checkpoint."""
+
+
+def read_pieces(storage: Storage, path: Path) -> Iterator[bytes]:
+    """Yield the content of a file from its begin to its end."""
+    offset = 0
+    while piece := storage.read_range(path, offset, _PIECE):
+        yield piece
+        offset += len(piece)
+
+
+def write_pieces(storage: Storage, path: Path, pieces: Iterable[Bytes]) -> tuple[int, str]:
+    """Create or replace a file; return its size and the XXH3-128 digest of what was written."""
+    hasher, offset = xxhash.xxh3_128(), 0
+    storage.write(path, b"")
+    for piece in pieces:
+        storage.write_range(path, offset, piece)
+        hasher.update(piece)
+        offset += len(piece)
+    return offset, hasher.hexdigest()

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.storage.base import Bytes
-from resume_adapters.core.storage.pieces import write_pieces
+from resume_adapters.core.storage.base import Bytes, write_pieces
 from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 Read = Callable[[FileEntry], Iterator[Bytes]]

@@ -14,12 +14,11 @@ from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run_directory.control import Leftovers
 from resume_adapters.core.run_directory.journal import Journal
-from resume_adapters.core.run_directory.leftovers import Leftovers
 from resume_adapters.core.run_directory.upkeep import sweep
-from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.base import Storage, read_pieces
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.storage.pieces import read_pieces
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 

@@ -23,10 +23,9 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.run_directory.status import MirrorStatus
-from resume_adapters.core.storage.base import Bytes, Storage
+from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.storage.pieces import read_pieces
-from resume_adapters.core.storage.private import make_private_directory
+from resume_adapters.core.storage.local import make_private_directory
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import Memory

@@ -23,9 +23,8 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.tiers.options import OnBehind
-from resume_adapters.core.tiers.retention import prune
-from resume_adapters.core.tiers.secrets import Secrets
-from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, Tier, TierCheckpoint
+from resume_adapters.core.tiers.store import Secrets
+from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, Tier, TierCheckpoint, prune
 from resume_adapters.errors import CheckpointDamaged, FencedOff
 
 MIRROR_THREAD = "resume-adapters-mirror"

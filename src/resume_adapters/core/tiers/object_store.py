@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from resume_adapters.core.tiers.options import require_url
-from resume_adapters.core.tiers.secrets import Secrets
+from resume_adapters.core.tiers.store import Secrets
 from resume_adapters.core.tiers.transfer import IN_FLIGHT
 from resume_adapters.errors import MissingFramework, ResumeError
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.layout import EXTRAS, locate
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.storage.base import Bytes, Storage
 from resume_adapters.errors import ResumeError
 
@@ -157,3 +158,42 @@ class Tier(Source, Protocol):
 def is_one_file(name: str, manifest: Manifest) -> bool:
     """Return whether the framework's part of a checkpoint is one file of the checkpoint's name."""
     return [entry.path for entry in manifest.files if Path(entry.path).parts[0] != EXTRAS] == [name]
+
+
+def prune(tier: Tier, keep: Policy, *, now: float, best: str | None) -> dict[str, str]:
+    """Remove the checkpoints of a tier that a policy does not keep.
+
+    Args:
+        tier: the tier, owned by this start.
+        keep: the policy.
+        now: seconds since 1970.
+        best: name of the best checkpoint.
+
+    Raises:
+        FencedOff: a later start has claimed the tier.
+
+    Returns:
+        The places that were removed, each with the reason.
+    """
+    found = tier.checkpoints()
+    newest: dict[str, str] = {}
+    for each in found:
+        newest.setdefault(each.name, each.place)
+    candidates = [
+        Candidate(
+            each.place,
+            each.manifest.step,
+            each.manifest.written,
+            each.manifest.metrics,
+            superseded=newest[each.name] != each.place,
+        )
+        for each in found
+    ]
+    anchor = found[0].place if found else None
+    plan = plan_retention(candidates, keep, now=now, anchor=anchor, best=newest.get(best or ""))
+    if plan.remove:
+        tier.require_owned()  # listing them may have taken minutes
+    for each in found:
+        if each.place in plan.remove:
+            tier.remove(each)
+    return plan.remove
