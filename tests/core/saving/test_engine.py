@@ -14,6 +14,7 @@ import pytest
 from resume_adapters import KeepAll, KeepLast
 from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.saving.engine import THREAD_NAME
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 from waiting import LIMIT, until
@@ -69,6 +70,24 @@ def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None
     with pytest.raises(SaveFailed, match="checkpoint-20"):
         failing.run.close()
     failing.run.close()
+
+
+def test_where_the_system_has_no_thread_left_the_training_commits_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Miniature(tmp_path)
+    native = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == THREAD_NAME:
+            raise RuntimeError("can't start new thread")
+        native(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    job.save(10)
+    assert job.committed() == {"checkpoint-10": 10}
+    job.run.flush()
+    job.run.close()
 
 
 class Blocked(Stuck):

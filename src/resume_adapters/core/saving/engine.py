@@ -80,15 +80,21 @@ class _Job:
         self._then = then
         self._before = before
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no more threads, or the interpreter is about to end
+            self._work_off()
 
     def _run(self) -> None:
-        before, self._before = self._before, None
-        if before is not None:
-            before.wait()
         if sys.platform == "linux":  # a thread has a priority of its own there
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        self._work_off()
+
+    def _work_off(self) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before.wait()
         work, self._work = self._work, None
         assert work is not None, "it is done once"
         try:
@@ -101,8 +107,9 @@ class _Job:
         self.is_done = True
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+        """Wait until the thread has ended, if there is one."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def result(self) -> None:
         """Raise what has gone wrong.
