@@ -22,7 +22,7 @@ BUDGETS = {
     "core/run": 1290,
     "core/run_directory": 1000,
     "core/saving": 780,
-    "core/session": 2190,
+    "core/session": 2180,
     "core/state": 2080,
     "core/stop": 380,
     "core/storage": 480,
