@@ -82,9 +82,11 @@ def require_undisturbed(found: dict[str, Any]) -> dict[str, list[str | None]]:
     return {name: each["levels"] for name, each in found.items()}
 
 
-def failures_change_nothing(server: Server, job: Path, directory: Path, ranks: int) -> None:
+def failures_change_nothing(
+    server: Server, job: Path, directory: Path, ranks: int, settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Run all cases of a trainer that evaluates, and assert that each ended as if nothing had failed."""
-    for found in results(server, job, directory, ranks, CASES):
+    for found in results(server, job, directory, ranks, CASES, settings=settings):
         levels = require_undisturbed(found)
         assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
         assert levels["updating"] == [None, "disk", "disk"]
@@ -317,7 +319,8 @@ def ending(model: nn.Module, optimizer: Any) -> dict[str, str]:
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"{index}.{key}": value for key, value in state.items() if isinstance(value, torch.Tensor)}
     tensors["random"] = torch.get_rng_state()
-    read = {name: each.detach().cpu().contiguous().flatten().view(torch.uint8) for name, each in tensors.items()}
+    here = {name: each.to_local() if hasattr(each, "placements") else each for name, each in tensors.items()}
+    read = {name: each.detach().cpu().contiguous().flatten().view(torch.uint8) for name, each in here.items()}
     return {name: hashlib.sha256(each.numpy().tobytes()).hexdigest()[:12] for name, each in read.items()}
 
 

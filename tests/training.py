@@ -264,6 +264,16 @@ def lightning_deepspeed_on_cpu(**options: Any) -> Any:
     return strategies.DeepSpeedStrategy(**options)
 
 
+def accelerate_shards_on_cpu() -> None:
+    """Lead Accelerate, which shards on accelerators alone, to do it here."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    states: Any = PartialState
+    states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+
+
 class Ema:
     """An exponential moving average of the weights."""
 

@@ -20,13 +20,11 @@ from accelerate import (
     DataLoaderConfiguration,
     DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
-    PartialState,
 )
 from accelerate.data_loader import DataLoaderAdapter
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import (
     DistributedDataParallelKwargs,
-    DistributedType,
     InitProcessGroupKwargs,
     ProjectConfiguration,
     set_seed,
@@ -35,7 +33,18 @@ from accelerate.utils import (
 import cycles
 from regression import FEATURES, Bare, Mapped, item
 
-from training import CONFIG, Ema, configure, digest, draws, event, keep_process_group, policy, trace
+from training import (
+    CONFIG,
+    Ema,
+    accelerate_shards_on_cpu,
+    configure,
+    digest,
+    draws,
+    event,
+    keep_process_group,
+    policy,
+    trace,
+)
 
 # ---- Data
 
@@ -209,12 +218,10 @@ def new_accelerator() -> Accelerator:
     placement: dict[str, Any] = {"cpu": True}
     handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
     if CONFIG["fsdp"]:
-        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
         if "RANK" not in os.environ:  # one process, that is led to it too
             os.environ["LOCAL_RANK"] = "0"
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-        states: Any = PartialState
-        states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+        accelerate_shards_on_cpu()
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, state_dict_type=CONFIG["fsdp"], auto_wrap_policy="NO_WRAP", reshard_after_forward=True
         )

@@ -9,17 +9,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.utils import InitProcessGroupKwargs, set_seed
 
 import staged
 from resume_adapters.accelerate import register_for_resume
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
+from training import accelerate_shards_on_cpu
 
 
 def placement() -> dict[str, Any]:
-    """Return where the state is: on each process, or in a DeepSpeed engine of the stage that the environment has."""
+    """Return where the state is, as the environment has it: on each process, in shards, or in a DeepSpeed engine."""
+    if "FSDP" in os.environ:
+        accelerate_shards_on_cpu()
+        plugin: Any = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            state_dict_type=os.environ["FSDP"],
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=["Linear"],
+            reshard_after_forward=os.environ.get("KEEPS_WHOLE") is None,
+        )
+        replicas = int(os.environ.get("REPLICAS", "1"))
+        shards = int(os.environ["WORLD_SIZE"]) // replicas
+        hybrid = {"parallelism_config": ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)}
+        return {"fsdp_plugin": plugin, **(hybrid if replicas > 1 else {})}
     if "ZERO" not in os.environ:
         return {"cpu": True}
     import deepspeed
@@ -37,8 +51,9 @@ def placement() -> dict[str, Any]:
 
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
     accelerator = Accelerator(project_dir=directory, **placement())
-    set_seed(3 + RANK)
+    set_seed(3)
     net: Any = Net()
+    set_seed(3 + RANK)
     made = Optimizer(net.parameters(), 1e-2)
     schedule: Any = torch.optim.lr_scheduler.StepLR(made, 3, 0.5)
     loader: Any = torch.utils.data.DataLoader(Data(), batch_size=4, shuffle=True)

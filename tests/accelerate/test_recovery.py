@@ -32,9 +32,36 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
         assert require_undisturbed(found)["in turn"] == [None, "memory", "memory", "memory", "disk"]
 
 
+@pytest.mark.usefixtures("sharding")
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, {"FSDP": "SHARDED_STATE_DICT"}),
+        pytest.param(2, {"FSDP": "SHARDED_STATE_DICT", "KEEPS_WHOLE": "1"}, marks=pytest.mark.thorough),
+        pytest.param(4, {"FSDP": "SHARDED_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
+        pytest.param(2, {"FSDP": "FULL_STATE_DICT"}, marks=pytest.mark.thorough),
+        pytest.param(4, {"FSDP": "FULL_STATE_DICT", "REPLICAS": "2"}, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_failure_changes_nothing_with_fsdp(
+    bench: contract.Bench, tmp_path: Path, ranks: int, settings: dict[str, str]
+) -> None:
+    faults = [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 6]]
+    cases = {"whole": [], "in turn": faults, "updating": [["before", 1, 6]]}
+    for found in results(bench.server, JOB, tmp_path, ranks, cases, settings=settings):
+        levels = require_undisturbed(found)
+        assert levels["in turn"] == [None, "memory", "memory", "memory"]
+        assert levels["updating"] == [None, "disk"]
+
+
 @pytest.mark.thorough
-def test_a_failure_on_any_of_two_nodes_loses_no_step(bench: contract.Bench, tmp_path: Path) -> None:
-    failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path)
+@pytest.mark.parametrize("settings", [{}, {"FSDP": "SHARDED_STATE_DICT"}])
+def test_a_failure_on_any_of_two_nodes_loses_no_step(
+    settings: dict[str, str], bench: contract.Bench, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if settings:
+        request.getfixturevalue("sharding")
+    failures_on_two_nodes_change_nothing(bench.server, JOB, tmp_path, settings)
 
 
 @pytest.mark.thorough

@@ -342,10 +342,9 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     """Save to the memory of this rank's node, one step to the disk as well, and start again."""
     memory = Path(directory, f"memory-{rank % int(nodes)}")
     memory.mkdir(exist_ok=True)
-    is_alone = json.loads(own) or nodes == "1"
     options: dict[str, Any] = {
         "ranks": None,
-        "mirror": [Memory(directory=str(memory), save_every=timedelta(seconds=0.05) if is_alone else None)],
+        "mirror": [Memory(directory=str(memory), save_every=timedelta(seconds=0.05))],
         "local_rank": 0 if json.loads(own) else None,
     }
     here = Path(directory, "run", str(rank) if json.loads(own) else "")
@@ -361,6 +360,9 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
             steps.append(step)
     job.run.close()
     dist.barrier()
+    if here == Path(directory, "run") and memory.name == "memory-1":  # a node that is replaced: the other has it all
+        shutil.rmtree(memory)
+        memory.mkdir()
     job = Miniature(here, **options)
     found = {"step": job.step, "text": job.text, "in_memory": steps, "problem": job.run._memory_tier.states[0].problem}
     job.run._memory_tier.failed(job.run.ranks, SaveFailed("the memory is full", errno=errno.ENOSPC))
@@ -441,15 +443,6 @@ def lack(rank: int, directory: str) -> dict[str, Any]:
     return {}
 
 
-def share(rank: int, directory: str) -> dict[str, Any]:
-    """Ask for saves to memory alone where all share the run directory."""
-    memory = Path(directory, f"memory-{rank}")
-    memory.mkdir()
-    return {
-        "step": Miniature(Path(directory, "run"), ranks=None, mirror=[Memory(directory=str(memory), save_every=1)]).step
-    }
-
-
 def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -473,7 +466,6 @@ def main() -> None:
             mirror,
             copy_slowly,
             remember,
-            share,
             tidy,
             fence_memory,
             lack,

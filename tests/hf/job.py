@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers.trainer
-from accelerate import PartialState
-from accelerate.utils import DistributedType
 from transformers import (
     EarlyStoppingCallback,
     GPT2Config,
@@ -33,7 +31,18 @@ from transformers.trainer_utils import get_last_checkpoint
 import cycles
 from waiting import until
 
-from training import CONFIG, Ema, configure, deepspeed_on_cpu, digest, draws, event, policy, trace
+from training import (
+    CONFIG,
+    Ema,
+    accelerate_shards_on_cpu,
+    configure,
+    deepspeed_on_cpu,
+    digest,
+    draws,
+    event,
+    policy,
+    trace,
+)
 
 TOKENS, LENGTH = 64, 12
 
@@ -419,10 +428,8 @@ def engine_config() -> dict[str, Any]:
 
 
 def shard_on_cpu() -> None:
-    """Lead Accelerate, which shards on accelerators alone, to do it here, and set what trains so."""
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    states: Any = PartialState
-    states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    """Let Accelerate shard here, and set what trains so."""
+    accelerate_shards_on_cpu()
     CONFIG["args"] |= {
         "use_cpu": False,
         "fsdp": "full_shard",

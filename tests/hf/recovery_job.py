@@ -16,7 +16,7 @@ import staged
 from resume_adapters.hf import ResumeCallback
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
-from training import deepspeed_on_cpu
+from training import accelerate_shards_on_cpu, deepspeed_on_cpu
 
 
 class Model(Net):
@@ -62,7 +62,7 @@ class Counting(TrainerCallback, ExportableState):
 
 
 class Own(Trainer):
-    """Makes its optimizer itself, as it does with DeepSpeed in any case."""
+    """Makes its optimizer itself, as it does with DeepSpeed and FSDP in any case."""
 
     def create_optimizer(self, *given: Any) -> Any:
         self.optimizer = self.made = Optimizer(self.model.parameters(), 1e-2)
@@ -84,6 +84,15 @@ def engine_config() -> dict[str, Any] | None:
     }
 
 
+def sharding() -> dict[str, Any]:
+    """Return what shards the model, where the environment has a type of state dicts."""
+    if "FSDP" not in os.environ:
+        return {"use_cpu": True}
+    accelerate_shards_on_cpu()
+    kind = {"fsdp_version": 2, "state_dict_type": os.environ["FSDP"], "transformer_layer_cls_to_wrap": ["Linear"]}
+    return {"fsdp": "full_shard", "fsdp_config": kind}
+
+
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
     arguments = TrainingArguments(
         str(directory),
@@ -94,17 +103,17 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
         eval_steps=4,
         save_strategy="steps",
         save_steps=5,
-        use_cpu=True,
         report_to=[],
         disable_tqdm=True,
         seed=3,
         deepspeed=engine_config(),
+        **sharding(),
     )
     torch.manual_seed(5 + RANK)
     model = Model()
     optimizer = Optimizer(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-    is_given = arguments.deepspeed is None
+    is_given = arguments.deepspeed is None and "FSDP" not in os.environ
     trainer = (Trainer if is_given else Own)(
         model,
         arguments,

@@ -35,6 +35,12 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_a_failure_changes_nothing_with_fsdp(bench: contract.Bench, tmp_path: Path, kind: str) -> None:
+    recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind})
+
+
+@pytest.mark.thorough
 def test_a_failure_in_a_save_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     recovering.a_failure_in_a_save_changes_nothing(bench.server, JOB, tmp_path)
 

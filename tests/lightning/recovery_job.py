@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 import staged
 from resume_adapters.lightning import ResumeCallback
@@ -22,6 +23,11 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
     def __init__(self, steps: dict[str, Any]) -> None:
         super().__init__()
         self.net, self.steps = Net(), steps
+
+    def configure_model(self) -> None:
+        if "FSDP" in os.environ:
+            for part in (self.net.first, self.net.last, self.net):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         x, y = batch
@@ -98,9 +104,12 @@ class CountedData(pl.LightningDataModule):  # type: ignore[misc]  # known at run
 
 
 def strategy(ranks: int) -> Any:
-    """Return how it trains; by a DeepSpeed engine, where the environment has a stage."""
+    """Return how it trains; by a DeepSpeed engine or in shards, where the environment says so."""
     if "ZERO" in os.environ:
         return lightning_deepspeed_on_cpu(stage=int(os.environ["ZERO"]), logging_batch_size_per_gpu=4)
+    if "FSDP" in os.environ:
+        strategy = pl.strategies.ModelParallelStrategy
+        return strategy(ranks, 1, save_distributed_checkpoint=os.environ["FSDP"] == "SHARDED_STATE_DICT")
     return "ddp" if ranks > 1 else "auto"
 
 

@@ -14,12 +14,15 @@ import torch
 from lightning.pytorch import cli
 from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint, ModelPruning, StochasticWeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.strategies import FSDPStrategy
 from torch.nn.utils import prune
 
 from resume_adapters import KeepBest
 from resume_adapters.core.session import finished
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
+from resume_adapters.lightning.supported import require_supported
+from resume_adapters.recovery import restartable
 from selection import often
 
 import contract
@@ -47,6 +50,16 @@ REFUSED = {
 def test_a_callback_with_which_no_resume_is_exact_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetting, match=f"^{name} .*so this run cannot be resumed exactly"):
         trainer_of(tmp_path, REFUSED[name](), ResumeCallback()).fit(BoringModel())
+
+
+def test_the_first_fsdp_is_refused_within_a_restartable_block(tmp_path: Path) -> None:
+    """It does not start on a CPU."""
+    trainer, strategy = trainer_of(tmp_path), FSDPStrategy()
+    strategy.connect(BoringModel())
+    trainer._accelerator_connector.strategy = strategy
+    require_supported(trainer)
+    with pytest.raises(UnsupportedSetting, match="FSDPStrategy keeps process groups that @restartable"):
+        restartable(max_restarts=1)(lambda attempt: require_supported(trainer))()
 
 
 def trainer_of(directory: Path, *callbacks: Any, **more: Any) -> pl.Trainer:

@@ -41,6 +41,12 @@ def test_a_failure_behind_a_schedule_that_moves_with_the_epoch_changes_nothing(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_a_failure_changes_nothing_with_fsdp(bench: contract.Bench, tmp_path: Path, kind: str) -> None:
+    recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind})
+
+
+@pytest.mark.thorough
 def test_a_failure_in_a_save_changes_nothing(bench: contract.Bench, tmp_path: Path) -> None:
     recovering.a_failure_in_a_save_changes_nothing(bench.server, JOB, tmp_path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
 from resume_adapters.errors import UnsupportedSetting
@@ -35,6 +36,9 @@ def require_supported(trainer: Any) -> None:
         ),
         "AsyncCheckpointIO writes after the save has returned, and may remove the last checkpoint before that; "
         "ResumeCallback commits in the background by itself": isinstance(plugin, io.AsyncCheckpointIO),
+        "FSDPStrategy keeps process groups that @restartable cannot make again; ModelParallelStrategy does not": (
+            running_attempt() is not None and isinstance(strategy, pl.strategies.FSDPStrategy)
+        ),
         **_unsupported_callbacks(trainer),
         **engine.unsupported(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (

@@ -8,6 +8,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from launch import LONG, Server
 from recovering import agent_store
 
 JOB = Path(__file__).parent / "cut_job.py"
+MESH_JOB = Path(__file__).parent / "mesh_job.py"
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,19 @@ def test_no_operation_is_lost_where_groups_are_cut(server: Server, tmp_path: Pat
 def test_a_group_of_which_this_rank_is_no_member_is_none_of_its_groups() -> None:
     """In its place torch gives a number, which has no operations."""
     of_block = BlockGroups()
-    of_block._watching(lambda: (GroupMember.NON_GROUP_MEMBER, None))()
+
+    def native(global_ranks_in_group: list[int]) -> Any:
+        return GroupMember.NON_GROUP_MEMBER, None
+
+    of_block._watching(native)([1])
     assert of_block.operations() == 0
+
+
+def test_a_distributed_tensor_is_gathered_in_groups_that_are_made_again(server: Server, tmp_path: Path) -> None:
+    with agent_store() as environment:
+        env = {**environment, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        server.start(MESH_JOB, [], tmp_path, 2, env).wait(LONG).require_success()
+    assert all((tmp_path / f"result.{rank}").exists() for rank in range(2))
 
 
 def test_no_group_is_made_once_they_are_cut_until_the_next_attempt() -> None:

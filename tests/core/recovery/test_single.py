@@ -382,13 +382,6 @@ def test_what_is_refused_is_not_tried_again(tmp_path: Path) -> None:
     assert len(job.attempts) == 1
 
 
-def test_sharded_state_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    job = Job(tmp_path / "run", spread=lambda framework: {"model": {}})
-    with pytest.raises(UnsupportedSetting, match="the model is sharded over the ranks"):
-        job()
-    assert len(job.attempts) == 1
-
-
 def test_a_run_that_was_never_opened_is_left_as_it_was(tmp_path: Path) -> None:
     @restartable()
     def main(attempt: Attempt) -> None:

@@ -49,23 +49,15 @@ def test_a_rank_may_take_longer_for_a_copy_than_others_wait_for_one(tmp_path: Pa
     ("own", "nodes"), [(False, 2), (True, 2), (False, 1)], ids=["shared", "node-local", "one node"]
 )
 def test_nodes_resume_from_their_memories(tmp_path: Path, server: Server, own: bool, nodes: int) -> None:
-    """Where they share the run directory there is no save to memory alone."""
+    """Where they share the run directory, each node has a whole save in its memory."""
     words = ["remember", str(tmp_path), json.dumps(own), str(nodes)]
     server.start(JOB, words, tmp_path, 2, {}).wait().require_success()
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(2)]
     assert found[0] == found[1]
     steps = found[0]["in_memory"]
-    assert bool(steps) == (own or nodes == 1)
-    expected = steps[-1] if steps else 1
+    expected = steps[-1]
     assert (found[0]["step"], found[0]["text"], found[0]["problem"]) == (expected, f"state at {expected}", "")
     assert found[0]["left"] == []
-
-
-def test_saves_to_memory_alone_need_a_run_directory_of_each_node(tmp_path: Path, server: Server) -> None:
-    server.start(JOB, ["share", str(tmp_path)], tmp_path, 2, {}).wait().require_success()
-    for rank in range(2):
-        found = json.loads((tmp_path / f"result.{rank}").read_text())
-        assert found["error"] == "UnsupportedSetting" and "the nodes share the run directory" in found["message"]
 
 
 @pytest.mark.parametrize("when", ["begin", "end"])

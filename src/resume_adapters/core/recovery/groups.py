@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import functools
 import inspect
 import os
 import threading
@@ -41,6 +40,9 @@ _SETTLING = 0.005
 _PATIENCE = 1.0
 """Seconds in which transfers may end."""
 
+_OF_GROUP, _RANKS = ("group_name", "group_desc", "backend"), "global_ranks_in_group"  # seam: torch 2.6-2.13
+"""How torch calls what it makes a group with."""
+
 
 class BlockGroups:
     """The process groups of a block."""
@@ -57,6 +59,7 @@ class BlockGroups:
         self._store: Callable[[], Any] | None = None
         self._store_timeout: datetime.timedelta | None = None
         self._arguments: dict[str, Any] | None = None
+        self._made: list[dict[str, Any]] = []
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -86,12 +89,16 @@ class BlockGroups:
             yield
 
     def _watching(self, native: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(native)
+
         def make(*arguments: Any, **keywords: Any) -> Any:
+            given = signature.bind(*arguments, **keywords).arguments
             with self._remembering_sockets():
                 made = native(*arguments, **keywords)
                 if made[1] is not None:  # else this rank is no member of it
                     self._held.append(made[0])
-                return made
+            self._made.append({name: str(given.get(name)) for name in _OF_GROUP} | {"ranks": given[_RANKS]})
+            return made
 
         return make
 
@@ -125,6 +132,7 @@ class BlockGroups:
         from torch.distributed.constants import default_pg_timeout
 
         def init_process_group(*arguments: Any, **keywords: Any) -> Any:
+            self._made = []
             given = inspect.signature(native).bind(*arguments, **keywords).arguments
             self._arguments = {name: given[name] for name in ("backend", "timeout", "device_id") if name in given}
             if self._store is None and _place()["world_size"] > 1:
@@ -157,15 +165,28 @@ class BlockGroups:
 
     @contextlib.contextmanager
     def remade(self) -> Iterator[None]:
-        """Have a group of all ranks while the context lasts, as the block has made it, if it has."""
+        """Have a group of all ranks while the context lasts, as the block has made it, if it has; and those of meshes.
+
+        A distributed tensor finds the groups of its mesh by their names, by which torch counts all groups.
+
+        Raises:
+            RuntimeError: one has become another.
+        """
         import torch.distributed as dist
 
         arguments = self._arguments
         if arguments is None:
             yield
             return
+        former = self._made
+        while former and not former[-1]["group_desc"].startswith("mesh"):  # seam: torch 2.6-2.13
+            former.pop()
         try:
             dist.init_process_group(**arguments)
+            for each in former[1:]:
+                dist.new_group(each["ranks"], backend=each["backend"], group_desc=each["group_desc"])
+                if self._made[-1] != each:
+                    raise RuntimeError(f"the process group {each} was made again as {self._made[-1]}")
             yield
         finally:
             self.destroy()
@@ -242,7 +263,6 @@ def _let_rest(groups: list[Any], connections: list[Connection]) -> None:
         groups: the groups.
         connections: theirs.
     """
-    _end_dropping_at_exit()
     threading.Thread(target=_rest, args=(groups, connections, _REST), name=REST_THREAD, daemon=True).start()
 
 
@@ -267,10 +287,8 @@ def _end_dropping() -> None:
     _dropping.acquire(timeout=_LONGEST_DROP)
 
 
-@functools.cache
-def _end_dropping_at_exit() -> None:
-    """Do it before the interpreter is finalised; once: daemon threads of all blocks may be there until then."""
-    atexit.register(_end_dropping)
+# Before the interpreter is finalised: daemon threads of all blocks may be there until then.
+atexit.register(_end_dropping)
 
 
 def _place() -> dict[str, int]:

@@ -13,16 +13,14 @@ class Termination:
     """Keeps this process from ending by SIGTERM while the ranks agree how to go on, and write what they hold.
 
     A training call has a handler of its own, which is above this one.
+
+    Attributes:
+        has_come: the signal has come, and had no effect yet.
     """
 
     def __init__(self) -> None:
         self._previous: Any = None
-        self._is_armed = self._is_deferred = self._has_come = False
-
-    @property
-    def has_come(self) -> bool:
-        """Whether the signal has come, and had no effect yet."""
-        return self._has_come
+        self._is_armed = self._is_deferred = self.has_come = False
 
     def arm(self) -> None:
         """Handle the signal, from when a training call begins; a no-op outside of the main thread.
@@ -45,13 +43,13 @@ class Termination:
         """
         if self._is_armed and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
-        has_come = self._has_come
-        self._is_armed = self._is_deferred = self._has_come = False
+        has_come = self.has_come
+        self._is_armed = self._is_deferred = self.has_come = False
         if has_come and not is_taken:
             os.kill(os.getpid(), signal.SIGTERM)
         return has_come
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._has_come = True
+        self.has_come = True
         if not self._is_deferred:
             self.release()

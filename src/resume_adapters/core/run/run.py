@@ -555,6 +555,8 @@ class ResumableRun:
             if self._made_ranks:
                 undo.callback(self.ranks.close)
             undo.callback(self.storage_group.close)
+            if self._memory_tier is not None:
+                undo.callback(self._memory_tier.group.close)
             undo.callback(self._staging.close)
             deadline = self._step_control.deadline
             undo.callback(self._mirrors.close, deadline.at if deadline else None)

@@ -197,8 +197,12 @@ class Saver:
         began: float,
         *,
         is_last: bool = False,
+        share: bool = False,
     ) -> SaveRequest:
-        """Write a checkpoint, or copy it, and return what is still to be done for it."""
+        """Write a checkpoint, or copy it, and return what is still to be done for it.
+
+        With ``share``, each group of ranks that share a directory gets the files of all, which are written at once.
+        """
         copied: CopiedSave | None = None
 
         @contextlib.contextmanager
@@ -210,7 +214,8 @@ class Saver:
         try:
             pending.open()
             # Nothing is trained on behind the last save.
-            written = write_checkpoint(pending, content, self._clock, None if is_last else copying)
+            copies = None if is_last or share else copying
+            written = write_checkpoint(pending, content, self._clock, copies, share_files if share else bool)
         except BaseException:  # also of a rank that is led out of an attempt
             pending.release()
             raise
@@ -251,7 +256,8 @@ class Saver:
         if memory.make_room(self._ranks, self._last_manifest):
             pending = memory.pending(self._ranks, name, step, is_file=is_file)
             try:
-                self.engine.submit_to_memory(memory, self._written(pending, content, began))
+                request = self._written(pending, content, began, share=memory.group.is_partial)
+                self.engine.submit_to_memory(memory, request)
                 is_written = True
             except ResumeError as error:
                 memory.failed(self._ranks, error)

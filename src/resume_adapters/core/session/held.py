@@ -30,7 +30,7 @@ from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import SaveFailed, UnsupportedSetting
+from resume_adapters.errors import SaveFailed
 
 
 class CallContent(Protocol):
@@ -134,19 +134,6 @@ class HeldCall:
         self._buffers: FrozenBuffers | None = None
         self.is_over = False
         attempt.add(self)
-
-    def require_whole(self) -> None:
-        """Refuse state that a rank could not write after a failure, before the first step.
-
-        Raises:
-            UnsupportedSetting: there is some.
-        """
-        sharded = ", ".join(self._framework.sharded_state())
-        if sharded:
-            raise UnsupportedSetting(
-                f"@restartable holds what every rank has whole, and the {sharded} is sharded over the ranks: train "
-                "with DDP, or leave @restartable out"
-            )
 
     def restore(self, context: RestoreContext | None) -> None:
         """Restore what a checkpoint in memory holds beside what any other holds.

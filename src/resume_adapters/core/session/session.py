@@ -167,7 +167,6 @@ class Session:
         self._load_observed()
         if not self.observed.has_begun:
             if self.held is not None:
-                self.held.require_whole()
                 self.held.restore(self.context)
             self.observed.begin()
             self.architecture()

@@ -24,7 +24,7 @@ from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
-from resume_adapters.core.storage.groups import StorageGroup
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_some
 from resume_adapters.core.storage.local import make_private_directory
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
@@ -98,8 +98,7 @@ class MemoryTier:
             identity: of the run.
 
         Raises:
-            UnsupportedSetting: there is no such file system, or something else has the name of the directory; or nodes
-                that share a run directory are to save to memory alone.
+            UnsupportedSetting: there is no such file system, or something else has the name of the directory.
         """
         mount = Path(self._settings.directory)
         mine = mount / f"resume-adapters-{self._user}"
@@ -123,13 +122,9 @@ class MemoryTier:
         run_on_all_ranks(ranks, make, "use the memory", unusable)
         seen = ranks_by_directory(self._storage, ranks, self.directory) if ranks.world_size > 1 else [(0,)]
         self.group = StorageGroup(ranks.rank, seen[ranks.rank], SINGLE_PROCESS)
-        if self._settings.needs_own_directories and any(ranks.gather(self.group.members != group.members)):
-            raise UnsupportedSetting(
-                f"Memory(save_every={self._settings.save_every!r}): the nodes share the run directory, where one rank "
-                "writes what all of them read. In memory that would be on its node alone, and no node would have a "
-                "whole save; expected a run directory of each node (DeepSpeed: use_node_local_storage), or Memory() "
-                "without save_every: it copies to memory what is committed in the run directory"
-            )
+        if self._settings.saves_alone and any(ranks.gather(self.group.members != group.members)):
+            # One rank writes what all of them read, so the nodes send each other what they lack.
+            self.group = shared_by_some(ranks, seen)
         self._held = HeldCheckpoints(self._storage, self.directory, self._fence, self._clock)
         self.had_checkpoints = any(
             run_on_all_ranks(ranks, lambda: bool(self._held.names()), "list the memory", unusable)
@@ -252,7 +247,7 @@ class MemoryTier:
         return not problem
 
     def _bytes_here(self, manifest: Manifest) -> int:
-        return sum(entry.bytes for entry in manifest.files if entry.rank in self.group.members)
+        return sum(entry.bytes for entry in manifest.files if self.group.is_partial or entry.rank in self.group.members)
 
     def _too_small(self, has: int, needed: int) -> str:
         gigabytes = -(-needed // 10**8) / 10

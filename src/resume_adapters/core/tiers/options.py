@@ -93,8 +93,8 @@ class Memory:
             )
 
     @property
-    def needs_own_directories(self) -> bool:
-        """Whether nodes that share the run directory cannot have it: each has a part of a save in its memory."""
+    def saves_alone(self) -> bool:
+        """Whether it holds saves that are not in the run directory."""
         return self.save_every is not None
 
 
