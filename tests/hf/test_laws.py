@@ -489,7 +489,7 @@ def test_a_halted_run_is_refused_until_it_is_let_go_on(bench: contract.Bench, re
     outcome = bench.run(tmp_path, PLAIN)
     assert outcome.statuses == (1,)
     assert "was halted at step 17: look at this" in outcome.output
-    subprocess.run([sys.executable, "-m", "resume_adapters.cli", "resume", tmp_path / "out"], check=True)
+    subprocess.run([sys.executable, "-m", "resume_adapters.cli", "stop", "--undo", tmp_path / "out"], check=True)
     assert contract.resumed_equals_uninterrupted(bench, tmp_path, PLAIN, reference(PLAIN)) == 17
 
 

@@ -1,4 +1,4 @@
-"""Read a run directory for the commands. This needs no framework."""
+"""Read a run directory, or its copies in an object store, for the commands. This needs no framework."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
@@ -20,6 +21,10 @@ from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunStatus
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.mirrors import open_tier
+from resume_adapters.core.tiers.options import Remote
+from resume_adapters.core.tiers.remote import RemoteTier
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, UnsupportedSetting
 
 STORAGE = LocalStorage()
@@ -56,17 +61,24 @@ class ForeignNames:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """What a run directory contained when it was read.
+    """What a run directory, or a URL, contained when it was read.
 
     Attributes:
         path: the directory, absolute.
         rows: its checkpoints, oldest first, without links to them.
         latest: the name of the checkpoint that ``latest`` points to, if there is one.
+        url: where the checkpoints are, if not in a directory.
     """
 
     path: Path
     rows: tuple[CheckpointInfo, ...]
     latest: str | None
+    url: str = ""
+
+    @property
+    def place(self) -> str:
+        """The directory or the URL, as text."""
+        return self.url or str(self.path)
 
     @property
     def anchor(self) -> CheckpointInfo | None:
@@ -93,7 +105,10 @@ class RunDirectory:
         """
         if wanted is None:
             return self.newest.best if self.newest else None
-        return best_by(wanted, self.rows, str(self.path))
+        self.require_metric(wanted.metric)
+        manifests = {row.path.name: row.manifest for row in self.rows if row.manifest is not None}
+        candidates = [Candidate(name, each.step, each.written, each.metrics) for name, each in manifests.items()]
+        return next(iter(wanted.keeps(candidates, now=0.0)), None)
 
     def require_metric(self, metric: str) -> None:
         """Refuse a metric that no checkpoint has: with a misspelt name, none would be the best.
@@ -101,7 +116,11 @@ class RunDirectory:
         Raises:
             UnsupportedSetting: no checkpoint has that metric.
         """
-        _require_metric(metric, self.rows, str(self.path))
+        known = sorted({name for row in self.rows if row.manifest is not None for name in row.manifest.metrics})
+        if metric not in known:
+            raise UnsupportedSetting(
+                f"no checkpoint of {self.place} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
+            )
 
     def checkpoint(self, named: str) -> CheckpointInfo:
         """Return a checkpoint by its name, its path, or its step.
@@ -133,29 +152,6 @@ class RunDirectory:
         if status is None and os.path.lexists(file):
             return None, f"{CONTROL}/status.json is not a status of this package"
         return status, "" if status else f"there is no {CONTROL}/status.json"
-
-
-def best_by(wanted: KeepBest, rows: Sequence[CheckpointInfo], place: str) -> str | None:
-    """Return the name of the best of some checkpoints by a metric.
-
-    Raises:
-        UnsupportedSetting: none of the checkpoints of that place has the metric.
-    """
-    _require_metric(wanted.metric, rows, place)
-    candidates = [
-        Candidate(row.path.name, row.manifest.step, row.manifest.written, row.manifest.metrics)
-        for row in rows
-        if row.manifest is not None
-    ]
-    return next(iter(wanted.keeps(candidates, now=0.0)), None)
-
-
-def _require_metric(metric: str, rows: Sequence[CheckpointInfo], place: str) -> None:
-    known = sorted({name for row in rows if row.manifest is not None for name in row.manifest.metrics})
-    if metric not in known:
-        raise UnsupportedSetting(
-            f"no checkpoint of {place} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
-        )
 
 
 def resolved(path: Path) -> Path:
@@ -233,3 +229,46 @@ _CHECKPOINTS = "checkpoints"
 
 _DEPTH = 5
 """How many levels below a directory run directories are looked for."""
+
+
+def open_url(url: str) -> RemoteTier:
+    """Return the copies at a URL, without claiming them.
+
+    Raises:
+        MissingFramework: obstore is not installed.
+        UnsupportedSetting: it is no URL of a store.
+    """
+    return open_tier(Remote(url, timeout=timedelta(minutes=1)), STORAGE, uuid.uuid4().hex)
+
+
+def read_url(tier: RemoteTier, url: str) -> RunDirectory:
+    """Return the checkpoints at a URL; one whose files lack their sizes is damaged.
+
+    Raises:
+        RunDirectoryUnusable: there is none.
+    """
+    rows = []
+    for each in chosen_copies(tier, []):
+        missing = tier.missing(each)
+        if missing is None:
+            rows.append(CheckpointInfo(Path(each.name), CheckpointState.COMMITTED, each.manifest.step, each.manifest))
+        else:
+            rows.append(CheckpointInfo(Path(each.name), CheckpointState.DAMAGED, None, None, missing))
+    return RunDirectory(Path(), tuple(rows), None, url)
+
+
+def chosen_copies(tier: RemoteTier, names: list[str]) -> list[TierCheckpoint]:
+    """Return some checkpoints at a URL by name or step, the newest of each; all, oldest first, if none is named.
+
+    Raises:
+        RunDirectoryUnusable: there is no checkpoint.
+        UnsupportedSetting: there is none of that name or step.
+    """
+    found = tier.checkpoints()[::-1]
+    if not found:
+        raise RunDirectoryUnusable(f"there is no checkpoint at {tier.label}; expected the URL that a run copies to")
+    by_name = {key: each for each in found for key in (each.name, str(each.manifest.step))}
+    if missing := [name for name in names if name not in by_name]:
+        known = ", ".join(each.name for each in found)
+        raise UnsupportedSetting(f"there is no checkpoint {missing[0]} at {tier.label}; it holds {known}")
+    return [by_name[name] for name in names] or found

@@ -15,4 +15,4 @@ def test_a_kill_is_said_of_the_step_after_which_it_came(kind: str, said: str) ->
     """A launch that resumes behind the step that was chosen pauses after its first one; a stop lets it go on."""
     started = {"event": "start", "rank": 0, "world_size": 1, "step": 25}
     trace = LaunchTrace(4, (started, {"event": "step", "rank": 0, "step": 26}))
-    assert report._row(Launched(trace, Fault(kind, 23), True)) == ("4", "step 25", said)
+    assert report.row(report.launch(Launched(trace, Fault(kind, 23), True))) == ("4", "step 25", said)
