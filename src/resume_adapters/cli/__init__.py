@@ -76,7 +76,7 @@ def main() -> None:
     except (MissingFramework, UnsupportedSetting) as error:
         _leave(str(error), 2)
     except (ResumeError, OSError) as error:
-        _leave(str(error), 1)
+        _leave(str(error), getattr(error, "exit_code", 1))
 
 
 def _leave(sentence: str, code: int) -> None:

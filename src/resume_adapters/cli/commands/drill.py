@@ -14,7 +14,6 @@ from resume_adapters.cli.app import Json, app, show
 from resume_adapters.cli.drill import report
 from resume_adapters.cli.drill.drill import Drill, run
 from resume_adapters.cli.drill.faults import KINDS, parse
-from resume_adapters.cli.drill.job import DrillFailed
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 
 _EXIT_CODES = (
@@ -79,11 +78,7 @@ def drill(
     kinds = parse(",".join(KINDS) if faults is None else faults)
     what = Drill(tuple(command or ()), target, steps, kinds, seed, references, save_every, timeout, environment)
     errors = Console(stderr=True, highlight=False)
-    try:
-        result = run(what, lambda text, style: errors.print(text, style=style, markup=False, soft_wrap=True))
-    except DrillFailed as error:
-        typer.echo(f"resume-adapters: {error}", err=True)
-        raise typer.Exit(report.EXIT_CODES[report.UNDECIDED]) from error
+    result = run(what, lambda text, style: errors.print(text, style=style, markup=False, soft_wrap=True))
     document = report.document(result)
     if importlib.util.find_spec("matplotlib") is not None:
         from resume_adapters.cli.drill import plot

@@ -49,9 +49,9 @@ def _of_batches(difference: Difference, reference: Run, interrupted: Run, the_da
     if difference.found is None:
         return "the step has fewer micro-batches than in the reference: an accumulation window was cut short"
     had: list[tuple[int, str, tuple[int, Any]]] = [
-        (each.rank, digest, (each.step, index))
+        (each["rank"], digest, (each["step"], index))
         for each in reference.steps
-        for index, digest in enumerate(each.values.get("batches", ()))
+        for index, digest in enumerate(each.get("batches") or ())
     ]
     mine = [(digest, place) for rank, digest, place in had if rank == difference.rank]
     places = [place for _, place in mine]

@@ -13,10 +13,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resume_adapters.cli.drill.faults import Fault, Plan, choose, facts_of
+from resume_adapters.cli.drill.faults import Facts, Fault, Plan, choose
 from resume_adapters.cli.drill.job import DrillFailed, Job
 from resume_adapters.cli.drill.trace import Event, LaunchTrace, Run
 from resume_adapters.cli.run_directory import STORAGE
@@ -57,28 +57,36 @@ class Drill:
 
 
 @dataclass(frozen=True)
-class Launched:
-    """One launch: what it traced, what was to happen to it, and whether that did; the run may be over before."""
-
-    trace: LaunchTrace
-    fault: Fault | None
-    struck: bool
-
-
-@dataclass(frozen=True)
 class Result:
-    """What the runs of a drill did; the launches are those of the interrupted one."""
+    """What the runs of a drill did."""
 
     drill: Drill
     references: tuple[Run, ...]
-    launches: tuple[Launched, ...]
+    interrupted: Run
     plan: Plan
     seconds: float
 
-    @property
-    def interrupted(self) -> Run:
-        """The run with the faults."""
-        return Run(tuple(launched.trace for launched in self.launches))
+
+def facts_of(reference: LaunchTrace, launched: int) -> Facts:
+    """Read from a reference run what the choice of faults needs.
+
+    Args:
+        reference: its only launch.
+        launched: the pid of the process that was launched.
+    """
+    saves: dict[int, int] = {}
+    prunes: dict[int, int] = {}
+    operations = 1
+    for event in reference.events:
+        kind = event["event"] if event["rank"] == 0 else ""
+        if kind == "save":
+            saves[event["step"]] = operations  # until its commit, which the last one may not have come to
+        elif kind == "committed":
+            saves[event["step"]] = operations = event["operations"]
+        elif kind == "prune" and event["names"] and saves:
+            prunes[max(saves)] = event["operations"]
+    pids = {event["pid"] for event in reference.of("start")}
+    return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
 
 
 def run(drill: Drill, say: Say) -> Result:
@@ -97,14 +105,14 @@ def run(drill: Drill, say: Say) -> Result:
     references = tuple(Run((runner.launch_undisturbed(),)) for runner in undisturbed)
     plan = choose(facts_of(references[0].launches[0], undisturbed[0].launched), drill.faults, drill.seed)
     launches = _Runner(drill, directory / "interrupted", say).launch_until_done(plan.faults)
-    if not any(launched.trace.resumed_from for launched in launches):
+    if not any(launch.resumed_from for launch in launches):
         raise DrillFailed(
             "no launch resumed from a checkpoint, so nothing was verified: choose another --seed, do more steps "
             "(--steps N), or save more often (--save-every N)"
         )
     for fault in plan.faults[len({id(each.fault) for each in launches if each.fault}) :]:
         plan.left_out[fault.kind] = "the run was over before its turn"
-    return Result(drill, references, tuple(launches), plan, time.monotonic() - began)
+    return Result(drill, references, Run(tuple(launches)), plan, time.monotonic() - began)
 
 
 class _Runner:
@@ -125,7 +133,7 @@ class _Runner:
         Raises:
             DrillFailed: it failed, hangs, traced nothing, or did not finish.
         """
-        trace = self._launch(1, None).trace
+        trace = self._launch(1, None)
         if not trace.last_step:
             raise DrillFailed(
                 "the command ended without a traced step: does it train with resume_adapters? Its output is in "
@@ -135,26 +143,27 @@ class _Runner:
             raise DrillFailed(f"the undisturbed run ended before its last step: {ended}")
         return trace
 
-    def launch_until_done(self, faults: Sequence[Fault]) -> list[Launched]:
+    def launch_until_done(self, faults: Sequence[Fault]) -> list[LaunchTrace]:
         """Launch the same command again and again: with each fault in turn, then until the run is done.
 
         Raises:
             DrillFailed: a launch failed or hangs, not by a fault, or makes no progress.
         """
-        launches: list[Launched] = []
+        launches: list[LaunchTrace] = []
         waiting = [fault for fault in faults for _ in range(2 if fault.kind == "twice" else 1)]
         while True:
-            launched = self._launch(len(launches) + 1, waiting.pop(0) if waiting else None)
-            launches.append(launched)
-            if launched.struck:
+            launch = self._launch(len(launches) + 1, waiting.pop(0) if waiting else None)
+            done = max((each.last_step for each in launches), default=0)
+            launches.append(launch)
+            if launch.struck:
                 continue
-            ended = self._stopped_by_itself(launched.trace)
+            ended = self._stopped_by_itself(launch)
             if not ended:
                 return launches
-            if launched.trace.last_step <= max((each.trace.last_step for each in launches[:-1]), default=0):
-                raise DrillFailed(f"launch {launched.trace.number} did no step that was not done before: {ended}")
+            if launch.last_step <= done:
+                raise DrillFailed(f"launch {launch.number} did no step that was not done before: {ended}")
 
-    def _launch(self, number: int, fault: Fault | None) -> Launched:
+    def _launch(self, number: int, fault: Fault | None) -> LaunchTrace:
         """Launch the command, let the fault happen, and wait for the end."""
         points = [*([fault.point] if fault else []), *self._final]
         words = [word.replace(_PLACEHOLDER, str(self.run_directory)) for word in self.drill.command]
@@ -173,7 +182,7 @@ class _Runner:
                 job.kill_all()
             elif not struck:
                 job.require_success()
-            return Launched(job.trace, fault, struck)
+            return replace(job.trace, fault=fault, struck=struck)
 
     def _strike(self, job: Job, fault: Fault) -> None:
         if fault.rank is not None:

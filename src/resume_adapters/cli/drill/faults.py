@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from resume_adapters.cli.drill.trace import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 
 KINDS = {
@@ -81,28 +80,6 @@ class Facts:
     prunes: Mapping[int, int]
     ranks: int
     has_launcher: bool
-
-
-def facts_of(reference: LaunchTrace, launched: int) -> Facts:
-    """Read from a reference run what the choice of faults needs.
-
-    Args:
-        reference: its only launch.
-        launched: the pid of the process that was launched.
-    """
-    saves: dict[int, int] = {}
-    prunes: dict[int, int] = {}
-    operations = 1
-    for event in reference.events:
-        kind = event["event"] if event["rank"] == 0 else ""
-        if kind == "save":
-            saves[event["step"]] = operations  # until its commit, which the last one may not have come to
-        elif kind == "committed":
-            saves[event["step"]] = operations = event["operations"]
-        elif kind == "prune" and event["names"] and saves:
-            prunes[max(saves)] = event["operations"]
-    pids = {event["pid"] for event in reference.of("start")}
-    return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
 
 
 @dataclass

@@ -42,6 +42,8 @@ _REPORT = "failed (exitcode: "
 class DrillFailed(ResumeError, RuntimeError):
     """A drill could not judge: a launch failed or hung by itself, or nothing could be compared."""
 
+    exit_code = 4
+
 
 class Job:
     """One launch of a command.
@@ -155,14 +157,15 @@ class Job:
             DrillFailed: it did not.
         """
         if (code := self._process.returncode) != 0:
-            self._fail(f"ended with exit code {code} after step", ", and not by a fault of the drill. The end of {}")
+            after = f"after step {self.trace.last_step}, and not by a fault of the drill"
+            self._fail(f"ended with exit code {code} {after}")
 
-    def _fail(self, what: str, where: str) -> NoReturn:
+    def _fail(self, what: str) -> NoReturn:
         """Raise with the last lines that its processes printed, without what a launcher reports of their failure."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         reported = next((number for number, line in enumerate(lines) if _REPORT in line), len(lines))
-        said = f"launch {self.number} {what} {self.trace.last_step}{where.format(self.log)}"
-        raise DrillFailed(f"{said}:\n" + "\n".join(lines[:reported][-_LINES:]), path=self.log)
+        end = "\n".join(lines[:reported][-_LINES:])
+        raise DrillFailed(f"launch {self.number} {what}. The end of {self.log}:\n{end}", path=self.log)
 
     def _read(self) -> None:
         for event in self._reader.read():
@@ -176,9 +179,7 @@ class Job:
     def _concerned(self, point: str) -> set[int]:
         """Return the ranks that pause at a point."""
         where, _, rank = point.partition("@")
-        if rank:
-            return {int(rank)}
-        return set(range(self.trace.world_size)) if where.startswith("step:") else {0}
+        return {int(rank)} if rank else set(range(self.trace.world_size if where.startswith("step:") else 1))
 
     def _is_stopped(self, rank: int) -> bool:
         """Return whether a rank, which has traced that it pauses, has done so, or is gone."""
@@ -214,8 +215,7 @@ class Job:
                 os.kill(pid, signal.SIGABRT)  # faulthandler writes the stack of each thread to the log
         self.continue_all()
         time.sleep(1.0)
-        what = f"hangs: it traced nothing for {self.timeout:.0f} s after step"
-        self._fail(what, " (--timeout). The end of {}, with the stacks of its processes")
+        self._fail(f"hangs: it traced nothing for {self.timeout:.0f} s after step {self.trace.last_step} (--timeout)")
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -25,16 +25,14 @@ def draw(file: Path, result: Result) -> Path:
             axes.plot(
                 list(reference.losses), list(reference.losses.values()), color="#c9ccd1", linewidth=7, label=label
             )
-        for number, launched in enumerate(result.launches):
-            losses, step, resumed = Run((launched.trace,)).losses, launched.trace.last_step, launched.trace.resumed_from
+        for number, launch in enumerate(result.interrupted.launches):
+            losses, step, resumed = Run((launch,)).losses, launch.last_step, launch.resumed_from
             axes.plot(list(losses), list(losses.values()), color="#1f5fa8", label=None if number else "with faults")
             if resumed:
                 axes.axvline(resumed, color=_RESUME, linestyle=":", zorder=0)
-            if launched.struck and launched.fault is not None and step in losses:
+            if launch.struck and launch.fault is not None and step in losses:
                 axes.plot(step, losses[step], "X", color=_FAULT, markersize=9, zorder=6)
-                axes.annotate(
-                    launched.fault.kind, (step, losses[step]), (3, 8), textcoords="offset points", color=_FAULT
-                )
+                axes.annotate(launch.fault.kind, (step, losses[step]), (3, 8), textcoords="offset points", color=_FAULT)
         axes.set(xlabel="optimizer step", ylabel="training loss", title="One command, undisturbed and with faults")
         axes.legend(frameon=False)
         figure.savefig(file, dpi=150)

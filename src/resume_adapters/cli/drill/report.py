@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
 from resume_adapters.cli.drill.causes import likely_cause
-from resume_adapters.cli.drill.comparison import NAMES, QUANTITIES, STEPS, Comparison, compare, unseeded
-from resume_adapters.cli.drill.drill import Launched, Result
+from resume_adapters.cli.drill.comparison import NAMES, QUANTITIES, STEPS, compare, unseeded
+from resume_adapters.cli.drill.drill import Result
 from resume_adapters.cli.drill.faults import Fault
 from resume_adapters.cli.drill.statistics import Shift, shifts
-from resume_adapters.cli.drill.trace import Run
+from resume_adapters.cli.drill.trace import LaunchTrace, Run
 from resume_adapters.cli.text import escape
 
 IDENTICAL, EQUIVALENT, DIFFERENT, UNDECIDED = "identical", "equivalent", "different", "undecided"
@@ -23,78 +23,59 @@ EXIT_CODES = {IDENTICAL: 0, EQUIVALENT: 0, DIFFERENT: 1, UNDECIDED: 4}
 _STYLES = {IDENTICAL: "bold green", EQUIVALENT: "bold green", DIFFERENT: "bold red", UNDECIDED: "bold yellow"}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the interrupted run did the same as the reference.
+def judge(references: Sequence[Run], interrupted: Run) -> dict[str, Any]:
+    """Compare an interrupted run with one or more undisturbed runs of the same command.
 
-    Attributes:
-        word: ``identical``: all that was traced is equal. ``equivalent``: what undisturbed runs repeat is equal, and
-            the losses are within their spread. ``undecided``: the run is too short to judge its losses. ``different``
-            otherwise.
-        comparison: what was compared exactly.
-        not_repeated: the quantities in which the references differ from each other.
-        unseeded: the random generators that were not compared, because the script does not seed them.
-        shifts: the tests of the losses, where those are not repeated.
-        difference: what differs, in words; empty if nothing does.
-        cause: the likely cause; empty if it is not known.
+    The verdict is ``identical``: all that was traced is equal; ``equivalent``: what undisturbed runs repeat is equal,
+    and the losses are within their spread; ``undecided``: the run is too short to judge its losses; or ``different``.
     """
-
-    word: str
-    comparison: Comparison
-    not_repeated: tuple[str, ...] = ()
-    unseeded: tuple[str, ...] = ()
-    shifts: tuple[Shift, ...] = ()
-    difference: str = ""
-    cause: str = ""
-
-
-def judge(references: Sequence[Run], interrupted: Run) -> Verdict:
-    """Compare an interrupted run with one or more undisturbed runs of the same command."""
     others = (*references[1:], interrupted)
     generators = tuple(dict.fromkeys(name for run in others for name in unseeded(references[0], run)))
     differing = {
         name for one, other in combinations(references, 2) for name in compare(one, other, without=generators).differing
     }
-    not_repeated = tuple(name for name in QUANTITIES if name in differing)
-    comparison = compare(references[0], interrupted, [each for each in QUANTITIES if each not in differing], generators)
-    tested: tuple[Shift, ...] = ()
+    exact = [name for name in QUANTITIES if name not in differing]
+    compared = compare(references[0], interrupted, exact, generators)
+    tested: list[Shift] = []
     if "loss" in differing:
         resumes = [step for launch in interrupted.launches if (step := launch.resumed_from)]
-        tested = tuple(shifts([run.losses for run in references], interrupted.losses, resumes))
+        tested = shifts([run.losses for run in references], interrupted.losses, resumes)
     outside = [shift for shift in tested if shift.is_within_the_spread is False]
-    word, difference, cause = EQUIVALENT if not_repeated else IDENTICAL, "", ""
-    if comparison.first is not None:
-        difference, cause = str(comparison.first), likely_cause(comparison.first, references[0], interrupted)
+    difference: dict[str, Any] | None = None
+    if (first := compared.first) is not None:
+        where = {name: getattr(first, name) for name in ("step", "rank", "launch", "quantity")}
+        difference = {"text": str(first), "cause": likely_cause(first, references[0], interrupted), **where}
     elif STEPS in differing:
-        difference = "the reference runs did not do the same steps, so nothing can be compared"
+        difference = {"text": "the reference runs did not do the same steps, so nothing can be compared", "cause": ""}
     elif outside:
-        difference = f"the losses, {outside[0]}"
         cause = "something that shapes the loss was not resumed; all that can be compared exactly is equal"
+        difference = {"text": f"the losses, {outside[0]}", "cause": cause}
+    if difference is not None:
+        word = DIFFERENT
     elif tested and all(shift.is_within_the_spread is None for shift in tested):
         word = UNDECIDED
-    word = DIFFERENT if difference else word
-    return Verdict(word, comparison, not_repeated, generators, tested, difference, cause)
+    else:
+        word = EQUIVALENT if len(exact) < len(QUANTITIES) else IDENTICAL
+    return {
+        "verdict": word,
+        "difference": difference,
+        "compared": {name: getattr(compared, name) for name in ("steps", "done_twice", "ranks", "quantities")},
+        "not_repeated": [name for name in QUANTITIES if name in differing],
+        "unseeded": generators,
+        "statistics": [asdict(shift) for shift in tested],
+    }
 
 
 def document(result: Result) -> dict[str, Any]:
     """Describe the result of a drill; losses have all their digits."""
-    verdict = judge(result.references, result.interrupted)
-    compared, first = verdict.comparison, verdict.comparison.first
-    names = ("step", "rank", "launch", "quantity")
-    where = {} if first is None else {name: getattr(first, name) for name in names}
     return {
-        "verdict": verdict.word,
-        "difference": {"text": verdict.difference, "cause": verdict.cause, **where} if verdict.difference else None,
+        **judge(result.references, result.interrupted),
         "command": list(result.drill.command),
         "directory": str(result.drill.directory.absolute()),
         "plot": None,
         "seed": result.drill.seed,
-        "compared": {name: getattr(compared, name) for name in ("steps", "done_twice", "ranks", "quantities")},
         "references": len(result.references),
-        "not_repeated": verdict.not_repeated,
-        "unseeded": verdict.unseeded,
-        "statistics": [asdict(shift) for shift in verdict.shifts],
-        "launches": list(map(launch, result.launches)),
+        "launches": list(map(launch, result.interrupted.launches)),
         "left_out": result.plan.left_out,
         "final_loss": {
             "reference": list(result.references[0].losses.values())[-1:],
@@ -104,14 +85,13 @@ def document(result: Result) -> dict[str, Any]:
     }
 
 
-def launch(launched: Launched) -> dict[str, Any]:
+def launch(trace: LaunchTrace) -> dict[str, Any]:
     """Describe one launch of the interrupted run."""
-    trace, fault = launched.trace, launched.fault
     return {
         "launch": trace.number,
         "resumed_from": trace.resumed_from,
         "last_step": trace.last_step,
-        "fault": None if fault is None else {**asdict(fault), "happened": launched.struck},
+        "fault": {**asdict(trace.fault), "happened": trace.struck} if trace.fault else None,
     }
 
 
