@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ from rich.console import Console, RenderableType
 
 from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
+from resume_adapters.cli.render import facts
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
@@ -36,11 +38,10 @@ app = typer.Typer(
 def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
     """Return the checkpoints of the run directory on the command line whose names begin so."""
     given = str(context.params.get("run_dir") or "")
-    try:
+    with contextlib.suppress(ResumeError, OSError):
         names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
-    except (ResumeError, OSError):
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+        return [name for name in names if name.startswith(incomplete)]
+    return []
 
 
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
@@ -86,7 +87,10 @@ def console() -> Console:
     return Console(highlight=False, width=None if is_narrow else _UNLIMITED)
 
 
-def show(document: Document, json: bool, in_words: Callable[[Document], Iterable[RenderableType]]) -> None:
+Words = Callable[[Document], Iterable[RenderableType]]
+
+
+def show(document: Document, json: bool, in_words: Words = facts) -> None:
     """Print a document, as JSON or in words: tables, and lines with rich's markup."""
     if json:
         print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

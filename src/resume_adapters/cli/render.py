@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from rich.table import Table
 
@@ -59,6 +60,19 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
         whole = column in ("name", "state")
         found.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
     return found
+
+
+def facts(document: Mapping[str, Any]) -> list[Table]:
+    """Return a document as a table of labels and values; a checkpoint in it by its name."""
+    lines = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            value = f"{value['name']} ({value['state']})"
+        elif isinstance(value, list):
+            value = ", ".join(value)
+        text = size(value) if key == "bytes" else "" if value is None else str(value)
+        lines[key.replace("_", " ")] = escape(text)
+    return [labels(lines)]
 
 
 def labels(lines: Mapping[str, str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -130,9 +131,10 @@ class RunDirectory:
         """
         name = Path(named).name
         found = [row for row in self.rows if row.path.name == name]
-        if not found and name.isdecimal():
-            of_step = [row for row in self.rows if row.step == int(name)]
-            found = sorted(of_step, key=lambda row: row.state == "committed")
+        if not found and name.isdecimal():  # of one step, a committed one
+            found = sorted(
+                (row for row in self.rows if row.step == int(name)), key=lambda row: row.manifest is not None
+            )
         if not found:
             known = ", ".join(row.path.name for row in self.rows)
             raise UnsupportedSetting(f"there is no checkpoint {named} in {self.path}; it holds {known or 'none'}")
@@ -142,16 +144,11 @@ class RunDirectory:
         """Return the run's ``.resume`` directory."""
         return ControlDirectory(STORAGE, self.path, time.time)
 
-    def status(self) -> tuple[RunStatus | None, str]:
-        """Return the run's last status, or ``None`` and the reason why it cannot be read."""
-        file = self.path / CONTROL / "status.json"
-        try:
-            status = self.control().status.read()
-        except OSError as error:
-            return None, f"{CONTROL}/status.json cannot be read: {error.strerror}"
-        if status is None and os.path.lexists(file):
-            return None, f"{CONTROL}/status.json is not a status of this package"
-        return status, "" if status else f"there is no {CONTROL}/status.json"
+    def status(self) -> RunStatus | None:
+        """Return the run's last status; ``None`` if there is none that can be read."""
+        with contextlib.suppress(OSError):
+            return self.control().status.read()
+        return None
 
 
 def resolved(path: Path) -> Path:
@@ -169,22 +166,18 @@ def read(path: Path) -> RunDirectory:
     """
     path = resolved(path)
     try:
-        empty = not os.listdir(path)
+        holds = f"has neither {CONTROL}/ nor a checkpoint" if os.listdir(path) else "is empty"
         history = ControlDirectory(STORAGE, path, time.time).journal.committed()
-        found = list_checkpoints(STORAGE, path, ForeignNames(), history)
-        rows = tuple(row for row in found if not is_alias(STORAGE, row.path))
-    except FileNotFoundError as error:
-        raise RunDirectoryUnusable(
-            f"there is no {path}; expected a run's directory of checkpoints", path=path
-        ) from error
-    except NotADirectoryError as error:
-        raise RunDirectoryUnusable(f"{path} is a file; expected a run's directory of checkpoints", path=path) from error
+        listed = list_checkpoints(STORAGE, path, ForeignNames(), history)
+        rows = tuple(row for row in listed if not is_alias(STORAGE, row.path))
     except PermissionError as error:
         raise RunDirectoryUnusable(f"{error.filename} cannot be read: change its permissions", path=path) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        there = f"there is no {path}" if isinstance(error, FileNotFoundError) else f"{path} is a file"
+        raise RunDirectoryUnusable(f"{there}; expected a run's directory of checkpoints", path=path) from error
     if state_of(STORAGE, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
         raise RunDirectoryUnusable(f"{path} is a checkpoint; name its run directory, {path.parent}", path=path)
     if not rows and not (path / CONTROL).is_dir():
-        holds = "is empty" if empty else f"has neither {CONTROL}/ nor a checkpoint"
         raise RunDirectoryUnusable(
             f"{path} {holds}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
@@ -198,16 +191,15 @@ def read_all(paths: list[Path]) -> list[RunDirectory]:
         RunDirectoryUnusable: one path is given, and it neither is a run directory nor has one below it; or several are,
             and there is none among them.
     """
-    found: list[RunDirectory] = []
-    problem: RunDirectoryUnusable | None = None
+    found, problems = [], []
     for path in paths:
         try:
             found.append(read(path))
         except RunDirectoryUnusable as error:
-            problem = problem or error
+            problems.append(error)
             found += [read(each) for each in _below(Path(os.path.abspath(path)))]
-    if not found and problem is not None:
-        raise problem
+    if not found:
+        raise problems[0]
     return found
 
 
@@ -218,9 +210,9 @@ def _below(path: Path) -> list[Path]:
         here = Path(directory)
         if CONTROL in names:
             found.append(here)
-        is_deep = len(here.relative_to(path).parts) >= _DEPTH
-        within = [] if is_deep or CONTROL in names else sorted(name for name in names if not name.startswith("."))
-        names[:] = [name for name in within if state_of(STORAGE, here / name) is CheckpointState.FOREIGN]
+        is_end = CONTROL in names or len(here.relative_to(path).parts) >= _DEPTH
+        within = [] if is_end else [here / name for name in names if not name.startswith(".")]
+        names[:] = [each.name for each in within if state_of(STORAGE, each) is CheckpointState.FOREIGN]
     return sorted(found)
 
 
@@ -249,11 +241,10 @@ def read_url(tier: RemoteTier, url: str) -> RunDirectory:
     """
     rows = []
     for each in chosen_copies(tier, []):
-        missing = tier.missing(each)
-        if missing is None:
-            rows.append(CheckpointInfo(Path(each.name), CheckpointState.COMMITTED, each.manifest.step, each.manifest))
-        else:
-            rows.append(CheckpointInfo(Path(each.name), CheckpointState.DAMAGED, None, None, missing))
+        row = CheckpointInfo(Path(each.name), CheckpointState.COMMITTED, each.manifest.step, each.manifest)
+        if missing := tier.missing(each):
+            row = CheckpointInfo(row.path, CheckpointState.DAMAGED, None, None, missing)
+        rows.append(row)
     return RunDirectory(Path(), tuple(rows), None, url)
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Force, Json, Named, RunDir, app, refuse_running, show
-from resume_adapters.cli.render import size
+from resume_adapters.cli.app import EXIT_CODES, Force, Json, Named, RunDir, app, refuse_running, show
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
-from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint.latest import Pointer, latest_form, latest_name
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.validity import NoForeign
@@ -58,7 +55,7 @@ def pull(
     group = shared_by_all(SINGLE_PROCESS)
     Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, latest).bring(tier, found)
     document = {"url": url, "run_directory": str(directory), "checkpoint": found.name, "bytes": found.manifest.bytes}
-    show(document, json, _copied)
+    show(document, json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -88,9 +85,4 @@ def push(
             raise TierUnavailable(f"{url}/{missing} after it was copied: give the same command again")
         tier.publish(found)
     document = {"url": url, "run_directory": run.place, "checkpoint": name, "bytes": manifest.bytes}
-    show({**document, "was_there": is_there}, json, _copied)
-
-
-def _copied(document: Document) -> Iterator[str]:
-    both = f"{escape(document['run_directory'])} and at {escape(document['url'])}"
-    yield f"{escape(document['checkpoint'])} ({size(document['bytes'])}) is in {both}."
+    show({**document, "was_there": is_there}, json)

@@ -6,6 +6,7 @@ are read as data, a tensor at a time; no code of a checkpoint is run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -99,7 +100,12 @@ def _choose(path: Path, first: Path) -> tuple[Path, Document]:
     """Return the checkpoint that an argument means, and its description; it may be beside the first argument's."""
     if not os.path.lexists(path) and len(path.parts) == 1:
         first = Path(os.path.realpath(first))
-        path = _beside(first.parent if _is_checkpoint(first) else first, path.name) or path
+        directory = first.parent if _is_checkpoint(first) else first
+        if os.path.lexists(directory / path):
+            path = directory / path
+        else:
+            with contextlib.suppress(RunDirectoryUnusable, UnsupportedSetting):
+                path = run_directory.read(directory).checkpoint(path.name).path
     path = Path(os.path.realpath(path)) if path.exists() else path
     is_newest = not _is_checkpoint(path)
     if is_newest:
@@ -114,16 +120,6 @@ def _choose(path: Path, first: Path) -> tuple[Path, Document]:
     else:
         step = getattr(ForeignNames().step(path), "step", None)
     return path, {"run_directory": str(path.parent), "checkpoint": path.name, "step": step, "newest": is_newest}
-
-
-def _beside(directory: Path, named: str) -> Path | None:
-    """Return the checkpoint of a run directory with a name or step; ``None`` if there is none."""
-    if os.path.lexists(directory / named):
-        return directory / named
-    try:
-        return run_directory.read(directory).checkpoint(named).path
-    except (RunDirectoryUnusable, UnsupportedSetting):
-        return None
 
 
 def _is_checkpoint(path: Path) -> bool:

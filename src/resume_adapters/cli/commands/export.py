@@ -11,10 +11,8 @@ import msgspec
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Named, RunDir, app, show
-from resume_adapters.cli.render import size
+from resume_adapters.cli.app import EXIT_CODES, Json, Named, RunDir, app, show
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
-from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import weight_shards
@@ -57,12 +55,7 @@ def export(
     _verify(row, files)
     count, written = _write(_read(files), output, row)
     facts = {"run_directory": run.place, "checkpoint": row.path.name, "step": row.step}
-    show({**facts, "output": str(output), "tensors": count, "bytes": written}, json, _in_words)
-
-
-def _in_words(document: Document) -> list[str]:
-    written = f"{document['tensors']} tensors of {escape(document['checkpoint'])} to {escape(document['output'])}"
-    return [f"Wrote {written} ({size(document['bytes'])})."]
+    show({**facts, "output": str(output), "tensors": count, "bytes": written}, json)
 
 
 def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
@@ -70,11 +63,9 @@ def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
     wanted = run.best(None) if best else name
     if best and wanted is None:
         raise UnsupportedSetting(f"the run in {run.path} does not say which checkpoint is its best")
-    if wanted is None:
-        if run.anchor is None:
-            raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
-        return run.anchor
-    found = run.checkpoint(wanted)
+    found = run.anchor if wanted is None else run.checkpoint(wanted)
+    if found is None:
+        raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
     if found.step is None:
         raise UnsupportedSetting(f"{found.path} is {found.state}; expected a valid checkpoint")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -22,8 +21,10 @@ from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import VARIABLE
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_GROUP, _NAME = "torch.backends", "resume-adapters"
-_FOUND = f"import importlib.metadata as m; exit({_NAME!r} not in [e.name for e in m.entry_points(group={_GROUP!r})])"
+_FOUND = (
+    "import importlib.metadata as found; "
+    "exit('resume-adapters' not in [each.name for each in found.entry_points(group='torch.backends')])"
+)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 
 
@@ -124,13 +125,7 @@ def _require_reach(program: str) -> None:
             "reaching the Trainers of a script: unset it"
         )
     python = _python_of(Path(found))
-    if python is None:
-        return
-    if Path(python).parent == Path(sys.executable).parent:
-        is_there = any(each.name == _NAME for each in importlib.metadata.entry_points(group=_GROUP))
-    else:
-        is_there = subprocess.run([python, "-c", _FOUND], stderr=subprocess.DEVNULL, check=False).returncode == 0
-    if not is_there:
+    if python and subprocess.run([python, "-c", _FOUND], stderr=subprocess.DEVNULL, check=False).returncode:
         raise MissingFramework(
             f"{python}, which runs {program}, does not have this version of resume-adapters: install it there, with "
             f"{python} -m pip install; if it is installed from a checkout, do that again"

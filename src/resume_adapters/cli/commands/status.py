@@ -18,11 +18,12 @@ from rich.table import Table
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, app, console, show
-from resume_adapters.cli.render import age, ahead, labels, number, size, state, table
+from resume_adapters.cli.render import age, ahead, facts, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
 from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
 from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
@@ -92,7 +93,7 @@ def status(
     if watch:
         document = _watch(read, document, json)
     else:
-        show(document, json, lambda found: [_table(found)])
+        show(document, json, facts if url else lambda found: [_table(found)])
     runs = document.get("runs", [document])
     raise typer.Exit(1 if any(each["damaged"] for each in runs) else 0)
 
@@ -162,7 +163,7 @@ def describe(run: RunDirectory) -> Document:
     if it is unknown on this host. ``without_progress`` has the launches that ended one after the other without a
     committed step, oldest first.
     """
-    found, problem = run.status()
+    found = run.status()
     anchor, newest = run.anchor, run.newest
     is_running = observed_state(found) is RunState.RUNNING
     wasted = wasted_launches(run.control().journal.history(), is_running=is_running)
@@ -179,7 +180,7 @@ def describe(run: RunDirectory) -> Document:
         "next_save": found.next_save if found and ahead else None,
         "last_commit": newest.step if newest else None,
         "last_commit_written": newest.written if newest else None,
-        "reason": found.reason if found else problem,
+        "reason": found.reason if found else f"there is no {CONTROL}/status.json that can be read",
         "alive": is_alive(found) if found else None,
         "staging": found.staging if found else "",
         "unremovable": found.unremovable if found else 0,
@@ -224,21 +225,23 @@ def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
     if metric is None:
         names = sorted({name for row in rows for name in row["metrics"]})
         metric = next((name for name in names if name.endswith("loss")), names[0] if names else None)
-    columns: dict[str, Callable[[Document], str]] = {
-        "name": lambda row: escape(row["name"]),
-        "step": lambda row: "" if row["step"] is None else str(row["step"]),
-        "epoch": lambda row: number(row["epoch"]),
-        "state": lambda row: state(row["state"]),
-        "size": lambda row: size(row["bytes"]),
-        "age": lambda row: age(row["written"]),
-        "reason": lambda row: escape(row["reason"]) if row["state"] == "committed" else "",
-        **({escape(metric): lambda row: number(row["metrics"].get(metric))} if metric else {}),
-        "marks": lambda row: " ".join(row["marks"]),
-        **({"data": lambda row: escape(describe_cursor(row["cursor"]))} if console().width >= _WIDE else {}),
-    }
+    shown = {escape(metric): metric} if metric else {}
+    data = ["data"] if console().width >= _WIDE else []
+    columns = ("name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", *data)
     found = table(*columns, right=("step", "epoch"))
     for row in rows:
-        found.add_row(*[cell(row) for cell in columns.values()])
+        found.add_row(
+            escape(row["name"]),
+            "" if row["step"] is None else str(row["step"]),
+            number(row["epoch"]),
+            state(row["state"]),
+            size(row["bytes"]),
+            age(row["written"]),
+            escape(row["reason"]) if row["state"] == "committed" else "",
+            *[number(row["metrics"].get(name)) for name in shown.values()],
+            " ".join(row["marks"]),
+            *[escape(describe_cursor(row["cursor"])) for _ in data],
+        )
     yield found if rows else "No checkpoint yet: the first save has not been committed."
     for row in rows:
         if row["state"] == "damaged":
@@ -258,10 +261,8 @@ def _recovery(each: dict[str, Any]) -> str:
 
 
 def _table(document: Document) -> Table:
-    """Return how a run is, what is at a URL, or an overview of several runs."""
-    if "runs" in document:
-        return _overview_table(document)
-    return _status_table(document) if "state" in document else _url_table(document)
+    """Return how a run is, or an overview of several runs."""
+    return _overview_table(document) if "runs" in document else status_table(document)
 
 
 def _overview_table(document: Document) -> Table:
@@ -274,15 +275,11 @@ def _overview_table(document: Document) -> Table:
     return found
 
 
-def status_words(document: Document) -> Iterator[RenderableType]:
-    """Yield how a run is, as a table of labels and values."""
-    yield _status_table(document)
-
-
-def _status_table(found: Document) -> Table:
-    running, recoveries = found["state"] == "running", found["recoveries"]
+def status_table(found: Document) -> Table:
+    """Return how a run is, as labels and values."""
+    anchor = found["resumes_from"]
+    running, recoveries, unremovable = found["state"] == "running", found["recoveries"], found["unremovable"]
     nothing = "nothing: no checkpoint is valid" if found["damaged"] else "step 0: no checkpoint yet"
-    unremovable = found["unremovable"]
     return labels(
         {
             "state": state(found["state"]) + _aliveness(found),
@@ -297,7 +294,7 @@ def _status_table(found: Document) -> Table:
             "generation": "" if found["generation"] is None else f"start {found['generation']} of this directory",
             "reason": escape(found["reason"]),
             "updated": f"{age(found['updated'])} ago" if found["updated"] else "",
-            "resumes from": _anchor(found) or nothing,
+            "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else nothing,
             "cursor": escape(describe_cursor(found["cursor"])),
             "recoveries": escape(f"{len(recoveries)}; the last {_recovery(recoveries[-1])}") if recoveries else "",
             "no progress": escape(_without_progress(found)),
@@ -307,26 +304,6 @@ def _status_table(found: Document) -> Table:
             "cannot remove": f"{unremovable} old checkpoints or leftovers" if unremovable else "",
         }
     )
-
-
-def _url_table(found: Document) -> Table:
-    newest = found["resumes_from"]
-    return labels(
-        {
-            "url": escape(found["run_directory"]),
-            "checkpoints": f"{found['checkpoints']} ({size(found['bytes'])})",
-            "resumes from": _anchor(found) or "nothing: none is whole",
-            "written": f"{age(newest['written'])} ago" if newest else "",
-            "claimed by": f"start {found['generation']} ({escape(found['owner'])})" if found["owner"] else "",
-            "cursor": escape(describe_cursor(newest["cursor"])) if newest else "",
-            "damaged": escape(", ".join(found["damaged"])),
-        }
-    )
-
-
-def _anchor(document: Document) -> str:
-    anchor = document["resumes_from"]
-    return f"{escape(anchor['name'])} ({anchor['state']})" if anchor else ""
 
 
 def _aliveness(document: Document) -> str:

@@ -28,7 +28,7 @@ from resume_adapters.cli.app import (
     refuse_running,
     show,
 )
-from resume_adapters.cli.commands.status import describe, status_words
+from resume_adapters.cli.commands.status import describe, status_table
 from resume_adapters.cli.render import size, state, table
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.cli.text import escape, visible
@@ -76,27 +76,22 @@ def prune_run(
         run.require_metric(each.metric)
     plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
     if not dry_run:
-        refuse_running(run.status()[0], run.path, force)
+        refuse_running(run.status(), run.path, force)
         if not plan.keep:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint; nothing was removed", path=run.path)
         STORAGE.make_directory(control.path)
         plan = prune(STORAGE, run.path, plan, control.journal, control.leftovers, fence)
-    rows = [
-        {"name": row.path.name, "step": row.step, "bytes": row.manifest.bytes if row.manifest else None}
-        for row in run.rows
-    ]
-    document = {
-        "run_directory": run.place,
-        "dry_run": dry_run,
-        "keep": [{**row, "reason": plan.keep[row["name"]]} for row in rows if row["name"] in plan.keep],
-        "remove": [{**row, "reason": plan.remove[row["name"]]} for row in rows if row["name"] in plan.remove],
-        "untouched": [
+    described: dict[str, list[Document]] = {"keep": [], "remove": [], "untouched": []}
+    for row in run.rows:
+        name, facts = row.path.name, {"step": row.step, "bytes": row.manifest.bytes if row.manifest else None}
+        for what, reasons in (("keep", plan.keep), ("remove", plan.remove)):
+            if name in reasons:
+                described[what].append({"name": name, **facts, "reason": reasons[name]})
+        if name not in plan.keep | plan.remove:
             # A committed checkpoint that is not in the plan turned out to be damaged when its files were read.
-            {"name": row.path.name, "state": "damaged" if row.state == "committed" else row.state}
-            for row in run.rows
-            if row.path.name not in plan.keep | plan.remove
-        ],
-    }
+            found = "damaged" if row.state == "committed" else row.state
+            described["untouched"].append({"name": name, "state": found})
+    document = {"run_directory": run.place, "dry_run": dry_run, **described}
     show(document, json, _pruning)
 
 
@@ -131,7 +126,7 @@ def stop(
     If the run is not running, nothing is done, and stop says so. The same launch resumes it.
     """
     run = run_directory.read(run_dir)
-    status, _ = run.status()
+    status = run.status()
     runs = not undo and observed_state(status) is RunState.RUNNING
     if undo:
         if force or wait:
@@ -144,12 +139,12 @@ def stop(
             _kill(run, status, ask=not yes)
         else:
             run.control().stop_file.request("resume-adapters stop")
-        while (wait or force) and observed_state(run.status()[0]) is RunState.RUNNING:
+        while (wait or force) and observed_state(run.status()) is RunState.RUNNING:
             time.sleep(0.2)
     elif not json:
         console().print(f"Nothing runs in {escape(run.place)}: nothing was asked.", soft_wrap=True)
     document = {**describe(run_directory.read(run_dir)), "asked": runs}
-    show(document, json, status_words)
+    show(document, json, lambda found: [status_table(found)])
     raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
 
 
@@ -190,7 +185,7 @@ def rewind(
     runs in the directory unnoticed can no longer commit.
     """
     run = run_directory.read(run_dir)
-    chosen, (status, _) = run.checkpoint(checkpoint), run.status()
+    chosen, status = run.checkpoint(checkpoint), run.status()
     if chosen.manifest is None:
         known = ", ".join(row.path.name for row in run.rows if row.manifest)
         raise UnsupportedSetting(f"{chosen.path} is {chosen.state}; expected a committed checkpoint: {known or 'none'}")
