@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from resume_adapters.cli.commands.demo import STEPS, example
+from resume_adapters.cli.commands.drill import DEMO_STEPS, example
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is missing"
@@ -35,7 +35,7 @@ def test_a_run_killed_three_times_is_identical_to_one_that_never_was(command, tm
     found = done.json
     assert found["verdict"] == "identical"
     assert found["compared"]["quantities"] == ["batches", "rng", "loss", "grad_norm", "lr", "weights", "optimizer"]
-    assert (found["compared"]["steps"], found["unseeded"]) == (STEPS, [])
+    assert (found["compared"]["steps"], found["unseeded"]) == (DEMO_STEPS, [])
     assert found["compared"]["done_twice"] > 0, "some steps are done again after a kill"
     assert found["final_loss"]["reference"] == found["final_loss"]["interrupted"]
     struck = [launch for launch in found["launches"] if launch["fault"]]

@@ -9,13 +9,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from resume_adapters.cli import remote, run_directory
-from resume_adapters.cli.commands.pull import pull
-from resume_adapters.cli.commands.push import push
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.commands.copies import pull, push
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.checkpoint.latest import latest_form, latest_name
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
-from resume_adapters.core.checkpoint.retention import KeepBest
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus
 from resume_adapters.errors import UnsupportedSetting
@@ -49,8 +47,8 @@ def test_a_copy_is_pulled_and_valid(command, url, tmp_path):
     assert command("verify", url).code == 0
 
 
-def test_the_best_copy_is_marked(url):
-    rows = [remote.listing(url, KeepBest(1, "eval_loss", mode))["checkpoints"] for mode in ("min", "max")]
+def test_the_best_copy_is_marked(command, url):
+    rows = [command("ls", url, "--best", f"eval_loss:{mode}", "--json").json["checkpoints"] for mode in ("min", "max")]
     losses = [row["metrics"]["eval_loss"] for row in rows[0]]
     marked = [[row["metrics"]["eval_loss"] for row in found if "best" in row["marks"]] for found in rows]
     assert marked == [[min(losses)], [max(losses)]] and len(set(losses)) == 2

@@ -8,12 +8,13 @@ command         does
 ``status``      show how the run is, and what the same launch would resume from now
 ``verify``      read every file of the committed checkpoints and compare the digests
 ``diff``        compare what a resume would restore from two checkpoints
+``pull``        fetch a checkpoint from an object store; ``push`` copies one there
 ``prune``       remove what a retention policy does not keep
 ``stop``        ask the run to save and leave; undone, let a halted run be launched again
 ``rewind``      set the checkpoints after one aside, so that the next launch resumes there
 ``export``      write the weights of a checkpoint to one safetensors file
 ``drill``       run your own command with real faults and compare it with an undisturbed run
-``demo``        kill a training run three times and compare it with one that was never killed
+``demo``        ``drill --demo``: kill an example three times and compare it with one that was never killed
 ==============  ==============================================================================
 
 Each has ``--json``: one JSON document on standard output, with stable keys. Exit codes:
@@ -32,7 +33,7 @@ code  means
 Errors are one sentence on standard error. Importing this package imports neither torch nor a framework.
 
 Read ``app`` first, then a file of ``commands/``: each reads the run directory (``run_directory``), describes what it
-found (``documents``), and prints that (``render``).
+found as a document, and shows that as JSON or in words (``render``).
 """
 
 from __future__ import annotations
@@ -57,15 +58,17 @@ def main() -> None:
     try:
         from resume_adapters.cli.app import app
 
-        # Each registers its command; --help lists them in this order.
-        from resume_adapters.cli.commands import ls, status, verify, diff, prune, pull, push  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import run, stop, rewind, export, drill, demo  # isort: skip  # noqa: F401
+        # Each registers its commands; --help lists them in this order.
+        from resume_adapters.cli.commands import status, verify, diff, copies  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, steer, export, drill  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
         _leave("the shell command needs typer and rich: pip install 'typer>=0.19' 'rich>=13.9'", 2)
     if (gone := _GONE.get(sys.argv[1] if sys.argv[1:] else "")) is not None:
         _leave(f"there is no command {sys.argv[1]!r} any more: {gone}", 2)
+    if sys.argv[1:2] == ["demo"]:
+        sys.argv[1:2] = ["drill", "--demo"]
     try:
         app(prog_name="resume-adapters")
     except RunDirectoryUnusable as error:
@@ -73,7 +76,7 @@ def main() -> None:
     except (MissingFramework, UnsupportedSetting) as error:
         _leave(str(error), 2)
     except (ResumeError, OSError) as error:
-        _leave(str(error), 1)
+        _leave(str(error), getattr(error, "exit_code", 1))
 
 
 def _leave(sentence: str, code: int) -> None:

@@ -1,21 +1,26 @@
-"""What all commands share: the app that they register with, their common options, and a guard."""
+"""What all commands share: the app that they register with, their common arguments, how they print, and a guard."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.remote import Place
-from resume_adapters.cli.run_directory import RunDirectory
+from resume_adapters.cli.render import facts
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.errors import ResumeError, UnsupportedSetting
+
+Document = dict[str, Any]
+"""What a command found. Its keys are public: keys are added, never renamed."""
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 a checkpoint is damaged, or none is valid; 2 wrong usage, or a refusal; "
@@ -29,26 +34,33 @@ app = typer.Typer(
     epilog=EXIT_CODES,
 )
 
+
+def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the checkpoints of the run directory on the command line whose names begin so."""
+    given = str(context.params.get("run_dir") or "")
+    with contextlib.suppress(ResumeError, OSError):
+        names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
+        return [name for name in names if name.startswith(incomplete)]
+    return []
+
+
 _RUN_DIR = "The directory that the run saves its checkpoints in, or the one above its checkpoints/."
+_URL = "the URL of its copies: s3://bucket/runs/a."
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help=_RUN_DIR)]
+Place = Annotated[str, typer.Argument(metavar="RUN_DIR", help=f"{_RUN_DIR} Or {_URL}")]
 Places = Annotated[
-    list[Place],
+    list[str],
+    typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview. Or {_URL}"),
+]
+Named = Annotated[
+    str | None,
     typer.Argument(
-        parser=Place,
-        metavar="RUN_DIR...",
-        help=f"{_RUN_DIR} Several, or one above them: an overview. Or the URL of its copies: s3://bucket/runs/a.",
+        metavar="[CHECKPOINT]", help="A name or step; by default the newest.", autocompletion=complete_checkpoint
     ),
 ]
-OnePlace = Annotated[
-    Place,
-    typer.Argument(parser=Place, metavar="RUN_DIR", help=f"{_RUN_DIR} Or the URL of its copies: s3://bucket/runs/a."),
-]
-RunDirs = Annotated[
-    list[Path], typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
-
+Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
 
 _UNLIMITED = 10_000
 """Columns of a table that is not printed on a terminal: each of its rows is one line."""
@@ -69,55 +81,27 @@ def main(
     """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
 
 
-def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the checkpoints of the run directory on the command line whose names begin so."""
-    given = str(context.params.get("run_dir") or "")
-    try:
-        names = [row.path.name for row in run_directory.read(Path(given)).rows] if given else []
-    except (ResumeError, OSError):
-        return []
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def only_url(places: list[Place]) -> str | None:
-    """Return the URL that a command was given; ``None`` for run directories.
-
-    Raises:
-        UnsupportedSetting: it was given a URL among others.
-    """
-    urls = [place.text for place in places if place.is_url]
-    if urls and len(places) > 1:
-        raise UnsupportedSetting(f"{urls[0]} is a URL; expected it alone, or run directories")
-    return urls[0] if urls else None
-
-
 def console() -> Console:
     """Return the console that tables are printed on."""
     is_narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if is_narrow else _UNLIMITED)
 
 
-def require_not_running(run: RunDirectory, force: bool) -> None:
-    """Refuse to change the checkpoints of a running job.
+Words = Callable[[Document], Iterable[RenderableType]]
 
-    Args:
-        run: the run directory.
-        force: do not check.
 
-    Raises:
-        UnsupportedSetting: the run is running, or may be.
-    """
-    status, _ = run.status()
-    refuse_running(status, run.path, force)
+def show(document: Document, json: bool, in_words: Words = facts) -> None:
+    """Print a document, as JSON or in words: tables, and lines with rich's markup."""
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    out = console()
+    for each in in_words(document):
+        out.print(each, soft_wrap=isinstance(each, str))
 
 
 def refuse_running(status: RunStatus | None, path: Path, force: bool) -> None:
-    """Refuse to change a run directory whose status says that its job is running.
-
-    Args:
-        status: its status.
-        path: the run directory.
-        force: do not check.
+    """Refuse to change a run directory whose status says that its job is running; ``force``: do not check.
 
     Raises:
         UnsupportedSetting: the run is running, or may be.

@@ -1,13 +1,15 @@
-"""Read a run directory for the commands. This needs no framework."""
+"""Read a run directory, or its copies in an object store, for the commands. This needs no framework."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Sequence
+import uuid
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
@@ -20,6 +22,10 @@ from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunStatus
 from resume_adapters.core.storage.local import LocalStorage
+from resume_adapters.core.tiers.mirrors import open_tier
+from resume_adapters.core.tiers.options import Remote
+from resume_adapters.core.tiers.remote import RemoteTier
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, UnsupportedSetting
 
 STORAGE = LocalStorage()
@@ -56,17 +62,24 @@ class ForeignNames:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """What a run directory contained when it was read.
+    """What a run directory, or a URL, contained when it was read.
 
     Attributes:
         path: the directory, absolute.
         rows: its checkpoints, oldest first, without links to them.
         latest: the name of the checkpoint that ``latest`` points to, if there is one.
+        url: where the checkpoints are, if not in a directory.
     """
 
     path: Path
     rows: tuple[CheckpointInfo, ...]
     latest: str | None
+    url: str = ""
+
+    @property
+    def place(self) -> str:
+        """The directory or the URL, as text."""
+        return self.url or str(self.path)
 
     @property
     def anchor(self) -> CheckpointInfo | None:
@@ -93,7 +106,10 @@ class RunDirectory:
         """
         if wanted is None:
             return self.newest.best if self.newest else None
-        return best_by(wanted, self.rows, str(self.path))
+        self.require_metric(wanted.metric)
+        manifests = {row.path.name: row.manifest for row in self.rows if row.manifest is not None}
+        candidates = [Candidate(name, each.step, each.written, each.metrics) for name, each in manifests.items()]
+        return next(iter(wanted.keeps(candidates, now=0.0)), None)
 
     def require_metric(self, metric: str) -> None:
         """Refuse a metric that no checkpoint has: with a misspelt name, none would be the best.
@@ -101,7 +117,11 @@ class RunDirectory:
         Raises:
             UnsupportedSetting: no checkpoint has that metric.
         """
-        _require_metric(metric, self.rows, str(self.path))
+        known = sorted({name for row in self.rows if row.manifest is not None for name in row.manifest.metrics})
+        if metric not in known:
+            raise UnsupportedSetting(
+                f"no checkpoint of {self.place} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
+            )
 
     def checkpoint(self, named: str) -> CheckpointInfo:
         """Return a checkpoint by its name, its path, or its step.
@@ -111,9 +131,10 @@ class RunDirectory:
         """
         name = Path(named).name
         found = [row for row in self.rows if row.path.name == name]
-        if not found and name.isdecimal():
-            of_step = [row for row in self.rows if row.step == int(name)]
-            found = sorted(of_step, key=lambda row: row.state == "committed")
+        if not found and name.isdecimal():  # of one step, a committed one
+            found = sorted(
+                (row for row in self.rows if row.step == int(name)), key=lambda row: row.manifest is not None
+            )
         if not found:
             known = ", ".join(row.path.name for row in self.rows)
             raise UnsupportedSetting(f"there is no checkpoint {named} in {self.path}; it holds {known or 'none'}")
@@ -123,39 +144,11 @@ class RunDirectory:
         """Return the run's ``.resume`` directory."""
         return ControlDirectory(STORAGE, self.path, time.time)
 
-    def status(self) -> tuple[RunStatus | None, str]:
-        """Return the run's last status, or ``None`` and the reason why it cannot be read."""
-        file = self.path / CONTROL / "status.json"
-        try:
-            status = self.control().status.read()
-        except OSError as error:
-            return None, f"{CONTROL}/status.json cannot be read: {error.strerror}"
-        if status is None and os.path.lexists(file):
-            return None, f"{CONTROL}/status.json is not a status of this package"
-        return status, "" if status else f"there is no {CONTROL}/status.json"
-
-
-def best_by(wanted: KeepBest, rows: Sequence[CheckpointInfo], place: str) -> str | None:
-    """Return the name of the best of some checkpoints by a metric.
-
-    Raises:
-        UnsupportedSetting: none of the checkpoints of that place has the metric.
-    """
-    _require_metric(wanted.metric, rows, place)
-    candidates = [
-        Candidate(row.path.name, row.manifest.step, row.manifest.written, row.manifest.metrics)
-        for row in rows
-        if row.manifest is not None
-    ]
-    return next(iter(wanted.keeps(candidates, now=0.0)), None)
-
-
-def _require_metric(metric: str, rows: Sequence[CheckpointInfo], place: str) -> None:
-    known = sorted({name for row in rows if row.manifest is not None for name in row.manifest.metrics})
-    if metric not in known:
-        raise UnsupportedSetting(
-            f"no checkpoint of {place} has the metric {metric!r}; they have {', '.join(known) or 'no metrics'}"
-        )
+    def status(self) -> RunStatus | None:
+        """Return the run's last status; ``None`` if there is none that can be read."""
+        with contextlib.suppress(OSError):
+            return self.control().status.read()
+        return None
 
 
 def resolved(path: Path) -> Path:
@@ -173,22 +166,18 @@ def read(path: Path) -> RunDirectory:
     """
     path = resolved(path)
     try:
-        empty = not os.listdir(path)
+        holds = f"has neither {CONTROL}/ nor a checkpoint" if os.listdir(path) else "is empty"
         history = ControlDirectory(STORAGE, path, time.time).journal.committed()
-        found = list_checkpoints(STORAGE, path, ForeignNames(), history)
-        rows = tuple(row for row in found if not is_alias(STORAGE, row.path))
-    except FileNotFoundError as error:
-        raise RunDirectoryUnusable(
-            f"there is no {path}; expected a run's directory of checkpoints", path=path
-        ) from error
-    except NotADirectoryError as error:
-        raise RunDirectoryUnusable(f"{path} is a file; expected a run's directory of checkpoints", path=path) from error
+        listed = list_checkpoints(STORAGE, path, ForeignNames(), history)
+        rows = tuple(row for row in listed if not is_alias(STORAGE, row.path))
     except PermissionError as error:
         raise RunDirectoryUnusable(f"{error.filename} cannot be read: change its permissions", path=path) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        there = f"there is no {path}" if isinstance(error, FileNotFoundError) else f"{path} is a file"
+        raise RunDirectoryUnusable(f"{there}; expected a run's directory of checkpoints", path=path) from error
     if state_of(STORAGE, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
         raise RunDirectoryUnusable(f"{path} is a checkpoint; name its run directory, {path.parent}", path=path)
     if not rows and not (path / CONTROL).is_dir():
-        holds = "is empty" if empty else f"has neither {CONTROL}/ nor a checkpoint"
         raise RunDirectoryUnusable(
             f"{path} {holds}, so it is not a run directory; expected the directory that a run saves into", path=path
         )
@@ -202,16 +191,15 @@ def read_all(paths: list[Path]) -> list[RunDirectory]:
         RunDirectoryUnusable: one path is given, and it neither is a run directory nor has one below it; or several are,
             and there is none among them.
     """
-    found: list[RunDirectory] = []
-    problem: RunDirectoryUnusable | None = None
+    found, problems = [], []
     for path in paths:
         try:
             found.append(read(path))
         except RunDirectoryUnusable as error:
-            problem = problem or error
+            problems.append(error)
             found += [read(each) for each in _below(Path(os.path.abspath(path)))]
-    if not found and problem is not None:
-        raise problem
+    if not found:
+        raise problems[0]
     return found
 
 
@@ -222,9 +210,9 @@ def _below(path: Path) -> list[Path]:
         here = Path(directory)
         if CONTROL in names:
             found.append(here)
-        is_deep = len(here.relative_to(path).parts) >= _DEPTH
-        within = [] if is_deep or CONTROL in names else sorted(name for name in names if not name.startswith("."))
-        names[:] = [name for name in within if state_of(STORAGE, here / name) is CheckpointState.FOREIGN]
+        is_end = CONTROL in names or len(here.relative_to(path).parts) >= _DEPTH
+        within = [] if is_end else [here / name for name in names if not name.startswith(".")]
+        names[:] = [each.name for each in within if state_of(STORAGE, each) is CheckpointState.FOREIGN]
     return sorted(found)
 
 
@@ -233,3 +221,45 @@ _CHECKPOINTS = "checkpoints"
 
 _DEPTH = 5
 """How many levels below a directory run directories are looked for."""
+
+
+def open_url(url: str) -> RemoteTier:
+    """Return the copies at a URL, without claiming them.
+
+    Raises:
+        MissingFramework: obstore is not installed.
+        UnsupportedSetting: it is no URL of a store.
+    """
+    return open_tier(Remote(url, timeout=timedelta(minutes=1)), STORAGE, uuid.uuid4().hex)
+
+
+def read_url(tier: RemoteTier, url: str) -> RunDirectory:
+    """Return the checkpoints at a URL; one whose files lack their sizes is damaged.
+
+    Raises:
+        RunDirectoryUnusable: there is none.
+    """
+    rows = []
+    for each in chosen_copies(tier, []):
+        row = CheckpointInfo(Path(each.name), CheckpointState.COMMITTED, each.manifest.step, each.manifest)
+        if missing := tier.missing(each):
+            row = CheckpointInfo(row.path, CheckpointState.DAMAGED, None, None, missing)
+        rows.append(row)
+    return RunDirectory(Path(), tuple(rows), None, url)
+
+
+def chosen_copies(tier: RemoteTier, names: list[str]) -> list[TierCheckpoint]:
+    """Return some checkpoints at a URL by name or step, the newest of each; all, oldest first, if none is named.
+
+    Raises:
+        RunDirectoryUnusable: there is no checkpoint.
+        UnsupportedSetting: there is none of that name or step.
+    """
+    found = tier.checkpoints()[::-1]
+    if not found:
+        raise RunDirectoryUnusable(f"there is no checkpoint at {tier.label}; expected the URL that a run copies to")
+    by_name = {key: each for each in found for key in (each.name, str(each.manifest.step))}
+    if missing := [name for name in names if name not in by_name]:
+        known = ", ".join(each.name for each in found)
+        raise UnsupportedSetting(f"there is no checkpoint {missing[0]} at {tier.label}; it holds {known}")
+    return [by_name[name] for name in names] or found

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose, facts_of, parse
+from resume_adapters.cli.drill.drill import facts_of
+from resume_adapters.cli.drill.faults import KINDS, Facts, Fault, choose, parse
 from resume_adapters.cli.drill.trace import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 

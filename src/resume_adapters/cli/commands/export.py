@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from resume_adapters.cli import documents, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, RunDir, app, complete_checkpoint, console
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.app import EXIT_CODES, Json, Named, RunDir, app, show
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -27,13 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
-_SHARDED = "*.distcp"
+_SINGLE = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _WEIGHT_KEYS = ("state_dict", "module")
 """The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
 
@@ -41,14 +34,7 @@ _WEIGHT_KEYS = ("state_dict", "module")
 @app.command(epilog=EXIT_CODES)
 def export(
     run_dir: RunDir,
-    checkpoint: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[CHECKPOINT]",
-            help="A name or step; by default what a restart would resume from.",
-            autocompletion=complete_checkpoint,
-        ),
-    ] = None,
+    checkpoint: Named = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; must be new.")] = (
         Path("model.safetensors")
     ),
@@ -68,60 +54,45 @@ def export(
     _require_all_shards(row, files)
     _verify(row, files)
     count, written = _write(_read(files), output, row)
-    document = {
-        "run_directory": str(run.path),
-        "checkpoint": row.path.name,
-        "step": row.step,
-        "output": str(output),
-        "tensors": count,
-        "bytes": written,
-    }
-    if json:
-        documents.write(document)
-    else:
-        render.exporting(console(), document)
+    facts = {"run_directory": run.place, "checkpoint": row.path.name, "step": row.step}
+    show({**facts, "output": str(output), "tensors": count, "bytes": written}, json)
 
 
 def _choose(run: RunDirectory, name: str | None, best: bool) -> CheckpointInfo:
-    """Return the checkpoint to export.
-
-    Raises:
-        UnsupportedSetting: no checkpoint has that name.
-        NoValidCheckpoint: the run directory has no valid checkpoint.
-    """
+    """Return the checkpoint to export: a valid one."""
     wanted = run.best(None) if best else name
     if best and wanted is None:
         raise UnsupportedSetting(f"the run in {run.path} does not say which checkpoint is its best")
-    if wanted is None:
-        if run.anchor is None:
-            raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
-        return run.anchor
-    found = run.checkpoint(wanted)
+    found = run.anchor if wanted is None else run.checkpoint(wanted)
+    if found is None:
+        raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to export", path=run.path)
     if found.step is None:
         raise UnsupportedSetting(f"{found.path} is {found.state}; expected a valid checkpoint")
     return found
 
 
 def _weight_files(row: CheckpointInfo) -> list[Path]:
-    """Return the files that hold the weights of a checkpoint's model.
-
-    Raises:
-        UnsupportedSetting: the weights are sharded over processes, or the checkpoint has none.
-    """
+    """Return the files that hold the weights of a checkpoint's model; of ZeRO, its shards come first."""
     checkpoint = row.path
     if checkpoint.is_file():
         return [checkpoint]
-    of_checkpoint = CheckpointFiles(STORAGE, checkpoint, row.manifest)
+    files = CheckpointFiles(STORAGE, checkpoint, row.manifest)
     for index in _INDEXES:
-        if (found := of_checkpoint.find(index)) is not None:
-            return [found, *weight_shards(of_checkpoint, index)]
+        if (found := files.find(index)) is not None:
+            return [found, *weight_shards(files, index)]
     for name in _SINGLE:
-        if (found := of_checkpoint.find(name)) is not None:
+        if (found := files.find(name)) is not None:
             return [found]
-    of_engine = _zero_shards(of_checkpoint)
-    if of_engine:
+    if extra := [name for name in files.extra() if name.endswith("_states.pt")]:
+        raise CheckpointDamaged(
+            f"{checkpoint.name} has a file {extra[0]} that is not in its manifest: move it out of the checkpoint",
+            path=checkpoint,
+        )
+    states = sorted(checkpoint.rglob("*_states.pt"))
+    shards = [path for path in states if names.SHARD.fullmatch(path.name)]
+    if of_engine := [*shards, *(path for path in states if path.name == names.MODEL)]:
         return of_engine
-    sharded = next(checkpoint.rglob(_SHARDED), None)
+    sharded = next(checkpoint.rglob("*.distcp"), None)
     if sharded is not None:
         raise UnsupportedSetting(
             f"the weights of {checkpoint.name} are sharded over processes ({sharded.name}): merge them with the "
@@ -131,28 +102,8 @@ def _weight_files(row: CheckpointInfo) -> list[Path]:
     raise UnsupportedSetting(f"{checkpoint.name} has no file of weights; expected one of {known}")
 
 
-def _zero_shards(files: CheckpointFiles) -> list[Path]:
-    """Return the files of DeepSpeed: the shards of ZeRO, and the model's; empty where it did not train.
-
-    Raises:
-        CheckpointDamaged: there are more than were saved with the checkpoint.
-    """
-    found = sorted(files.checkpoint.rglob("*_states.pt"))
-    if extra := [name for name in files.extra() if name.endswith("_states.pt")]:
-        raise CheckpointDamaged(
-            f"{files.checkpoint.name} has a file {extra[0]} that is not in its manifest: move it out of the checkpoint",
-            path=files.checkpoint,
-        )
-    shards = [path for path in found if names.SHARD.fullmatch(path.name)]
-    return [*shards, *(path for path in found if path.name == names.MODEL)]
-
-
 def _require_all_shards(row: CheckpointInfo, files: list[Path]) -> None:
-    """Refuse the shards of some ranks, where other nodes have those of the others.
-
-    Raises:
-        UnsupportedSetting: shards are missing here.
-    """
+    """Refuse the shards of some ranks, where other nodes have those of the others."""
     here = row.manifest.ranks if row.manifest else None
     if row.manifest is not None and here is not None and names.SHARD.fullmatch(files[0].name):
         raise UnsupportedSetting(
@@ -163,11 +114,7 @@ def _require_all_shards(row: CheckpointInfo, files: list[Path]) -> None:
 
 
 def _verify(row: CheckpointInfo, files: list[Path]) -> None:
-    """Compare the files with their manifest, if there is one.
-
-    Raises:
-        CheckpointDamaged: naming the first that differs.
-    """
+    """Compare the files with their manifest, if there is one."""
     if row.manifest is None:
         return
     paths = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
@@ -178,11 +125,7 @@ def _verify(row: CheckpointInfo, files: list[Path]) -> None:
 
 
 def _read(files: list[Path]) -> dict[str, torch.Tensor]:
-    """Read weights, running no code.
-
-    Raises:
-        UnsupportedSetting: a file holds more than can be read so.
-    """
+    """Read weights, running no code."""
     import torch
     from safetensors.torch import load_file
 
@@ -194,17 +137,19 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     for file in files:
         if file.suffix == ".json":
             continue
-        content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file, torch.load)
+        content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
         weights = next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content)
         found.update({name: value for name, value in weights.items() if isinstance(value, torch.Tensor)})
     return {name: found[key] for name, key in keys.canonical(found).items()}
 
 
-def _unpickled(file: Path, load: Callable[..., Any]) -> dict[str, Any]:
+def _unpickled(file: Path) -> dict[str, Any]:
+    import torch
+
     refusal = f"{file.name} cannot be read without running code from it"
     try:
         with safe_load.allowing(safe_load.data_classes()), standing_in():
-            content: Any = load(file, map_location="cpu", weights_only=True, mmap=True)
+            content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         raise UnsupportedSetting(f"{refusal}: {error}") from error
     if not isinstance(content, dict):

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from resume_adapters.cli.app import app
-from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.session.environment import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import VARIABLE
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_GROUP, _NAME = "torch.backends", "resume-adapters"
-_FOUND = f"import importlib.metadata as m; exit({_NAME!r} not in [e.name for e in m.entry_points(group={_GROUP!r})])"
+_FOUND = (
+    "import importlib.metadata as found; "
+    "exit('resume-adapters' not in [each.name for each in found.entry_points(group='torch.backends')])"
+)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
+
+
+_OPTIONS = {
+    "resume": ("HOW", 'auto, scratch, "scratch!" (sets checkpoints aside), or a path.'),
+    "keep_last": ("N", "Keep the newest N checkpoints."),
+    "keep_best": ("METRIC[:min|max[:N]]", "Keep the N best by a metric."),
+    "keep_every": ("STEPS", "Keep multiples of STEPS steps."),
+    "keep_within": ("PERIOD", "Keep what was written within 90m, 12h, 7d ..."),
+    "save_every": ("HOW_OFTEN", "Steps, a period such as 30m, or auto."),
+    "mtbf": ("PERIOD", "Mean time between failures, for --save-every auto."),
+    "verify": (None, "Compare the restored state with the saved one."),
+    "on_batch_change": (None, "With a different global batch size."),
+    "on_save_error": (None, "When a save fails."),
+    "stage": (None, "memory: training goes on before the write; auto: where that is worth it."),
+    "mirror": ("URL", "Copy checkpoints there: s3://bucket/runs/{run}; {run} is the run directory's name."),
+    "mirror_every": ("N", "Copy the first save and every Nth after it."),
+    "mirror_keep_last": ("N", "Keep the newest N copies."),
+    "exit_code": ("CODE", "Exit code of a run that was asked to stop and has saved."),
+    "walltime": ("TIME", "How long the process may run, such as 11:50:00."),
+    "reserve": ("TIME", "How long before the walltime ends the run saves and leaves."),
+    "requeue": (None, "Ask Slurm to requeue the job then."),
+}
+"""For each option of the callbacks, which has a flag of its name, what it is given and what it does."""
+
+_OTHERWISE_TYPED: dict[str, Any] = {"save_every": str | None, "requeue": bool}
+"""The types of flags that are not those of the options."""
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of the callbacks' options, in the place of its keyword arguments."""
+    parameters = [
+        each for each in signature(function, eval_str=True).parameters.values() if each.kind != each.VAR_KEYWORD
+    ]
+    for field in msgspec.structs.fields(TextOptions):
+        metavar, words = _OPTIONS[field.name]
+        flags = ["--requeue"] if field.name == "requeue" else []
+        default = [] if field.default is msgspec.NODEFAULT else field.default
+        option = typer.Option(default, *flags, metavar=metavar, help=words)
+        hint = _OTHERWISE_TYPED.get(field.name, field.type)
+        parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=hint))
+    function.__annotations__ = {each.name: each.annotation for each in parameters}
+    setattr(function, "__signature__", Signature(parameters))  # noqa: B010  # where the command's flags are read
+    return function
 
 
 @app.command(
@@ -31,6 +76,7 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
     context_settings={"allow_interspersed_args": False},
     epilog="The exit code is that of the command; 2 also means wrong usage, or that the command cannot be reached.",
 )
+@_with_options
 def run_command(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="What to run: a script, or a whole command line.")
@@ -38,46 +84,7 @@ def run_command(
     run_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="The run directory; by default the script's own.")
     ] = None,
-    resume: Annotated[
-        str, typer.Option(metavar="HOW", help='auto, scratch, "scratch!" (sets checkpoints aside), or a path.')
-    ] = "auto",
-    keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N checkpoints.")] = None,
-    keep_best: Annotated[
-        list[str] | None, typer.Option(metavar="METRIC[:min|max[:N]]", help="Keep the N best by a metric.")
-    ] = None,
-    keep_every: Annotated[int | None, typer.Option(metavar="STEPS", help="Keep multiples of STEPS steps.")] = None,
-    keep_within: Annotated[
-        str | None, typer.Option(metavar="PERIOD", help="Keep what was written within 90m, 12h, 7d ...")
-    ] = None,
-    save_every: Annotated[
-        str | None, typer.Option(metavar="HOW_OFTEN", help="Steps, a period such as 30m, or auto.")
-    ] = None,
-    mtbf: Annotated[
-        str | None, typer.Option(metavar="PERIOD", help="Mean time between failures, for --save-every auto.")
-    ] = None,
-    verify: Annotated[bool, typer.Option(help="Compare the restored state with the saved one.")] = True,
-    on_batch_change: Annotated[OnBatchChange, typer.Option(help="With a different global batch size.")] = "refuse",
-    on_save_error: Annotated[OnSaveError, typer.Option(help="When a save fails.")] = "stop",
-    stage: Annotated[
-        Stage, typer.Option(help="memory or disk: training goes on before the write; auto: where that is worth it.")
-    ] = "auto",
-    mirror: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Copy checkpoints there: s3://bucket/runs/{run}, gs://, az://; {run} is the run directory's name.",
-        ),
-    ] = None,
-    mirror_every: Annotated[int, typer.Option(metavar="N", help="Copy the first save and every Nth after it.")] = 1,
-    mirror_keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N copies.")] = None,
-    exit_code: Annotated[int, typer.Option(help="Exit code of a run that was asked to stop and has saved.")] = 0,
-    walltime: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long the process may run, such as 11:50:00.")
-    ] = None,
-    reserve: Annotated[
-        str, typer.Option(metavar="TIME", help="How long before the walltime ends the run saves and leaves.")
-    ] = "auto",
-    requeue: Annotated[bool, typer.Option("--requeue", help="Ask Slurm to requeue the job then.")] = False,
+    **given: Any,
 ) -> None:
     """Run a training command: every Trainer of transformers and Lightning in it resumes, without a change to a script.
 
@@ -86,26 +93,7 @@ def run_command(
     A script alone (train.py, or -m package.train) is run by this Python, so that a launcher can start this command:
     torchrun --no-python resume-adapters run train.py
     """
-    options = TextOptions(
-        resume=resume,
-        keep_last=keep_last,
-        keep_best=keep_best or [],
-        keep_every=keep_every,
-        keep_within=keep_within,
-        save_every=save_every,
-        mtbf=mtbf,
-        verify=verify,
-        on_batch_change=on_batch_change,
-        on_save_error=on_save_error,
-        stage=stage,
-        mirror=mirror or [],
-        mirror_every=mirror_every,
-        mirror_keep_last=mirror_keep_last,
-        exit_code=exit_code,
-        walltime=walltime,
-        reserve=reserve,
-        requeue="slurm" if requeue else None,
-    )
+    options = TextOptions(**{**given, "requeue": "slurm" if given["requeue"] else None})
     options.arguments()
     words = [sys.executable, *command] if command[0].endswith(".py") or command[0] == "-m" else command
     _require_reach(words[0])
@@ -137,13 +125,7 @@ def _require_reach(program: str) -> None:
             "reaching the Trainers of a script: unset it"
         )
     python = _python_of(Path(found))
-    if python is None:
-        return
-    if Path(python).parent == Path(sys.executable).parent:
-        is_there = any(each.name == _NAME for each in importlib.metadata.entry_points(group=_GROUP))
-    else:
-        is_there = subprocess.run([python, "-c", _FOUND], stderr=subprocess.DEVNULL, check=False).returncode == 0
-    if not is_there:
+    if python and subprocess.run([python, "-c", _FOUND], stderr=subprocess.DEVNULL, check=False).returncode:
         raise MissingFramework(
             f"{python}, which runs {program}, does not have this version of resume-adapters: install it there, with "
             f"{python} -m pip install; if it is installed from a checkout, do that again"

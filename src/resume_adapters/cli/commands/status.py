@@ -1,21 +1,69 @@
-"""``status``: how a run is, once or until it is over."""
+"""``ls`` and ``status``: the checkpoints of a run, and how it is, once or until it is over."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any
 
+import msgspec
 import typer
+from rich.console import RenderableType
 from rich.live import Live
+from rich.table import Table
 
-from resume_adapters.cli import documents, remote, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, Places, app, console, only_url
-from resume_adapters.cli.documents import Document
-from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, app, console, show
+from resume_adapters.cli.render import age, ahead, facts, labels, number, size, state, table
+from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
+from resume_adapters.cli.text import escape
+from resume_adapters.core.checkpoint import policy_text
+from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
+from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
+from resume_adapters.core.run_directory.status import RunState, is_alive, observed_state
+from resume_adapters.core.tiers.options import is_url
 from resume_adapters.errors import UnsupportedSetting
+
+_OVER = (RunState.FINISHED, RunState.HALTED)
+"""The states in which nobody waits for another launch."""
+
+_WIDE = 120
+"""Width in columns from which the table of checkpoints also shows the position in the data."""
+
+
+@app.command(name="ls", epilog=EXIT_CODES)
+def list_checkpoints(
+    run_dir: Places,
+    best: Annotated[
+        str | None, typer.Option(metavar="METRIC[:min|max]", help="Mark the best by this metric, and show it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the checkpoints of a run directory, or of its copies in an object store, oldest first.
+
+    Of several run directories, or of a directory above them (ls runs), an overview: one line for each run. Only the
+    sizes of the files are checked. To check their content, use verify.
+    """
+    wanted = policy_text.best(best) if best is not None else None
+    url = _only_url(run_dir)
+    runs = [read_url(open_url(url), url)] if url else run_directory.read_all(list(map(Path, run_dir)))
+    if url or _is_one(runs, run_dir):
+        marked = runs[0].best(wanted)
+        document = {
+            "run_directory": runs[0].place,
+            "checkpoints": [_checkpoint(runs[0], row, marked) for row in runs[0].rows],
+            "recoveries": [] if url else _recoveries(runs[0]),
+        }
+        show(document, json, lambda found: _list(found, wanted.metric if wanted else None))
+    else:
+        show(_overview(runs), json, lambda found: [_overview_table(found)])
+    raise typer.Exit(1 if any(run.damaged for run in runs) else 0)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -33,40 +81,34 @@ def status(
     that was stopped or killed, or that failed. With --watch and --json, one document a line. Of a URL: what is there,
     and which start has claimed it.
     """
-    if (url := only_url(run_dir)) is not None:
-        if watch:
-            raise UnsupportedSetting(f"--watch follows a run directory, and {url} has none: leave it out")
-        _show_remote(url, json)
-    paths = [place.path for place in run_dir]
-    document = _read(paths)
+    url = _only_url(run_dir)
+    if url and watch:
+        raise UnsupportedSetting(f"--watch follows a run directory, and {url} has none: leave it out")
+
+    def read() -> Document:
+        runs = run_directory.read_all(list(map(Path, run_dir)))
+        return describe(runs[0]) if _is_one(runs, run_dir) else _overview(runs)
+
+    document = _describe_url(url) if url else read()
     if watch:
-        document = _watch(lambda: _read(paths), document, json)
-    elif json:
-        documents.write(document)
+        document = _watch(read, document, json)
     else:
-        console().print(render.status_of_one_or_all(document))
+        show(document, json, facts if url else lambda found: [_table(found)])
     runs = document.get("runs", [document])
     raise typer.Exit(1 if any(each["damaged"] for each in runs) else 0)
 
 
-def _show_remote(url: str, json: bool) -> NoReturn:
-    """Print what is at a URL, and end the command."""
-    document = remote.status(url)
-    if json:
-        documents.write(document)
-    else:
-        console().print(render.remote_status_table(document))
-    raise typer.Exit(1 if document["damaged"] else 0)
+def _only_url(places: list[str]) -> str | None:
+    """Return the URL that a command was given, which stands alone; ``None`` for run directories."""
+    urls = [place for place in places if is_url(place)]
+    if urls and len(places) > 1:
+        raise UnsupportedSetting(f"{urls[0]} is a URL; expected it alone, or run directories")
+    return urls[0] if urls else None
 
 
-def _read(run_dir: list[Path]) -> Document:
-    runs = run_directory.read_all(run_dir)
-    is_one = len(runs) == 1 and runs[0].path in map(run_directory.resolved, run_dir)
-    return documents.status(runs[0]) if is_one else documents.overview(runs)
-
-
-_OVER = (RunState.FINISHED, RunState.HALTED)
-"""The states in which nobody waits for another launch."""
+def _is_one(runs: list[RunDirectory], given: list[str]) -> bool:
+    """Return whether one run was given and found, and not a directory above it."""
+    return len(runs) == 1 and runs[0].path in [run_directory.resolved(Path(each)) for each in given]
 
 
 def _watch(read: Callable[[], Document], document: Document, json: bool) -> Document:
@@ -75,12 +117,224 @@ def _watch(read: Callable[[], Document], document: Document, json: bool) -> Docu
     with Live(console=out, auto_refresh=False) if out.is_terminal and not json else nullcontext() as live:
         while True:
             if json:
-                documents.write_line(document)
+                sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+                sys.stdout.flush()
             elif live is None:
-                out.print(render.status_of_one_or_all(document))
+                out.print(_table(document))
             else:
-                live.update(render.status_of_one_or_all(document), refresh=True)
+                live.update(_table(document), refresh=True)
             if all(each["state"] in _OVER for each in document.get("runs", [document])):
                 return document
             time.sleep(1.0)
             document = read()
+
+
+# ---- What was found, as documents
+
+
+def _checkpoint(run: RunDirectory, row: CheckpointInfo, best: str | None) -> Document:
+    """Describe one checkpoint; without a manifest, the keys that need one are ``None``."""
+    manifest = row.manifest
+    names = ("epoch", "bytes", "written", "generation", "world_size", "ranks")
+    marks = {"anchor": row is run.anchor, "latest": row.path.name == run.latest, "best": row.path.name == best}
+    return {
+        "name": row.path.name,
+        "state": row.state,
+        "step": row.step,
+        **{name: getattr(manifest, name, None) for name in names},
+        "reason": manifest.reason if manifest else row.reason,
+        "metrics": manifest.metrics if manifest else {},
+        "cursor": manifest.cursor if manifest else {},
+        "marks": [mark for mark, holds in marks.items() if holds],
+    }
+
+
+def _recoveries(run: RunDirectory) -> list[Document]:
+    """Return the failures after which the run went on without a launch of its own, oldest first."""
+    known = ("time", "level", "rank", "error", "step", "lost", "seconds")
+    history = run.control().journal.history()
+    return [{name: entry.get(name) for name in known} for entry in history if entry["event"] == "recovery"]
+
+
+def describe(run: RunDirectory) -> Document:
+    """Describe how the run is and what a restart would resume from.
+
+    ``step`` and ``epoch`` are the last known ones: of the live status, or of the newest commit. ``alive`` is ``None``
+    if it is unknown on this host. ``without_progress`` has the launches that ended one after the other without a
+    committed step, oldest first.
+    """
+    found = run.status()
+    anchor, newest = run.anchor, run.newest
+    is_running = observed_state(found) is RunState.RUNNING
+    wasted = wasted_launches(run.control().journal.history(), is_running=is_running)
+    last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
+    # A commit may be newer than the live status, in which case that save is done.
+    ahead = found is not None and last is not None and found.next_save is not None and found.next_save > last.step
+    live = ("horizon", "rate", "eta", "ends", "job", "generation", "host", "pid", "updated")
+    return {
+        "run_directory": run.place,
+        "state": observed_state(found),
+        "step": last.step if last else None,
+        "epoch": last.epoch if last else None,
+        **{name: getattr(found, name, None) for name in live},
+        "next_save": found.next_save if found and ahead else None,
+        "last_commit": newest.step if newest else None,
+        "last_commit_written": newest.written if newest else None,
+        "reason": found.reason if found else f"there is no {CONTROL}/status.json that can be read",
+        "alive": is_alive(found) if found else None,
+        "staging": found.staging if found else "",
+        "unremovable": found.unremovable if found else 0,
+        "mirrors": msgspec.to_builtins(found.mirrors) if found else [],
+        "resumes_from": _checkpoint(run, anchor, run.best(None)) if anchor else None,
+        "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "recoveries": _recoveries(run),
+        "without_progress": msgspec.to_builtins(wasted),
+        "damaged": [row.path.name for row in run.damaged],
+    }
+
+
+def _describe_url(url: str) -> Document:
+    """Describe what is at a URL, and which start has claimed it."""
+    tier = open_url(url)
+    run = read_url(tier, url)
+    generation, owner = tier.owner()
+    return {
+        "run_directory": url,
+        **_sizes(run),
+        "resumes_from": _checkpoint(run, run.anchor, None) if run.anchor else None,
+        "generation": generation,
+        "owner": owner,
+        "damaged": [row.path.name for row in run.damaged],
+    }
+
+
+def _overview(runs: list[RunDirectory]) -> Document:
+    return {"runs": [{**describe(run), **_sizes(run)} for run in runs]}
+
+
+def _sizes(run: RunDirectory) -> Document:
+    return {"checkpoints": len(run.rows), "bytes": sum(row.manifest.bytes for row in run.rows if row.manifest)}
+
+
+# ---- The documents in words
+
+
+def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
+    """Yield the checkpoints as a table with a metric, by default a loss, and why the damaged ones are damaged."""
+    rows = document["checkpoints"]
+    if metric is None:
+        names = sorted({name for row in rows for name in row["metrics"]})
+        metric = next((name for name in names if name.endswith("loss")), names[0] if names else None)
+    shown = {escape(metric): metric} if metric else {}
+    data = ["data"] if console().width >= _WIDE else []
+    columns = ("name", "step", "epoch", "state", "size", "age", "reason", *shown, "marks", *data)
+    found = table(*columns, right=("step", "epoch"))
+    for row in rows:
+        found.add_row(
+            escape(row["name"]),
+            "" if row["step"] is None else str(row["step"]),
+            number(row["epoch"]),
+            state(row["state"]),
+            size(row["bytes"]),
+            age(row["written"]),
+            escape(row["reason"]) if row["state"] == "committed" else "",
+            *[number(row["metrics"].get(name)) for name in shown.values()],
+            " ".join(row["marks"]),
+            *[escape(describe_cursor(row["cursor"])) for _ in data],
+        )
+    yield found if rows else "No checkpoint yet: the first save has not been committed."
+    for row in rows:
+        if row["state"] == "damaged":
+            yield f"{escape(row['name'])} is {state('damaged')}: {escape(row['reason'])}"
+    for each in document["recoveries"]:
+        yield f"recovered: {escape(_recovery(each))}"
+
+
+def _recovery(each: dict[str, Any]) -> str:
+    """Describe one recovery: what failed, where the run went on, and what that took."""
+    lost = f", {each['lost']} steps done again" if each["lost"] else ""
+    error = str(each["error"]).partition("\n")[0]
+    return (
+        f"{age(each['time'])} ago, rank {each['rank']}: {error}; from step {each['step']} ({each['level']}) in "
+        f"{each['seconds']:.3g} s{lost}"
+    )
+
+
+def _table(document: Document) -> Table:
+    """Return how a run is, or an overview of several runs."""
+    return _overview_table(document) if "runs" in document else status_table(document)
+
+
+def _overview_table(document: Document) -> Table:
+    found = table("name", "state", "step", "last commit", "checkpoints", "size", right=("step", "checkpoints", "size"))
+    above = os.path.commonpath([os.path.dirname(run["run_directory"]) for run in document["runs"]])
+    for run in document["runs"]:
+        name = escape(os.path.relpath(run["run_directory"], above))
+        commit, count = _last_commit(run), str(run["checkpoints"])
+        found.add_row(name, state(run["state"]), _progress(run), commit, count, size(run["bytes"]))
+    return found
+
+
+def status_table(found: Document) -> Table:
+    """Return how a run is, as labels and values."""
+    anchor = found["resumes_from"]
+    running, recoveries, unremovable = found["state"] == "running", found["recoveries"], found["unremovable"]
+    nothing = "nothing: no checkpoint is valid" if found["damaged"] else "step 0: no checkpoint yet"
+    return labels(
+        {
+            "state": state(found["state"]) + _aliveness(found),
+            "step": _progress(found),
+            "epoch": number(found["epoch"]),
+            "rate": f"{found['rate']:.3g} steps/s" if found["rate"] else "",
+            "finishes": f"in {ahead(found['eta'])}" if found["eta"] and running else "",
+            "walltime": f"over in {ahead(found['ends'])}" if found["ends"] and running else "",
+            "last commit": _last_commit(found),
+            "next save": f"after step {found['next_save']}" if found["next_save"] and running else "",
+            "job": escape(found["job"] or ""),
+            "generation": "" if found["generation"] is None else f"start {found['generation']} of this directory",
+            "reason": escape(found["reason"]),
+            "updated": f"{age(found['updated'])} ago" if found["updated"] else "",
+            "resumes from": f"{escape(anchor['name'])} ({anchor['state']})" if anchor else nothing,
+            "cursor": escape(describe_cursor(found["cursor"])),
+            "recoveries": escape(f"{len(recoveries)}; the last {_recovery(recoveries[-1])}") if recoveries else "",
+            "no progress": escape(_without_progress(found)),
+            "damaged": escape(", ".join(found["damaged"])),
+            "staging of saves": found["staging"] if running else "",
+            "mirror": escape("; ".join(map(_mirror, found["mirrors"]))),
+            "cannot remove": f"{unremovable} old checkpoints or leftovers" if unremovable else "",
+        }
+    )
+
+
+def _aliveness(document: Document) -> str:
+    if document["pid"] is None:
+        return ""
+    where = f": process {document['pid']} on {escape(document['host'])}"
+    if document["state"] == "killed":
+        return f"{where} is gone; the same launch resumes"
+    if document["state"] == "running" and document["alive"] is None:
+        return f"{where}, another host: whether it is alive is unknown"
+    return where
+
+
+def _mirror(found: dict[str, Any]) -> str:
+    """Describe how far the copies on a tier are."""
+    step = f"step {found['step']}" if found.get("step") is not None else ""
+    behind = f"mirror behind: {found['behind']}" if found.get("behind") else ""
+    return ", ".join(filter(None, (found["tier"], step, behind, found.get("problem"), found.get("note"))))
+
+
+def _without_progress(document: Document) -> str:
+    launches = msgspec.convert(document["without_progress"], list[WastedLaunch])
+    several = "es in a row" if len(launches) > 1 else ""
+    return f"{len(launches)} launch{several} without a step kept: {launches[-1]}" if launches else ""
+
+
+def _progress(document: Document) -> str:
+    horizon = f" of {document['horizon']}" if document["horizon"] else ""
+    return "" if document["step"] is None else f"{document['step']}{horizon}"
+
+
+def _last_commit(document: Document) -> str:
+    step = document["last_commit"]
+    return "none" if step is None else f"step {step}, {age(document['last_commit_written'])} ago"

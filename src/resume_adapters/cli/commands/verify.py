@@ -1,34 +1,45 @@
-"""``verify``: every file of the committed checkpoints against its manifest, digest by digest."""
+"""``verify``: every file of the checkpoints against its manifest, digest by digest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json as json_module
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+import xxhash
+from rich.console import Console, RenderableType
+from rich.progress import track
 
-from resume_adapters.cli import documents, remote, render, run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, OnePlace, app, complete_checkpoint, console
-from resume_adapters.cli.documents import Damage, Verdict
-from resume_adapters.cli.run_directory import STORAGE, RunDirectory
-from resume_adapters.cli.structure import verify_structure
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.app import EXIT_CODES, Document, Json, Place, app, complete_checkpoint, show
+from resume_adapters.cli.render import size, state, table
+from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
+from resume_adapters.cli.text import escape
+from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.files import CheckpointFiles
-from resume_adapters.core.checkpoint.layout import manifest_path
-from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.validity import check_digests, check_sizes, read_manifest
+from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
+from resume_adapters.core.tiers.options import is_url
+from resume_adapters.core.tiers.remote import RemoteTier
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
-_VERIFIED = ("committed", "damaged", "foreign")
-"""The states of checkpoints that are verified where none is named."""
+_READABLE = "readable"
+"""The verdict on a checkpoint without digests, whose files have the structure of their formats."""
+
+_ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
+
+Check = tuple[str, int, Callable[[], None]]
+"""A file of a checkpoint, its bytes, and what raises if it is damaged."""
 
 
 @app.command(epilog=EXIT_CODES)
 def verify(
-    run_dir: OnePlace,
+    run_dir: Place,
     checkpoints: Annotated[
         list[str] | None,
         typer.Argument(
@@ -43,74 +54,35 @@ def verify(
     checked: nothing is torn, and every shard of the weights is there. Its verdict is then readable, not valid. The
     copies at a URL are read as a whole too.
     """
-    if run_dir.is_url:
-        tier = remote.open_url(run_dir.text)
-        found = [remote.verify(tier, each) for each in remote.chosen(tier, checkpoints or [])]
+    if is_url(run_dir):
+        place, tier = run_dir, open_url(run_dir)
+        found = []
+        for copy in chosen_copies(tier, checkpoints or []):
+            checks = [(each.path, each.bytes, partial(_require_copy, tier, copy, each)) for each in copy.manifest.files]
+            found.append(_verdict(copy.name, "valid", checks))
     else:
-        run = run_directory.read(run_dir.path)
-        found = _verify_all(_choose(run, checkpoints or []))
-    document = documents.verdicts(run_dir.text if run_dir.is_url else str(run.path), found)
-    if json:
-        documents.write(document)
-    else:
-        render.verdicts(console(), document)
-    all_valid = bool(found) and all(each.verdict in ("valid", documents.READABLE) for each in found)
-    raise typer.Exit(0 if all_valid else 1)
+        run = run_directory.read(Path(run_dir))
+        place = run.place
+        known = [row for row in run.rows if row.state in ("committed", "damaged", "foreign")]
+        found = list(map(_verify, [run.checkpoint(name) for name in checkpoints or []] or known))
+    show({"run_directory": place, "checkpoints": found}, json, _in_words)
+    raise typer.Exit(0 if found and all(each["verdict"] in ("valid", _READABLE) for each in found) else 1)
 
 
-def _choose(run: RunDirectory, names: list[str]) -> list[CheckpointInfo]:
-    """Return the checkpoints to verify: the named ones, or all that were ever committed.
-
-    Raises:
-        UnsupportedSetting: the run directory has no checkpoint of that name or step.
-    """
-    known = [row for row in run.rows if row.state in _VERIFIED]
-    return [run.checkpoint(name) for name in names] or known
-
-
-def _verify_all(rows: list[CheckpointInfo]) -> list[Verdict]:
-    """Verify with a progress bar on standard error, if that is a terminal."""
-    errors = Console(stderr=True)
-    if not errors.is_terminal:  # before rich 14.3 even a bar that is disabled ends in an empty line
-        return [_verify(row, lambda file, count: None) for row in rows]
-    total = sum(manifest.bytes for row in rows if (manifest := _manifest_of(row)) is not None)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=errors, transient=True) as progress:
-        task = progress.add_task("reading", total=total)
-
-        def advance(file: str, count: int) -> None:
-            progress.update(task, advance=count, description=file)
-
-        return [_verify(row, advance) for row in rows]
-
-
-def _verify(row: CheckpointInfo, advance: Callable[[str, int], object]) -> Verdict:
-    """Read a checkpoint's files, and list each one that differs from its manifest.
-
-    Args:
-        row: the checkpoint.
-        advance: called with each file and its bytes, after it was read.
-    """
-    manifest = _manifest_of(row)
-    if manifest is None:
-        if row.state == "foreign":
-            return verify_structure(row.path)
-        if row.state != "damaged":
-            return Verdict(row.path.name, row.state)
-        file = manifest_path(STORAGE, row.path).relative_to(row.path).as_posix() if row.path.is_dir() else ""
-        return Verdict(row.path.name, "damaged", damage=(Damage(file, row.reason),))
-    damage = []
-    for entry in manifest.files:
-        try:
-            check_sizes(STORAGE, row.path, msgspec.structs.replace(manifest, files=(entry,)))
-            for _ in check_digests(STORAGE, row.path, (entry,)):
-                pass
-        except CheckpointDamaged as error:
-            damage.append(Damage(entry.path, str(error)))
-        advance(f"{row.path.name}/{entry.path}", entry.bytes)
-    verdict = "damaged" if damage else "valid"
-    extra = CheckpointFiles(STORAGE, row.path, manifest).extra()
-    return Verdict(row.path.name, verdict, len(manifest.files), manifest.bytes, tuple(damage), tuple(extra))
+def _verify(row: CheckpointInfo) -> Document:
+    name, path, manifest = row.path.name, row.path, _manifest_of(row)
+    if manifest is not None:
+        checks = [(each.path, each.bytes, partial(_require_entry, path, manifest, each)) for each in manifest.files]
+        return _verdict(name, "valid", checks, CheckpointFiles(STORAGE, path, manifest).extra())
+    if row.state == "foreign":
+        files = [(each.as_posix(), file) for each, file in layout.files(STORAGE, path)]
+        checks = [(each, STORAGE.size(file), partial(_require_structure, path, each, file)) for each, file in files]
+        return _verdict(name, _READABLE if files else row.state, checks)
+    found = _verdict(name, row.state, [])
+    if row.state == "damaged":
+        file = layout.manifest_path(STORAGE, path).relative_to(path).as_posix() if path.is_dir() else ""
+        found["damage"] = [{"file": file, "reason": row.reason}]
+    return found
 
 
 def _manifest_of(row: CheckpointInfo) -> Manifest | None:
@@ -118,6 +90,84 @@ def _manifest_of(row: CheckpointInfo) -> Manifest | None:
     if row.manifest is not None or row.state != "damaged":
         return row.manifest
     try:
-        return read_manifest(STORAGE, row.path)
+        return validity.read_manifest(STORAGE, row.path)
     except (CheckpointDamaged, FormatTooNew):
         return None
+
+
+def _verdict(name: str, undamaged: str, checks: Sequence[Check], extra: list[str] | None = None) -> Document:
+    """Check a checkpoint and describe it; ``extra`` are files that its manifest does not name: nothing reads them."""
+    damage = []
+    for file, _, require in _tracked(name, checks):
+        try:
+            require()
+        except CheckpointDamaged as error:
+            damage.append({"file": file, "reason": str(error)})
+    return {
+        "name": name,
+        "verdict": "damaged" if damage else undamaged,
+        "files": len(checks),
+        "bytes": sum(count for _, count, _ in checks),
+        "damage": damage,
+        "extra": extra or [],
+    }
+
+
+def _tracked(name: str, checks: Sequence[Check]) -> Iterable[Check]:
+    """Return the checks, with a progress bar on standard error if that is a terminal."""
+    errors = Console(stderr=True)
+    # Before rich 14.3 even a bar that is disabled ends in an empty line.
+    return track(checks, escape(name), console=errors, transient=True) if errors.is_terminal else checks
+
+
+def _require_entry(checkpoint: Path, manifest: Manifest, entry: FileEntry) -> None:
+    validity.check_sizes(STORAGE, checkpoint, msgspec.structs.replace(manifest, files=(entry,)))
+    for _ in validity.check_digests(STORAGE, checkpoint, (entry,)):
+        pass
+
+
+def _require_copy(tier: RemoteTier, found: TierCheckpoint, entry: FileEntry) -> None:
+    hasher = xxhash.xxh3_128()
+    for piece in tier.read(found, entry):
+        hasher.update(piece)
+    if (digest := hasher.hexdigest()) != entry.digest:
+        said = f"{entry.path} has the digest {digest}, its manifest says {entry.digest}"
+        raise CheckpointDamaged(f"{said}: its content has changed")
+
+
+def _require_structure(checkpoint: Path, name: str, file: Path) -> None:
+    """Check that a file of a checkpoint without digests is not torn, and no shard of an index missing."""
+    if file.suffix == ".json":
+        try:
+            json_module.loads(STORAGE.read(file))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointDamaged(f"{file.name} is torn: {error}", path=file) from error
+    elif file.suffix == ".safetensors" or (file.suffix in _ARCHIVES and not _is_bare_pickle(file)):
+        native_files.require_intact(file)
+    if name.endswith(".index.json"):
+        native_files.weight_shards(CheckpointFiles(STORAGE, checkpoint, None), name)
+
+
+def _is_bare_pickle(file: Path) -> bool:
+    """Return whether a file is what torch wrote before 1.6, and other tools still do: nothing says where it ends."""
+    with file.open("rb") as opened:
+        return opened.read(1) == b"\x80"
+
+
+def _in_words(document: Document) -> Iterator[RenderableType]:
+    rows = document["checkpoints"]
+    found = table("name", "verdict", "files", "size", right=("files", "size"))
+    for row in rows:
+        found.add_row(escape(row["name"]), state(row["verdict"]), str(row["files"]), size(row["bytes"]))
+    yield found if rows else "There is no checkpoint to verify."
+    for row in rows:
+        said = f"{escape(row['name'])} is {state(row['verdict'])}"
+        yield from (f"{said}: {escape(damage['reason'])}" for damage in row["damage"])
+        if row["extra"]:
+            extra = escape(extra_in_words(row["extra"]))
+            yield f"{escape(row['name'])}: its manifest does not name {extra}, which is not read"
+        if row["verdict"] == _READABLE:
+            checked = "only the structure of its files was checked"
+            yield f"{said}: it was made without this package and has no digests; {checked}"
+        elif row["verdict"] not in ("valid", "damaged"):
+            yield f"{said}: it has no manifest to compare with"

@@ -8,8 +8,7 @@
 ``comparison``  the first difference between two runs, in causal order
 ``causes``      the likely cause of a difference, in words
 ``statistics``  whether losses that cannot be equal are as close as those of two undisturbed runs
-``verdict``     all of it judged
-``report``      the result as text and as a JSON document; ``plot`` draws it
+``report``      all of it judged, as a document and in words; ``plot`` draws the losses
 ==============  ==============================================================================================
 
 Read ``drill`` first.

@@ -6,14 +6,11 @@ is nearest to the cause; within a step, a quantity can only be changed by those 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from resume_adapters.cli.drill.trace import Run, Step
-
-QUANTITIES = ("batches", "rng", "loss", "grad_norm", "lr", "weights", "optimizer")
-"""What is traced of a step, in causal order."""
+from resume_adapters.cli.drill.trace import Event, Run
 
 STEPS = "steps"
 """The difference of a step that only one of the two runs did, in place of a quantity."""
@@ -27,6 +24,14 @@ NAMES = {
     "weights": "weights",
     "optimizer": "optimizer state",
 }
+"""What is traced of a step, in causal order, with its name for a reader."""
+
+QUANTITIES = tuple(NAMES)
+
+Where = tuple[str | int, ...]
+"""Which micro-batch (from 0), generator, or optimizer and group; empty where there is only one value."""
+
+_WHERE = {"batches": "micro-batch {}", "loss": "micro-batch {}", "rng": "generator {}", "lr": "optimizer {}, group {}"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Difference:
     rank: int
     launch: int
     quantity: str
-    where: tuple[str | int, ...] = ()
+    where: Where = ()
     expected: Any = None
     found: Any = None
 
@@ -59,13 +64,7 @@ class Difference:
         if self.quantity == STEPS:
             by = "the reference did not do" if self.expected is None else "the interrupted run never did"
             return f"step {self.step}, rank {self.rank}: {by} this step"
-        of = {
-            "batches": "micro-batch {}",
-            "loss": "micro-batch {}",
-            "rng": "generator {}",
-            "lr": "optimizer {}, group {}",
-        }.get(self.quantity, "")
-        where = f" ({of.format(*self.where)})" if self.where else ""
+        where = f" ({_WHERE.get(self.quantity, '').format(*self.where)})" if self.where else ""
         return (
             f"step {self.step}, rank {self.rank}, launch {self.launch}: the {NAMES[self.quantity]}{where} differ: "
             f"{_readable(self.expected)} in the reference, {_readable(self.found)} here"
@@ -106,16 +105,16 @@ def unseeded(one: Run, other: Run) -> tuple[str, ...]:
     The script does not seed them. If something draws from them, it shows in the batches and losses.
     """
     found: dict[str, None] = {}
-    first = {step.rank: step for step in reversed(_fresh_steps(one))}
+    first = {step["rank"]: step for step in reversed(_fresh_steps(one))}
     for step in _fresh_steps(other):
-        if (same := first.get(step.rank)) is not None and same.step == step.step:
-            differences = _differences(same, step, ("rng",), (), at_most=None)
-            found |= {str(difference.where[0]): None for difference in differences}
+        if (same := first.get(step["rank"])) is not None and same["step"] == step["step"]:
+            found |= {str(where[0]): None for where, _, _ in _differences(same, step, "rng", ())}
     return tuple(found)
 
 
-def _fresh_steps(run: Run) -> list[Step]:
-    return [step for launch in run.launches if launch.resumed_from == 0 for step in launch.steps]
+def _fresh_steps(run: Run) -> list[Event]:
+    fresh = {launch.number for launch in run.launches if launch.resumed_from == 0}
+    return [step for step in run.steps if step["launch"] in fresh]
 
 
 def compare(
@@ -129,53 +128,46 @@ def compare(
         quantities: what to compare.
         without: random generators that are not compared.
     """
-    expected = {(step.step, step.rank): step for step in reference.steps}
+    expected = {(step["step"], step["rank"]): step for step in reference.steps}
+    missing = dict.fromkeys(expected)
     differences: list[Difference] = []
     done: dict[int, set[int]] = {}
     compared: set[str] = set()
-    ranks: set[int] = set()
     for step in interrupted.steps:
-        if (same := expected.get((step.step, step.rank))) is None:
-            differences.append(Difference(step.step, step.rank, step.launch, STEPS, found="done"))
-        else:
-            done.setdefault(step.step, set()).add(step.launch)
-            ranks.add(step.rank)
-            compared |= {name for name in quantities if name in same.values and name in step.values}
-            differences += _differences(same, step, quantities, without)
-    for number, rank in expected.keys() - {(step.step, step.rank) for step in interrupted.steps}:
-        differences.append(Difference(number, rank, len(interrupted.launches), STEPS, expected="done"))
+        place = step["step"], step["rank"], step["launch"]
+        missing.pop(place[:2], None)
+        if (same := expected.get(place[:2])) is None:
+            differences.append(Difference(*place, STEPS, found="done"))
+            continue
+        done.setdefault(step["step"], set()).add(step["launch"])
+        for name in quantities:
+            if same.get(name) is not None and step.get(name) is not None:
+                compared.add(name)
+                found = _differences(same, step, name, without)
+                differences += [Difference(*place, name, *each) for each in found[:1]]
+    differences += [Difference(*place, len(interrupted.launches), STEPS, expected="done") for place in missing]
     return Comparison(
         steps=len(done),
         done_twice=sum(len(launches) > 1 for launches in done.values()),
-        ranks=len(ranks),
+        ranks=len({rank for _, rank in expected.keys() - missing}),
         quantities=tuple(name for name in QUANTITIES if name in compared),
         differing={difference.quantity for difference in differences},
         first=min(differences, key=lambda each: each.causal_order, default=None),
     )
 
 
-def _differences(
-    expected: Step, found: Step, quantities: Collection[str], without: Collection[str], at_most: int | None = 1
-) -> Iterator[Difference]:
-    """Yield the first differences of each quantity that both have."""
-    for name in quantities:
-        if name in expected.values and name in found.values:
-            one, other = _leaves(expected.values[name]), _leaves(found.values[name])
-            if name == "rng":  # a generator may be made later in one run than in the other
-                shared = [where for where in one if where in other and where[0] not in without]
-            else:
-                shared = list(dict.fromkeys([*one, *other]))
-            differing = [where for where in shared if one.get(where) != other.get(where)]
-            for where in differing[:at_most]:
-                yield Difference(found.step, found.rank, found.launch, name, where, one.get(where), other.get(where))
+def _differences(expected: Event, found: Event, name: str, without: Collection[str]) -> list[tuple[Where, Any, Any]]:
+    """Return where a quantity of a step differs, with both values."""
+    one, other = _leaves(expected.get(name)), _leaves(found.get(name))
+    places = dict.fromkeys([*one, *other])
+    if name == "rng":  # a generator may be made later in one run than in the other
+        places = {where: None for where in one if where in other and where[0] not in without}
+    return [(where, one.get(where), other.get(where)) for where in places if one.get(where) != other.get(where)]
 
 
-def _leaves(value: Any, where: tuple[str | int, ...] = ()) -> dict[tuple[str | int, ...], Any]:
+def _leaves(value: Any, where: Where = ()) -> dict[Where, Any]:
     """Return the single values of nested lists and dictionaries, by their place."""
-    if isinstance(value, dict):
-        items: list[tuple[str | int, Any]] = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
+    if not isinstance(value, dict | list):
         return {where: value}
+    items: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
     return {place: leaf for key, each in items for place, leaf in _leaves(each, (*where, key)).items()}

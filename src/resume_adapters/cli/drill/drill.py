@@ -1,4 +1,4 @@
-"""Run a command undisturbed, run it again with real faults, and judge whether both did the same.
+"""Run a command undisturbed, then again with real faults.
 
 Each run has a directory below the drill's, with its own run directory, and for each launch a log and a trace. The
 faults are chosen from what the reference did: where it saved, how many file operations a save takes, how many ranks
@@ -7,23 +7,26 @@ there are.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from resume_adapters.cli.drill.faults import KINDS, Fault, Plan, choose, facts_of, require_known
+from resume_adapters.cli.drill.faults import Facts, Fault, Plan, choose
 from resume_adapters.cli.drill.job import DrillFailed, Job
 from resume_adapters.cli.drill.trace import Event, LaunchTrace, Run
-from resume_adapters.cli.drill.verdict import Verdict, judge
 from resume_adapters.cli.run_directory import STORAGE
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.errors import UnsupportedSetting
 
 _PLACEHOLDER = "{run_dir}"
+
+Say = Callable[[str, str | None], object]
+"""Is called with what happens, and how that is to be printed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Drill:
         command: the user's own; ``{run_dir}`` in it is replaced by the run directory.
         directory: for all that the drill writes; new or empty.
         steps: how many optimizer steps each run does; ``None``: until it ends by itself.
-        faults: the kinds of faults, or ``None`` for one of each kind that applies.
+        faults: the kinds of faults.
         seed: decides where the faults happen.
         references: how many undisturbed runs; with two or more, what those do not repeat is judged by statistics.
         save_every: steps from one save to the next; ``None``: as the command says.
@@ -44,119 +47,84 @@ class Drill:
 
     command: tuple[str, ...]
     directory: Path
-    steps: int | None = None
-    faults: tuple[str, ...] | None = None
-    seed: int = 0
-    references: int = 1
-    save_every: int | None = None
-    timeout: float = 600.0
-    environment: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Launched:
-    """One launch of the interrupted run.
-
-    Attributes:
-        trace: what it traced.
-        fault: what was to happen to it; ``None`` for a launch that was left alone.
-        struck: whether it happened; the run may be over before.
-    """
-
-    trace: LaunchTrace
-    fault: Fault | None
-    struck: bool
+    steps: int | None
+    faults: tuple[str, ...]
+    seed: int
+    references: int
+    save_every: int | None
+    timeout: float
+    environment: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a drill."""
+    """What the runs of a drill did."""
 
     drill: Drill
     references: tuple[Run, ...]
-    launches: tuple[Launched, ...]
+    interrupted: Run
     plan: Plan
-    verdict: Verdict
     seconds: float
 
-    @property
-    def interrupted(self) -> Run:
-        """The run with the faults."""
-        return Run(tuple(launched.trace for launched in self.launches))
 
-
-class Watcher:
-    """Follows a drill; this one shows nothing."""
-
-    def launch(self, run: str, number: int, fault: Fault | None) -> None:
-        """A launch begins."""
-
-    def event(self, run: str, number: int, event: Event) -> None:
-        """A launch traced something."""
-
-    def strike(self, run: str, number: int, fault: Fault) -> None:
-        """A fault happens."""
-
-
-def run(drill: Drill, watcher: Watcher) -> Result:
-    """Run the references and the interrupted run, and judge.
+def facts_of(reference: LaunchTrace, launched: int) -> Facts:
+    """Read from a reference run what the choice of faults needs.
 
     Args:
-        drill: what to run.
-        watcher: is called while it runs.
+        reference: its only launch.
+        launched: the pid of the process that was launched.
+    """
+    saves: dict[int, int] = {}
+    prunes: dict[int, int] = {}
+    operations = 1
+    for event in reference.events:
+        kind = event["event"] if event["rank"] == 0 else ""
+        if kind == "save":
+            saves[event["step"]] = operations  # until its commit, which the last one may not have come to
+        elif kind == "committed":
+            saves[event["step"]] = operations = event["operations"]
+        elif kind == "prune" and event["names"] and saves:
+            prunes[max(saves)] = event["operations"]
+    pids = {event["pid"] for event in reference.of("start")}
+    return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
+
+
+def run(drill: Drill, say: Say) -> Result:
+    """Run the references and the interrupted run.
 
     Raises:
         UnsupportedSetting: the directory is in use, or no fault can be placed.
-        DrillFailed: a launch failed or hung by itself, or nothing could be compared.
+        DrillFailed: a launch failed or hung by itself, or nothing can be compared.
     """
     began = time.monotonic()
     directory = Path(os.path.abspath(drill.directory))
-    kinds = require_known(KINDS if drill.faults is None else drill.faults)
-    _require_empty(directory)
-    names = ["reference", *(f"reference-{number}" for number in range(2, drill.references + 1))]
-    undisturbed = [_Runner(drill, directory / name, watcher) for name in names]
-    references = tuple(Run((runner.launch_undisturbed(),)) for runner in undisturbed)
-    trace = references[0].launches[0]
-    plan = choose(facts_of(trace, undisturbed[0].launched), kinds, drill.seed)
-    launches = _Runner(drill, directory / "interrupted", watcher).launch_until_done(plan.faults)
-    interrupted = Run(tuple(each.trace for each in launches))
-    _require_comparable(launches)
-    for fault in plan.faults[len({id(each.fault) for each in launches if each.fault}) :]:
-        plan.left_out[fault.kind] = "the run was over before its turn"
-    verdict = judge(references, interrupted)
-    return Result(drill, references, tuple(launches), plan, verdict, time.monotonic() - began)
-
-
-def _require_empty(directory: Path) -> None:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UnsupportedSetting(f"{directory} is not an empty directory: name another with --dir, or remove it")
-    directory.mkdir(parents=True, exist_ok=True)
-
-
-def _require_comparable(launches: Sequence[Launched]) -> None:
-    if not any(launched.trace.resumed_from for launched in launches):
+    names = ["reference", *(f"reference-{number}" for number in range(2, drill.references + 1))]
+    undisturbed = [_Runner(drill, directory / name, say) for name in names]
+    references = tuple(Run((runner.launch_undisturbed(),)) for runner in undisturbed)
+    plan = choose(facts_of(references[0].launches[0], undisturbed[0].launched), drill.faults, drill.seed)
+    launches = _Runner(drill, directory / "interrupted", say).launch_until_done(plan.faults)
+    if not any(launch.resumed_from for launch in launches):
         raise DrillFailed(
             "no launch resumed from a checkpoint, so nothing was verified: choose another --seed, do more steps "
             "(--steps N), or save more often (--save-every N)"
         )
+    for fault in plan.faults[len({id(each.fault) for each in launches if each.fault}) :]:
+        plan.left_out[fault.kind] = "the run was over before its turn"
+    return Result(drill, references, Run(tuple(launches)), plan, time.monotonic() - began)
 
 
 class _Runner:
-    """Launches a command until its run is done.
+    """Launches a command until its run is done; the run directory, the logs and the traces are below ``directory``."""
 
-    Args:
-        drill: the command, and how to run it.
-        directory: for the run directory, the logs and the traces.
-        watcher: is called while it runs.
-    """
-
-    def __init__(self, drill: Drill, directory: Path, watcher: Watcher) -> None:
+    def __init__(self, drill: Drill, directory: Path, say: Say) -> None:
         self.drill = drill
         self.directory = directory
-        self.watcher = watcher
+        self.say = say
         self.run_directory = directory / "run"
         self.launched = 0  # the pid of the latest launch
-        self._final = None if drill.steps is None else f"step:{drill.steps}"
+        self._final = [] if drill.steps is None else [f"step:{drill.steps}"]
         self.run_directory.mkdir(parents=True)
 
     def launch_undisturbed(self) -> LaunchTrace:
@@ -165,76 +133,66 @@ class _Runner:
         Raises:
             DrillFailed: it failed, hangs, traced nothing, or did not finish.
         """
-        launched = self._launch(1, None)
-        if not launched.trace.last_step:
+        trace = self._launch(1, None)
+        if not trace.last_step:
             raise DrillFailed(
                 "the command ended without a traced step: does it train with resume_adapters? Its output is in "
-                f"{self._file(1, 'log')}",
-                path=self._file(1, "log"),
+                f"{self.directory}"
             )
-        if ended := self._stopped_by_itself(launched.trace):
+        if ended := self._stopped_by_itself(trace):
             raise DrillFailed(f"the undisturbed run ended before its last step: {ended}")
-        return launched.trace
+        return trace
 
-    def launch_until_done(self, faults: Sequence[Fault]) -> list[Launched]:
+    def launch_until_done(self, faults: Sequence[Fault]) -> list[LaunchTrace]:
         """Launch the same command again and again: with each fault in turn, then until the run is done.
 
         Raises:
             DrillFailed: a launch failed or hangs, not by a fault, or makes no progress.
         """
-        launches: list[Launched] = []
+        launches: list[LaunchTrace] = []
         waiting = [fault for fault in faults for _ in range(2 if fault.kind == "twice" else 1)]
         while True:
-            fault = waiting.pop(0) if waiting else None
-            launched = self._launch(len(launches) + 1, fault)
-            launches.append(launched)
-            if launched.struck:
+            launch = self._launch(len(launches) + 1, waiting.pop(0) if waiting else None)
+            done = max((each.last_step for each in launches), default=0)
+            launches.append(launch)
+            if launch.struck:
                 continue
-            ended = self._stopped_by_itself(launched.trace)
+            ended = self._stopped_by_itself(launch)
             if not ended:
                 return launches
-            if launched.trace.last_step <= max((each.trace.last_step for each in launches[:-1]), default=0):
-                raise DrillFailed(f"launch {launched.trace.number} did no step that was not done before: {ended}")
+            if launch.last_step <= done:
+                raise DrillFailed(f"launch {launch.number} did no step that was not done before: {ended}")
 
-    def _launch(self, number: int, fault: Fault | None) -> Launched:
+    def _launch(self, number: int, fault: Fault | None) -> LaunchTrace:
         """Launch the command, let the fault happen, and wait for the end."""
-        points = [point for point in (fault.point if fault else None, self._final) if point is not None]
-        name = self.directory.name
-        self.watcher.launch(name, number, fault)
-        with Job(
-            [word.replace(_PLACEHOLDER, str(self.run_directory)) for word in self.drill.command],
-            self._environment(points),
-            self._file(number, "log"),
-            self._file(number, "trace.jsonl"),
-            number,
-            self.drill.timeout,
-            lambda event: self._follow(number, event),
-        ) as job:
+        points = [*([fault.point] if fault else []), *self._final]
+        words = [word.replace(_PLACEHOLDER, str(self.run_directory)) for word in self.drill.command]
+        follow = functools.partial(self._follow, number)
+        with ExitStack() as stack:
+            job = Job(words, self._environment(points), self.directory, number, self.drill.timeout, follow)
+            stack.callback(job.kill_all)
             self.launched = job.pid
             point = job.wait(points)
             struck = fault is not None and point == fault.point
             if fault is not None and struck:
-                self.watcher.strike(name, number, fault)
+                self.say(f"{self.directory.name}: {fault}", "red")
                 self._strike(job, fault)
-                point = job.wait([self._final] if self._final else [])
+                point = job.wait(self._final)
             if point is not None:
                 job.kill_all()
             elif not struck:
                 job.require_success()
-            return Launched(job.trace, fault, struck)
+            return replace(job.trace, fault=fault, struck=struck)
 
     def _strike(self, job: Job, fault: Fault) -> None:
-        if fault.kind == "rank":
-            assert fault.rank is not None
+        if fault.rank is not None:
             job.kill_rank(fault.rank)
-        elif fault.kind == "launcher":
-            job.signal_launched(signal.SIGKILL)
-        elif fault.kind == "term":
-            job.signal_launched(signal.SIGTERM)
+        elif fault.kind in ("launcher", "term"):
+            job.signal_launched(signal.SIGKILL if fault.kind == "launcher" else signal.SIGTERM)
         elif fault.kind == "stop":
             *_, started = job.trace.of("start")  # it may save in a directory below that of the drill
-            saves_into = Path(started["run_directory"])
-            ControlDirectory(STORAGE, saves_into, time.time).stop_file.request("resume-adapters drill")
+            control = ControlDirectory(STORAGE, Path(started["run_directory"]), time.time)
+            control.stop_file.request("resume-adapters drill")
             job.continue_all()
         else:
             job.kill_all()
@@ -242,12 +200,11 @@ class _Runner:
     def _stopped_by_itself(self, trace: LaunchTrace) -> str:
         """Return why a launch ended before the run was done; empty if the run is done."""
         ends = [event for event in trace.of("end") if event["rank"] == 0]
-        if self.drill.steps is not None and trace.last_step >= self.drill.steps:
+        is_done = self.drill.steps is not None and trace.last_step >= self.drill.steps
+        if is_done or not ends or ends[-1]["state"] == "finished":
             return ""
-        if ends and ends[-1]["state"] != "finished":
-            state, step, reason = (ends[-1].get(name) for name in ("state", "step", "reason"))
-            return f"it was {state} after step {step} ({reason or 'no reason given'})"
-        return ""
+        state, step, reason = (ends[-1].get(name) for name in ("state", "step", "reason"))
+        return f"it was {state} after step {step} ({reason or 'no reason given'})"
 
     def _environment(self, points: Sequence[str]) -> dict[str, str]:
         environment = {**os.environ, **dict(self.drill.environment)}
@@ -259,16 +216,16 @@ class _Runner:
             environment["RESUME_ADAPTERS_SAVE_EVERY"] = str(self.drill.save_every)
         return environment
 
-    def _file(self, number: int, kind: str) -> Path:
-        return self.directory / f"launch-{number:02}.{kind}"
-
-    def _follow(self, number: int, event: dict[str, Any]) -> None:
-        if event["event"] == "start":
-            found = Path(event["run_directory"])
-            if not found.resolve().is_relative_to(self.run_directory.resolve()):
-                raise DrillFailed(
-                    f"the command saves into {found}, and the drill needs it to save into {self.run_directory}: write "
-                    "{run_dir} into the command, in place of the directory",
-                    path=found,
-                )
-        self.watcher.event(self.directory.name, number, event)
+    def _follow(self, number: int, event: Event) -> None:
+        if event["event"] != "start":
+            return
+        found = Path(event["run_directory"])
+        if not found.resolve().is_relative_to(self.run_directory.resolve()):
+            raise DrillFailed(
+                f"the command saves into {found}, and the drill needs it to save into {self.run_directory}: write "
+                "{run_dir} into the command, in place of the directory",
+                path=found,
+            )
+        if event["rank"] == 0:
+            begins = f"resumes from step {event['step']}" if event["step"] else "starts"
+            self.say(f"{self.directory.name}: launch {number} {begins}", None)

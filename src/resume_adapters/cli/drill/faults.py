@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from resume_adapters.cli.drill.trace import LaunchTrace
 from resume_adapters.errors import UnsupportedSetting
 
 KINDS = {
@@ -20,6 +20,13 @@ KINDS = {
     "twice": "SIGKILL of all processes, and again before the next commit",
 }
 """The kinds of faults, in words."""
+
+
+_OBSTACLES = {
+    "rank": "there is one rank",
+    "launcher": "no process launches the ranks",
+    "prune": "the reference removed no checkpoint",
+}
 
 
 @dataclass(frozen=True)
@@ -75,27 +82,6 @@ class Facts:
     has_launcher: bool
 
 
-def facts_of(reference: LaunchTrace, launched: int) -> Facts:
-    """Read from a reference run what the choice of faults needs.
-
-    Args:
-        reference: its only launch.
-        launched: the pid of the process that was launched.
-    """
-    saves: dict[int, int] = {}
-    prunes: dict[int, int] = {}
-    operations = 1
-    for event in reference.events:
-        if event["rank"] == 0 and event["event"] == "save":
-            saves[event["step"]] = operations  # until its commit, which the last one may not have come to
-        elif event["rank"] == 0 and event["event"] == "committed":
-            saves[event["step"]] = operations = event["operations"]
-        elif event["rank"] == 0 and event["event"] == "prune" and event["names"] and saves:
-            prunes[max(saves)] = event["operations"]
-    pids = {event["pid"] for event in reference.of("start")}
-    return Facts(reference.last_step, saves, prunes, reference.world_size, launched not in pids)
-
-
 @dataclass
 class Plan:
     """The faults of one run, in the order of their steps, and the kinds that do not apply, each with the reason."""
@@ -110,18 +96,8 @@ def parse(text: str) -> tuple[str, ...]:
     Raises:
         UnsupportedSetting: there is no such kind.
     """
-    return require_known(name.strip() for name in text.split(","))
-
-
-def require_known(kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds.
-
-    Raises:
-        UnsupportedSetting: there is no such kind.
-    """
-    kinds = tuple(kinds)
-    unknown = [kind for kind in kinds if kind not in KINDS]
-    if unknown or not kinds:
+    kinds = tuple(name.strip() for name in text.split(","))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UnsupportedSetting(f"there is no fault {', '.join(unknown)!r}: choose from {', '.join(KINDS)}")
     return kinds
 
@@ -147,17 +123,27 @@ def choose(facts: Facts, kinds: Sequence[str], seed: int) -> Plan:
             f"{saved}, and the run has {facts.last} steps, so no launch could resume: do more steps (--steps N), or "
             "save more often (--save-every N)"
         )
-    plan, taken = Plan(), _Taken(sorted(facts.saves))
+    plan, taken = Plan(), list[int]()
+    saves = sorted(facts.saves)
+
+    def crowd(step: int) -> int:
+        """Return how many faults are between the same two saves."""
+        return sum(bisect_left(saves, step) == bisect_left(saves, each) for each in taken)
+
     for number, kind in enumerate(kinds):
         rng = random.Random(f"{seed} {number} {kind}")  # its own: a kind that is left out changes no other
         reason = _obstacle(facts, kind)
-        places = [] if reason else taken.free(_places(facts, kind, first))
-        if not places:
+        free = [] if reason else [step for step in _places(facts, kind, first) if step not in taken]
+        if not free:
             plan.left_out[kind] = reason or "no step is left for it"
             continue
-        fault = _place(facts, kind, rng.choice(places), rng)
-        taken.steps.append(fault.step)
-        plan.faults.append(fault)
+        fewest = min(map(crowd, free))
+        step = rng.choice([step for step in free if crowd(step) == fewest])
+        inside = {"save": facts.saves, "prune": facts.prunes}.get(kind)
+        operation = None if inside is None else rng.randint(1, max(1, inside[step]))
+        rank = rng.randrange(facts.ranks) if kind == "rank" else None
+        taken.append(step)
+        plan.faults.append(Fault(kind, step, operation, rank))
     if not plan.faults:
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in plan.left_out.items())
         raise UnsupportedSetting(f"none of these faults applies to this run ({reasons}): choose others with --faults")
@@ -165,35 +151,10 @@ def choose(facts: Facts, kinds: Sequence[str], seed: int) -> Plan:
     return plan
 
 
-@dataclass
-class _Taken:
-    """The steps that have a fault, and between which saves they are."""
-
-    saves: list[int]
-    steps: list[int] = field(default_factory=list)
-
-    def free(self, places: list[int]) -> list[int]:
-        """Return the places without a fault, of those between the two saves that have the fewest faults."""
-        free = [step for step in places if step not in self.steps]
-        fewest = min((self._faults_near(step) for step in free), default=0)
-        return [step for step in free if self._faults_near(step) == fewest]
-
-    def _faults_near(self, step: int) -> int:
-        return sum(self._interval(step) == self._interval(each) for each in self.steps)
-
-    def _interval(self, step: int) -> int:
-        return sum(save < step for save in self.saves)
-
-
 def _obstacle(facts: Facts, kind: str) -> str:
     """Return why a kind does not apply to a run; empty if it does."""
-    if kind == "rank" and facts.ranks < 2:
-        return "there is one rank"
-    if kind == "launcher" and not facts.has_launcher:
-        return "no process launches the ranks"
-    if kind == "prune" and not facts.prunes:
-        return "the reference removed no checkpoint"
-    return ""
+    applies = {"rank": facts.ranks > 1, "launcher": facts.has_launcher, "prune": bool(facts.prunes)}
+    return "" if applies.get(kind, True) else _OBSTACLES[kind]
 
 
 def _places(facts: Facts, kind: str, first: int) -> list[int]:
@@ -207,10 +168,3 @@ def _places(facts: Facts, kind: str, first: int) -> list[int]:
         return ample or inside[:1]
     after = range(first + 1, facts.last)
     return [step for step in after if step not in facts.saves] or list(after)
-
-
-def _place(facts: Facts, kind: str, step: int, rng: random.Random) -> Fault:
-    if kind in ("save", "prune"):
-        operations = facts.saves[step] if kind == "save" else facts.prunes[step]
-        return Fault(kind, step, operation=rng.randint(1, max(1, operations)))
-    return Fault(kind, step, rank=rng.randrange(facts.ranks) if kind == "rank" else None)

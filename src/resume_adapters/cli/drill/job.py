@@ -11,9 +11,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import NoReturn
 
 import psutil
 
@@ -42,6 +42,8 @@ _REPORT = "failed (exitcode: "
 class DrillFailed(ResumeError, RuntimeError):
     """A drill could not judge: a launch failed or hung by itself, or nothing could be compared."""
 
+    exit_code = 4
+
 
 class Job:
     """One launch of a command.
@@ -49,8 +51,7 @@ class Job:
     Args:
         command: what to launch.
         environment: its environment, without what the trace needs.
-        log: file for its output.
-        trace: file for rank 0's trace; new.
+        directory: for its output and its traces.
         number: which launch of the run, from 1.
         timeout: seconds without a line of the trace after which it counts as hanging.
         on_event: called with each event of its trace.
@@ -60,13 +61,13 @@ class Job:
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        log: Path,
-        trace: Path,
+        directory: Path,
         number: int,
         timeout: float,
         on_event: Callable[[Event], object],
     ) -> None:
-        self.log = log
+        trace = directory / f"launch-{number:02}.trace.jsonl"
+        self.log = directory / f"launch-{number:02}.log"
         self.number = number
         self.timeout = timeout
         self.on_event = on_event
@@ -76,23 +77,15 @@ class Job:
         self._last_line = time.monotonic()
         self._marker = str(trace)
         variables = {"RESUME_ADAPTERS_TRACE": str(trace), _MARKER: self._marker, "PYTHONFAULTHANDLER": "1"}
-        with log.open("ab") as output:
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                list(command),
+                command,
                 env={**environment, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.kill_all()
 
     @property
     def pid(self) -> int:
@@ -146,7 +139,7 @@ class Job:
     def kill_rank(self, rank: int) -> None:
         """Kill one rank, and continue the others."""
         os.kill(self._pids[rank], signal.SIGKILL)
-        self._continue(set(self._pids) - {rank})
+        self.continue_all()
 
     def signal_launched(self, number: signal.Signals) -> None:
         """Send a signal to the process that was launched, and only to it; then continue all that wait."""
@@ -155,7 +148,7 @@ class Job:
 
     def continue_all(self) -> None:
         """Continue the ranks that are paused."""
-        self._continue(set(self._pids))
+        self._continue(self._pids)
 
     def require_success(self) -> None:
         """Require that the command, which has ended, did so with exit code 0.
@@ -163,18 +156,16 @@ class Job:
         Raises:
             DrillFailed: it did not.
         """
-        if self._process.returncode != 0:
-            raise DrillFailed(
-                f"launch {self.number} ended with exit code {self._process.returncode} after step "
-                f"{self.trace.last_step}, and not by a fault of the drill. The end of {self.log}:\n{self.end_of_log()}",
-                path=self.log,
-            )
+        if (code := self._process.returncode) != 0:
+            after = f"after step {self.trace.last_step}, and not by a fault of the drill"
+            self._fail(f"ended with exit code {code} {after}")
 
-    def end_of_log(self) -> str:
-        """Return the last lines that its processes printed, without what a launcher reports of their failure."""
+    def _fail(self, what: str) -> NoReturn:
+        """Raise with the last lines that its processes printed, without what a launcher reports of their failure."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         reported = next((number for number, line in enumerate(lines) if _REPORT in line), len(lines))
-        return "\n".join(lines[:reported][-_LINES:])
+        end = "\n".join(lines[:reported][-_LINES:])
+        raise DrillFailed(f"launch {self.number} {what}. The end of {self.log}:\n{end}", path=self.log)
 
     def _read(self) -> None:
         for event in self._reader.read():
@@ -188,9 +179,7 @@ class Job:
     def _concerned(self, point: str) -> set[int]:
         """Return the ranks that pause at a point."""
         where, _, rank = point.partition("@")
-        if rank:
-            return {int(rank)}
-        return set(range(self.trace.world_size)) if where.startswith("step:") else {0}
+        return {int(rank)} if rank else set(range(self.trace.world_size if where.startswith("step:") else 1))
 
     def _is_stopped(self, rank: int) -> bool:
         """Return whether a rank, which has traced that it pauses, has done so, or is gone."""
@@ -199,7 +188,7 @@ class Job:
         except psutil.NoSuchProcess:
             return True
 
-    def _continue(self, ranks: Collection[int]) -> None:
+    def _continue(self, ranks: Iterable[int]) -> None:
         for rank in list(ranks):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(self._pids[rank])
@@ -220,17 +209,13 @@ class Job:
                     found[process.pid] = process
         return [process for process in found.values() if _is_alive(process)]
 
-    def _report_hang(self) -> None:
+    def _report_hang(self) -> NoReturn:
         for pid in self._pids.values() or [self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)  # faulthandler writes the stack of each thread to the log
         self.continue_all()
         time.sleep(1.0)
-        raise DrillFailed(
-            f"launch {self.number} hangs: it traced nothing for {self.timeout:.0f} s after step {self.trace.last_step} "
-            f"(--timeout). The end of {self.log}, with the stacks of its processes:\n{self.end_of_log()}",
-            path=self.log,
-        )
+        self._fail(f"hangs: it traced nothing for {self.timeout:.0f} s after step {self.trace.last_step} (--timeout)")
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, variance
 
 LEVEL = 0.01
 """How often each test is wrong about a run in which nothing is."""
@@ -97,14 +98,14 @@ def _test(
 ) -> Shift:
     stretches = [steps for steps in stretches if len(steps) == length]
     runs, count = len(references), len(stretches)
-    excess, variance = 0.0, 0.0
+    excess, spread = 0.0, 0.0
     for steps in stretches:
-        means = [_mean([losses[step] for step in steps]) for losses in references]
-        excess += (_mean([interrupted[step] for step in steps]) - _mean(means)) / count
-        variance += sum((mean - _mean(means)) ** 2 for mean in means) / (runs - 1) / count
+        means = [fmean(losses[step] for step in steps) for losses in references]
+        excess += (fmean(interrupted[step] for step in steps) - fmean(means)) / count
+        spread += variance(means) / count
     if count < _SHORTEST:
         return Shift(what, excess, None, None, count, length)
-    error, freedom = math.sqrt(variance * (1 + 1 / runs) / count), count * (runs - 1)
+    error, freedom = math.sqrt(spread * (1 + 1 / runs) / count), count * (runs - 1)
     if error == 0:  # the references are equal where they are looked at
         return Shift(what, excess, float(excess == 0), 0.0, count, length)
     detectable = (student_quantile(1 - LEVEL / 2, freedom) + student_quantile(POWER, freedom)) * error
@@ -117,7 +118,7 @@ def _independent_length(losses: Sequence[Sequence[float]]) -> int:
     Runs that drift apart stay apart for a while, so neighbouring steps say the same thing again.
     """
     count = len(losses[0])
-    means = [_mean(at_step) for at_step in zip(*losses, strict=True)]
+    means = [fmean(at_step) for at_step in zip(*losses, strict=True)]
     deviations = [[one - mean for one, mean in zip(run, means, strict=True)] for run in losses]
     whole = sum(each * each for run in deviations for each in run)
     length = 1.0
@@ -129,10 +130,6 @@ def _independent_length(losses: Sequence[Sequence[float]]) -> int:
             break
         length += 4 * shared / whole  # twice the time over which they forget: two neighbours touch
     return math.ceil(length)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def student(t: float, freedom: int) -> float:

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.cli.drill.faults import Fault
+
 Event = dict[str, Any]
 """One line of a trace: the keys ``event``, ``time`` (seconds since 1970), ``rank``, and what belongs to the event."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One optimizer step, as one rank traced it in one launch.
-
-    Attributes:
-        values: for each quantity that was traced its value: digests, and numbers as ``float.hex``.
-    """
-
-    launch: int
-    rank: int
-    step: int
-    values: Mapping[str, Any]
-
-    @property
-    def loss(self) -> float | None:
-        """The mean loss of its micro-batches; ``None`` if the script gives none."""
-        losses = [float.fromhex(each) for each in self.values.get("loss") or () if each is not None]
-        return sum(losses) / len(losses) if losses else None
 
 
 @dataclass(frozen=True)
@@ -39,19 +21,18 @@ class LaunchTrace:
     Attributes:
         number: the launch, from 1.
         events: each rank's in the order in which they happened.
+        fault: what was to happen to it.
+        struck: whether that did; the run may be over before.
     """
 
     number: int
     events: tuple[Event, ...]
+    fault: Fault | None = None
+    struck: bool = False
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """Yield the events of these kinds."""
         return (event for event in self.events if event["event"] in kinds)
-
-    @property
-    def steps(self) -> list[Step]:
-        """The steps that it did."""
-        return [Step(self.number, event["rank"], event["step"], _without_header(event)) for event in self.of("step")]
 
     @property
     def resumed_from(self) -> int | None:
@@ -69,9 +50,10 @@ class LaunchTrace:
         return max((event["world_size"] for event in self.of("start")), default=0)
 
 
-def _without_header(event: Event) -> Mapping[str, Any]:
-    header = ("event", "time", "rank", "step", "epoch")
-    return {name: value for name, value in event.items() if name not in header and value is not None}
+def loss_of(step: Event) -> float | None:
+    """Return the mean loss of the micro-batches of a step; ``None`` if the script gives none."""
+    losses = [float.fromhex(each) for each in step.get("loss") or () if each is not None]
+    return sum(losses) / len(losses) if losses else None
 
 
 @dataclass(frozen=True)
@@ -81,9 +63,9 @@ class Run:
     launches: tuple[LaunchTrace, ...]
 
     @property
-    def steps(self) -> list[Step]:
-        """Every step of every launch, also those that were done twice."""
-        return [step for launch in self.launches for step in launch.steps]
+    def steps(self) -> list[Event]:
+        """Every step of every launch, also those that were done twice, with the number of the ``launch``."""
+        return [{**step, "launch": launch.number} for launch in self.launches for step in launch.of("step")]
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """Yield the events of these kinds, of all launches."""
@@ -94,8 +76,8 @@ class Run:
         """For each step its loss, averaged over the ranks; of a step that was done twice, the last."""
         found: dict[int, dict[int, float]] = {}
         for step in self.steps:
-            if step.loss is not None:
-                found.setdefault(step.step, {})[step.rank] = step.loss
+            if (loss := loss_of(step)) is not None:
+                found.setdefault(step["step"], {})[step["rank"]] = loss
         return {step: sum(losses.values()) / len(losses) for step, losses in sorted(found.items())}
 
 

@@ -1,0 +1,215 @@
+"""``stop``, ``rewind`` and ``prune``: end a run, take it back to an earlier step, and remove its old checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.console import RenderableType
+
+from resume_adapters.cli import run_directory
+from resume_adapters.cli.app import (
+    EXIT_CODES,
+    Document,
+    Force,
+    Json,
+    RunDir,
+    app,
+    complete_checkpoint,
+    console,
+    refuse_running,
+    show,
+)
+from resume_adapters.cli.commands.status import describe, status_table
+from resume_adapters.cli.render import size, state, table
+from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.cli.text import escape, visible
+from resume_adapters.core.checkpoint import policy_text
+from resume_adapters.core.checkpoint.latest import latest_form, point_latest
+from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.checkpoint.resolve import open_checkpoint
+from resume_adapters.core.checkpoint.validity import NoForeign
+from resume_adapters.core.run_directory.prune import plan_prune, prune
+from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
+from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.stop.processes import command_line, has_open
+from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
+
+_ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
+
+
+@app.command("prune", epilog=EXIT_CODES)
+def prune_run(
+    run_dir: RunDir,
+    keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
+    keep_best: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC[:min|max[:N]]", help="Keep the N best by a metric; may be given several times."),
+    ] = None,
+    keep_every: Annotated[int | None, typer.Option(metavar="STEPS", help="Keep multiples of STEPS steps.")] = None,
+    keep_within: Annotated[
+        str | None, typer.Option(metavar="PERIOD", help="Keep what was written within 90m, 12h, 7d ...")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Remove what a retention policy does not keep. A checkpoint stays if any of the options keeps it.
+
+    The checkpoint that a restart would resume from and the run's best always stay. Checkpoints that are damaged,
+    pending or made without this package are not touched.
+    """
+    run = run_directory.read(run_dir)
+    control = run.control()
+    fence = control.fencing.no_start_from_now()
+    bests = [policy_text.best(text) for text in keep_best or []]
+    keep = policy_text.join(keep_last, bests, keep_every, keep_within)
+    for each in bests:
+        run.require_metric(each.metric)
+    plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
+    if not dry_run:
+        refuse_running(run.status(), run.path, force)
+        if not plan.keep:
+            raise NoValidCheckpoint(f"{run.path} has no valid checkpoint; nothing was removed", path=run.path)
+        STORAGE.make_directory(control.path)
+        plan = prune(STORAGE, run.path, plan, control.journal, control.leftovers, fence)
+    described: dict[str, list[Document]] = {"keep": [], "remove": [], "untouched": []}
+    for row in run.rows:
+        name, facts = row.path.name, {"step": row.step, "bytes": row.manifest.bytes if row.manifest else None}
+        for what, reasons in (("keep", plan.keep), ("remove", plan.remove)):
+            if name in reasons:
+                described[what].append({"name": name, **facts, "reason": reasons[name]})
+        if name not in plan.keep | plan.remove:
+            # A committed checkpoint that is not in the plan turned out to be damaged when its files were read.
+            found = "damaged" if row.state == "committed" else row.state
+            described["untouched"].append({"name": name, "state": found})
+    document = {"run_directory": run.place, "dry_run": dry_run, **described}
+    show(document, json, _pruning)
+
+
+def _pruning(document: Document) -> Iterator[RenderableType]:
+    found = table("name", "step", "size", "", "why", right=("step", "size"))
+    rows = [(row, what) for what in ("keep", "remove") for row in document[what]]
+    for row, what in sorted(rows, key=lambda each: int(each[0]["step"])):
+        found.add_row(escape(row["name"]), str(row["step"]), size(row["bytes"]), state(what), escape(row["reason"]))
+    yield found
+    for row in document["untouched"]:
+        yield f"{escape(row['name'])} is {state(row['state'])}: left alone"
+    freed = size(sum(row["bytes"] for row in document["remove"]))
+    of_all = f"{len(document['remove'])} of {len(rows)} checkpoints ({freed})"
+    yield f"Would remove {of_all}; nothing was changed." if document["dry_run"] else f"Removed {of_all}."
+
+
+@app.command(epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped.")
+def stop(
+    run_dir: RunDir,
+    force: Annotated[
+        bool, typer.Option("--force", help="Kill it at once with SIGKILL, after a question: nothing is saved.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --force, do not ask.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let a halted run be launched again; any other stays as it is.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Ask the run to save and leave. It does so at the end of a step, within a second or so.
+
+    If the run is not running, nothing is done, and stop says so. The same launch resumes it.
+    """
+    run = run_directory.read(run_dir)
+    status = run.status()
+    runs = not undo and observed_state(status) is RunState.RUNNING
+    if undo:
+        if force or wait:
+            raise UnsupportedSetting("stop --undo stops nothing: pass it alone")
+        if status is not None and status.state is RunState.HALTED:
+            reason = f"was halted: {status.reason}; a human let it go on"
+            run.control().status.write(replace(status, state=RunState.STOPPED, reason=reason))
+    elif runs and status is not None:
+        if force:
+            _kill(run, status, ask=not yes)
+        else:
+            run.control().stop_file.request("resume-adapters stop")
+        while (wait or force) and observed_state(run.status()) is RunState.RUNNING:
+            time.sleep(0.2)
+    elif not json:
+        console().print(f"Nothing runs in {escape(run.place)}: nothing was asked.", soft_wrap=True)
+    document = {**describe(run_directory.read(run_dir)), "asked": runs}
+    show(document, json, lambda found: [status_table(found)])
+    raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)
+
+
+def _kill(run: RunDirectory, status: RunStatus, *, ask: bool) -> None:
+    """Kill the process of a run. What the status names may be any process: anybody can write a status."""
+    if status.host != socket.gethostname():
+        job = f"; or end its job, {status.job}, through the scheduler" if status.job else ""
+        raise UnsupportedSetting(
+            f"process {status.pid} is on {status.host}, and only a process on this host can be killed: do it there{job}"
+        )
+    if not has_open(status.pid, os.path.realpath(run.control().fencing.file)):
+        raise UnsupportedSetting(
+            f"{CONTROL}/status.json names process {status.pid} ({command_line(status.pid) or 'hidden'}), which does "
+            f"not hold {run.path}, as a run does: it was not killed. If it is the run, kill it yourself"
+        )
+    if ask:
+        if not sys.stdin.isatty():
+            raise UnsupportedSetting("--force asks before it kills, and there is no terminal: pass --yes as well")
+        typer.confirm(f"Kill process {status.pid} ({visible(command_line(status.pid))})?", abort=True)
+    os.kill(status.pid, signal.SIGKILL)
+
+
+@app.command(epilog=EXIT_CODES)
+def rewind(
+    run_dir: RunDir,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="A committed checkpoint: its name or step.", autocompletion=complete_checkpoint
+        ),
+    ],
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Take a run back: the next launch resumes from CHECKPOINT.
+
+    That checkpoint is verified first. The later ones are moved to .resume/set-aside, not deleted. A job that still
+    runs in the directory unnoticed can no longer commit.
+    """
+    run = run_directory.read(run_dir)
+    chosen, status = run.checkpoint(checkpoint), run.status()
+    if chosen.manifest is None:
+        known = ", ".join(row.path.name for row in run.rows if row.manifest)
+        raise UnsupportedSetting(f"{chosen.path} is {chosen.state}; expected a committed checkpoint: {known or 'none'}")
+    refuse_running(status, run.path, force)
+    open_checkpoint(STORAGE, chosen.path, NoForeign())
+    name, step, control = chosen.path.name, chosen.manifest.step, run.control()
+    generation = control.fencing.take_over()
+    fence = functools.partial(control.fencing.require_owned, generation)
+    shelved = {
+        row.path.name: set_aside(STORAGE, row.path, fence).name
+        for row in run.rows
+        if row.path != chosen.path and (row.step is None or row.step > step)
+    }
+    point_latest(STORAGE, run.path, name, latest_form(STORAGE, run.path))
+    control.journal.append("rewind", step=step, generation=generation, set_aside=sorted(shelved.values()))
+    if status is None or status.state is not RunState.HALTED:  # a halted run stays halted
+        epoch, reason = chosen.manifest.epoch, f"rewound to step {step}"
+        stopped = RunStatus(state=RunState.STOPPED, step=step, epoch=epoch, generation=generation, reason=reason)
+        control.status.write(stopped)
+    document = {"run_directory": run.place, "step": step, "checkpoint": name, "set_aside": shelved}
+    show(document, json, _rewinding)
+
+
+def _rewinding(document: Document) -> Iterator[str]:
+    for name, shelf in document["set_aside"].items():
+        yield f"{escape(name)} was moved to .resume/set-aside/{escape(shelf)}"
+    yield f"The next launch resumes from {escape(document['checkpoint'])}."
