@@ -14,7 +14,7 @@ from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.integrations.deepspeed_engine import names
-from resume_adapters.integrations.deepspeed_engine.engine import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 
 
 class EngineStrategy:

@@ -32,7 +32,7 @@ from resume_adapters.hf.sharded import ShardedModel
 from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
-from resume_adapters.integrations.deepspeed_engine.engine import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 

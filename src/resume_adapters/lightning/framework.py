@@ -28,7 +28,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
-from resume_adapters.integrations.deepspeed_engine.engine import EngineRankState
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers

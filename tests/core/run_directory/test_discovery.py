@@ -361,5 +361,4 @@ def test_nodes_that_share_a_run_directory_copy_what_is_committed_to_their_memori
 
     assert on_nodes(work) == [0] * NODES
     assert on_nodes(work) == [10] * NODES
-    refused = on_nodes(lambda rank, own: work(rank, own, save_every=1))
-    assert all(isinstance(each, UnsupportedSetting) for each in refused)
+    assert on_nodes(lambda rank, own: work(rank, own, save_every=1)) == [20] * NODES

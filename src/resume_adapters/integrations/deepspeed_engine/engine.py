@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,12 @@ from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.comparison import verify_equal
-from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import NotRestored
 from resume_adapters.integrations.deepspeed_engine import files, names, recovery, universal
 from resume_adapters.integrations.deepspeed_engine.beta_powers import BetaPowers
+from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.deepspeed_engine.supported import require_supported
-
-
-@dataclass
-class EngineRankState(Record):
-    """The state of an engine on one rank.
-
-    Attributes:
-        windows: accumulation windows that are done.
-        powers: the powers of beta that C++ optimizers keep.
-        random: the states of the random generators of activation checkpointing.
-    """
-
-    windows: int
-    powers: Any
-    random: Any
-
 
 between_attempts(recovery.reset_deepspeed)
 
