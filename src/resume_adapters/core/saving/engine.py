@@ -75,7 +75,7 @@ class _Job:
     ) -> None:
         self.error: BaseException | None = None
         self.is_done = False
-        self.process = os.getpid()
+        self._failure: tuple[int, str] | None = None
         self._work: Callable[[], Manifest | None] | None = work
         self._then = then
         self._before = before
@@ -103,13 +103,20 @@ class _Job:
             self._then(result)
         except BaseException as error:  # raised where somebody waits for it
             self.error = error
-            _FAILED.append(self)
+            # Not the error itself: its traceback holds the training.
+            self._failure = os.getpid(), str(error)
+            _FAILED.append(self._failure)
         self.is_done = True
 
     def wait(self) -> None:
         """Wait until the thread has ended, if there is one."""
         if self._thread.ident is not None:
             self._thread.join()
+
+    def seen(self) -> None:
+        """Count what has gone wrong as asked for."""
+        if self._failure in _FAILED:
+            _FAILED.remove(self._failure)
 
     def result(self) -> None:
         """Raise what has gone wrong.
@@ -118,7 +125,6 @@ class _Job:
             SaveFailed: the thread has ended before its work was done.
         """
         if self.error is not None:
-            _FAILED.remove(self)
             raise self.error
         if not self.is_done:
             raise SaveFailed("the thread that commits has ended before its work was done: its save is not committed")
@@ -127,16 +133,16 @@ class _Job:
 _NICE = 10
 """The priority of the threads that commit: behind the training."""
 
-_FAILED: list[_Job] = []
-"""What has failed, and was not raised yet."""
+_FAILED: list[tuple[int, str]] = []
+"""What has failed and was not asked for yet: the process, and why."""
 
 
 @atexit.register
 def _log_errors() -> None:
     """Log what nobody has asked for until the interpreter ends."""
-    for each in _FAILED:
-        if each.process == os.getpid():
-            logger.error("The script has ended, and its last save has failed: %s", each.error)
+    for process, reason in _FAILED:
+        if process == os.getpid():
+            logger.error("The script has ended, and its last save has failed: %s", reason)
 
 
 class SaveEngine:
@@ -226,6 +232,8 @@ class SaveEngine:
         jobs, self.in_flight = self.in_flight, []
         # A save that failed counts until here: what all ranks decide by it must not depend on when each has failed.
         self.last_submitted = self.last_committed
+        for each in jobs:
+            each.seen()
         for each in jobs:
             each.result()
 
