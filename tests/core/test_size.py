@@ -19,7 +19,7 @@ BUDGETS = {
     "core/dataloader": 1550,
     "core/loop": 1740,
     "core/recovery": 1530,
-    "core/run": 1290,
+    "core/run": 1280,
     "core/run_directory": 990,
     "core/saving": 790,
     "core/session": 2150,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from resume_adapters.core.run.step_control import StepControl
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
-from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.saving.staging import Staging
@@ -203,24 +201,16 @@ class Saver:
 
         With ``share``, each group of ranks that share a directory gets the files of all, which are written at once.
         """
-        copied: CopiedSave | None = None
-
-        @contextlib.contextmanager
-        def copying(directory: Path) -> Iterator[CopiedSave | None]:
-            nonlocal copied
-            with self._staging.copying(directory) as copied:
-                yield copied
-
         try:
             pending.open()
             # Nothing is trained on behind the last save.
-            copies = None if is_last or share else copying
+            copies = None if is_last or share else self._staging.copying
             written = write_checkpoint(pending, content, self._clock, copies, share_files if share else bool)
         except BaseException:  # also of a rank that is led out of an attempt
             pending.release()
             raise
         finally:
-            self._staging.end_save()
+            copied = self._staging.end_save()
         group = self._ownership.storage_group
         part = group.members if group.is_partial else None
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)

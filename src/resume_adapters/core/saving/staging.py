@@ -114,9 +114,10 @@ class Staging:
         """Return the copy of a tensor in the save under way; ``None`` where it has none."""
         return None if self._current is None else self._current.copy_of(tensor)
 
-    def end_save(self) -> None:
-        """Say that the save is no longer under way: what the tensors hold from now on may be something else."""
-        self._current = None
+    def end_save(self) -> CopiedSave | None:
+        """Return what was copied of the save under way, which ends: what the tensors hold from now on may be other."""
+        ended, self._current = self._current, None
+        return ended
 
     # ---- On the thread that commits
 
