@@ -18,7 +18,7 @@ Packages, lowest first; each imports only from those before it:
 ``loop``           a hand-written training loop
 =================  ===============================================================================
 
-Beside them, for all: ``ranks.py`` (the processes of a run), ``devices.py`` (what a save asks of an accelerator),
+Beside them, for all: ``ranks.py`` (the processes of a run), ``devices.py`` (what is asked of an accelerator),
 ``log.py`` (what is said to the user), ``patching.py`` (attributes that are replaced for a while), ``choices.py`` (the
 words of options) and ``requirements.py`` (versions and arguments).
 

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from resume_adapters.core import recovery
+from resume_adapters.core import devices, recovery
 
-MODULES = sorted(Path(recovery.__file__).parent.glob("*.py"))
+MODULES = [*sorted(Path(recovery.__file__).parent.glob("*.py")), Path(devices.__file__)]
 
 WAITS = {"wait", "wait_for", "join", "acquire", "result", "communicate"}
 """Methods that wait for as long as they are told, and else for ever."""
@@ -17,7 +17,7 @@ ENDLESS = {"recv", "accept", "waitpid", "waitid", "barrier", "monitored_barrier"
 """Calls that no limit can be given to, or that nobody here gives one to."""
 
 LIMITED = {
-    "device.py: thread.join(seconds)",
+    "devices.py: thread.join(seconds)",
     "groups.py: _dropping.acquire(timeout=_LONGEST_DROP)",
     "watch.py: self._over.wait(_LOOK_EVERY)",
     "watch.py: self._thread.join(self._limit)",

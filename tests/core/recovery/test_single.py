@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from resume_adapters import Memory, Remote
-from resume_adapters.core.recovery import block, device
+from resume_adapters.core import devices
+from resume_adapters.core.recovery import block
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.recovery.hang import Pulse
 from resume_adapters.core.recovery.meeting import SoloMeeting
@@ -719,11 +720,11 @@ def test_a_device_that_does_not_answer_is_not_waited_for() -> None:
     def fail() -> None:
         raise ValueError("an illegal address")
 
-    device.require_answer(lambda: None, 30)
+    devices.require_answer(lambda: None, 30)
     with pytest.raises(RuntimeError, match=r"does not answer within 0\.1 s"):
-        device.require_answer(lambda: time.sleep(5), 0.1)
+        devices.require_answer(lambda: time.sleep(5), 0.1)
     with pytest.raises(RuntimeError, match="does not answer") as found:
-        device.require_answer(fail, 30)
+        devices.require_answer(fail, 30)
     assert isinstance(found.value.__cause__, ValueError)
 
 

@@ -2,11 +2,10 @@
 
 Read ``options`` (what a user may set), ``plan`` (where all ranks go on after a failure; pure), ``launcher_store`` and
 ``meeting`` (how they learn of it and agree, past the training's groups), ``groups`` (the process groups of a block, and
-how one that is blocked is left), ``device`` (whether it still answers), ``memory`` (what is written after a failure,
-and where), ``updates`` (whether weights are being updated), ``hang`` (whether a rank hangs or is slow), ``attempt``
-(what a training call asks of the block around it), ``deadline`` (what ends a process in any case), ``watch`` (the
-thread that looks for the failure of a peer), ``termination`` (SIGTERM meanwhile), and last ``block``: the loop of
-attempts.
+how one that is blocked is left), ``memory`` (what is written after a failure, and where), ``updates`` (whether weights
+are being updated), ``hang`` (whether a rank hangs or is slow), ``attempt`` (what a training call asks of the block
+around it), ``deadline`` (what ends a process in any case), ``watch`` (the thread that looks for the failure of a peer),
+``termination`` (SIGTERM meanwhile), and last ``block``: the loop of attempts.
 
 A process that dies, or that cannot be led out of what it does, is the launcher's: the others end, within limits.
 """

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from resume_adapters.core.devices import require_device
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.recovery.attempt import (
@@ -30,7 +31,6 @@ from resume_adapters.core.recovery.attempt import (
     under_way,
 )
 from resume_adapters.core.recovery.deadline import LATER, end_process_after, limited
-from resume_adapters.core.recovery.device import require_device
 from resume_adapters.core.recovery.groups import BlockGroups
 from resume_adapters.core.recovery.hang import SILENT, HangWatch, describe_threads
 from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting

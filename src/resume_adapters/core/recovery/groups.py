@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from resume_adapters.core.devices import is_accelerator_used
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.recovery.attempt import LeftByPeer
-from resume_adapters.core.recovery.device import is_accelerator_used
 from resume_adapters.core.storage.sockets import Connection, OpenSocket, open_sockets
 from resume_adapters.errors import UnsupportedSetting
 

@@ -17,8 +17,8 @@ from types import FrameType
 
 import msgspec
 
+from resume_adapters.core.devices import is_accelerator_used
 from resume_adapters.core.log import logger
-from resume_adapters.core.recovery.device import is_accelerator_used
 from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.plan import Failure
 
