@@ -28,7 +28,6 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
@@ -77,6 +76,7 @@ class LightningFramework:
         engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
         own_objects: which objects of this training the last checkpoint holds: see :func:`own_objects.find`.
         validation_data: what changes on the data of the validations.
+        under_way: the checkpoint that is being saved, as the trainer named it, and the trainer's own save.
     """
 
     def __init__(self, trainer: Any, directory: Path) -> None:
@@ -97,7 +97,7 @@ class LightningFramework:
         )
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
-        self._saving: tuple[Path, Callable[[Path], object]] | None = None
+        self.under_way: tuple[Path, Callable[[Path], object]] | None = None
         self._callback_states: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
@@ -150,11 +150,11 @@ class LightningFramework:
             path: the checkpoint, as the trainer named it.
             native: the trainer's own save, to the path that it is given.
         """
-        self._saving = (path, native)
+        self.under_way = (path, native)
         try:
             yield
         finally:
-            self._saving = None
+            self.under_way = None
 
     def save(self, directory: Path) -> None:
         """Let Lightning's own ``save_checkpoint`` write.
@@ -162,8 +162,8 @@ class LightningFramework:
         Raises:
             OSError: :class:`ResumeCheckpointIO` could not write.
         """
-        assert self._saving is not None, "a session saves within saving()"
-        _, native = self._saving
+        assert self.under_way is not None, "a session saves within saving()"
+        _, native = self.under_way
         strategy = self._trainer.strategy
         save_checkpoint = strategy.save_checkpoint
 
@@ -297,19 +297,6 @@ class LightningFramework:
         """Return an entry for each part that Lightning saves."""
         return files.describe(self._trainer)
 
-    def capture_checkpoints(self) -> dict[str, Any]:
-        """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way."""
-        assert self._saving is not None, "a session saves within saving()"
-        path, _ = self._saving
-        return {
-            each.state_key: model_checkpoints.capture(each, path, self._trainer.global_step)
-            for each in model_checkpoints.saving(self._trainer)
-        }
-
-    def engine_state(self) -> EngineRankState | None:
-        """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
-        return None if self.engine is None else self.engine.rank_state()
-
     # ---- Loading
 
     def hpc_checkpoint(self) -> Checkpoint | None:
@@ -385,15 +372,6 @@ class LightningFramework:
             if saved and saved["dirpath"] != each.dirpath and context.path.parent == context.run.directory:
                 callbacks[each.state_key] = model_checkpoints.relocated(saved, str(saved["dirpath"]), str(each.dirpath))
 
-    def mark_saved(self, step: int) -> None:
-        """Let no ModelCheckpoint save a step once more that was loaded from a foreign checkpoint."""
-        for each in model_checkpoints.saving(self._trainer):
-            model_checkpoints.mark_saved(each, step)
-
-    def forget_loaded_path(self) -> None:
-        """Let ModelCheckpoint remove the checkpoint that was loaded: retention knows when it may go."""
-        self._trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.4-2.6
-
     def verify_loaded(self, context: RestoreContext) -> None:
         """Compare what every rank holds whole with what Lightning has read.
 
@@ -404,16 +382,6 @@ class LightningFramework:
         if context.verify:
             module_state.verify(self._trainer, loaded, context.path)
             self._callback_states = loaded.get("callbacks") or {}
-
-    def load_engine_state(self, state: EngineRankState | None) -> None:
-        """Restore what :meth:`engine_state` returned."""
-        if self.engine is not None and state is not None:
-            self.engine.load_rank_state(state)
-
-    def restore_checkpoints(self, saved: Mapping[str, Any]) -> None:
-        """Restore what :meth:`capture_checkpoints` returned."""
-        for each in model_checkpoints.saving(self._trainer):
-            model_checkpoints.restore(each, self._trainer, saved.get(each.state_key, {}))
 
     def log_callbacks(self) -> None:
         """Name the callbacks that have not taken back what they had saved."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,27 @@ def best(trainer: Any) -> str | None:
     return None if path is None else Path(path).name
 
 
-def capture(callback: Any, path: Path, step: int) -> dict[str, Any]:
-    """Capture what a ModelCheckpoint does not save, as it is after the save under way.
+def wanted(trainer: Any) -> frozenset[str]:
+    """Return the names of the checkpoints that a ModelCheckpoint removes when it wants them no longer."""
+    paths: set[str] = set()
+    for each in saving(trainer):
+        paths |= {each.last_model_path, *each.best_k_models}
+        if each.save_top_k == 1:
+            paths.add(each.best_model_path)
+    return frozenset(Path(path).name for path in paths if path)
+
+
+def capture(trainer: Any, path: Path) -> dict[str, dict[str, Any]]:
+    """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way.
 
     Args:
-        callback: the ModelCheckpoint.
+        trainer: the trainer.
         path: what is being saved.
-        step: optimizer steps completed.
     """
+    return {each.state_key: _capture(each, path, trainer.global_step) for each in saving(trainer)}
+
+
+def _capture(callback: Any, path: Path, step: int) -> dict[str, Any]:
     kept = unsaved(callback)
     its_own = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
     if str(path) in its_own:
@@ -122,8 +135,13 @@ def capture(callback: Any, path: Path, step: int) -> dict[str, Any]:
     return {**kept, "elapsed": None if checked is None else time.monotonic() - checked}
 
 
-def restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
+def restore(trainer: Any, saved: Mapping[str, dict[str, Any]]) -> None:
     """Restore what :func:`capture` returned."""
+    for each in saving(trainer):
+        _restore(each, trainer, saved.get(each.state_key, {}))
+
+
+def _restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
     for name in unsaved(callback).keys() & saved.keys():
         setattr(callback, name, saved[name])
     name = callback.format_checkpoint_name(dict(trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
@@ -133,9 +151,10 @@ def restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
         callback._last_time_checked = time.monotonic() - saved["elapsed"]  # seam: lightning 2.4-2.6
 
 
-def mark_saved(callback: Any, step: int) -> None:
-    """Let a ModelCheckpoint not save a step once more, in the middle of the next."""
-    callback._last_global_step_saved = step  # seam: lightning 2.4-2.6
+def mark_saved(trainer: Any, step: int) -> None:
+    """Let no ModelCheckpoint save a step once more, in the middle of the next."""
+    for each in saving(trainer):
+        each._last_global_step_saved = step  # seam: lightning 2.4-2.6
 
 
 def relocated(saved: Any, old: str, new: str) -> Any:

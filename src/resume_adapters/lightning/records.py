@@ -29,6 +29,7 @@ class FitRankState(RankState):
         engine: what DeepSpeed does not save; ``None`` without DeepSpeed.
         should_stop: the trainer was asked to end the training.
         checkpoints: what each ModelCheckpoint remembers and does not save, by its ``state_key``.
+        unwanted: names of the checkpoints that are removed once this one is committed; ``None`` as with ``tuned``.
         validated: for each validation loader, the batches that were validated; ``None`` as with ``tuned``.
         csv: the rows of each CSVLogger, by its directory; ``None`` as with ``tuned``.
         tuned: the attributes that finders of a learning rate or a batch size have set, by name; ``None`` where the
@@ -55,6 +56,7 @@ class FitRankState(RankState):
     tuned: dict[str, Any] | None = None
     own_objects: dict[str, Any] | None = None
     validation_data: list[list[Any]] | None = None
+    unwanted: list[str] | None = None
 
     @property
     def save_point(self) -> SavePoint:

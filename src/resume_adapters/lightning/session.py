@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,9 @@ class FitSession:
         self._trainer = trainer
         self._begins = _begins(trainer, named)
         self._unwanted: set[str] = set()
+        self._wanted: frozenset[str] = frozenset()
         self._saves_to_memory = False
-        self._newest = ""
+        self._newest = Path()
         self._framework = LightningFramework(trainer, directory)
         inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
         unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
@@ -110,7 +111,7 @@ class FitSession:
             self._session.begin_settings()
         self._framework.load(context, native)
         if context.rank_state is None:
-            self._framework.mark_saved(context.step)
+            model_checkpoints.mark_saved(self._trainer, context.step)
 
     def _register_loaders(self) -> None:
         """Register loaders that were made before the session; to resume, let them be made once more."""
@@ -166,10 +167,12 @@ class FitSession:
         """Restore what the start of the loop resets, and verify what the trainer loaded."""
         state: FitRankState = context.rank_state
         module = self._trainer.lightning_module
-        self._framework.forget_loaded_path()
+        # ModelCheckpoint may remove what was loaded: retention knows when it may go.
+        self._trainer._checkpoint_connector._ckpt_path = None  # seam: lightning 2.4-2.6
         context.verify_shards(self._framework.sharded_state)
         self._framework.verify_loaded(context)
-        self._framework.load_engine_state(state.engine)
+        if self._framework.engine is not None and state.engine is not None:
+            self._framework.engine.load_rank_state(state.engine)
         self._align_buckets()
         values, held = state.metrics, state.gradients
         if context.has_other_ranks:
@@ -186,7 +189,8 @@ class FitSession:
         self.loops.restore_validated(state.validated or [])
         self._framework.validation_data.restore(state.validation_data or [])
         self.loops.start_evaluation_workers(state.evaluation_workers)
-        self._framework.restore_checkpoints(state.checkpoints)
+        model_checkpoints.restore(self._trainer, state.checkpoints)
+        self._forget_unwanted(state.unwanted or ())
         self._framework.log_callbacks()
         self._session.restorer.restore_parts(self._framework.parts())
 
@@ -387,7 +391,7 @@ class FitSession:
 
     def is_newest(self, path: Path) -> bool:
         """Return whether a path is that of the last save, which may not have its name yet."""
-        return path.name == self._newest and files.is_same(path.parent, self.run.directory)
+        return path.name == self._newest.name and files.is_same(path.parent, self.run.directory)
 
     def save(self, path: Path, native: Callable[[Path], object]) -> None:
         """Save a checkpoint of the current step.
@@ -404,7 +408,7 @@ class FitSession:
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
             engine.require_no_accumulation(self._framework.engine)
         self._unwanted.discard(path.name)
-        self._newest = path.name
+        self._newest = path
         self.keep()
         with self._framework.saving(path, native):
             self._session.save(
@@ -414,6 +418,7 @@ class FitSession:
                 is_file=not self._framework.saves_directories,
                 to_memory=self._saves_to_memory,
             )
+        self._wanted = model_checkpoints.wanted(self._trainer)
 
     def hold(self) -> FrozenState:
         """Return what this rank would save for itself now, as it stays."""
@@ -421,11 +426,16 @@ class FitSession:
 
     def rank_state(self) -> FitRankState:
         """Return what this rank saves for itself; while a validation runs, as it was before that."""
-        assert self._save_point is not None, "a checkpoint is saved at a save point"
+        under_way = self._framework.under_way
+        assert self._save_point is not None and under_way is not None, "a checkpoint is saved at a save point"
         before = self._validation.state_before if self._save_point is SavePoint.DUE else None
         state = self._capture(self._save_point) if before is None else before
-        framework = self._framework
-        return replace(state, checkpoints=framework.capture_checkpoints(), own_objects=framework.own_objects)
+        return replace(
+            state,
+            checkpoints=model_checkpoints.capture(self._trainer, under_way[0]),
+            unwanted=sorted(self._unwanted | (self._wanted - model_checkpoints.wanted(self._trainer))),
+            own_objects=self._framework.own_objects,
+        )
 
     def _capture(self, point: SavePoint) -> FitRankState:
         loops = self.loops
@@ -438,7 +448,7 @@ class FitSession:
             row=logged_values.pending_row(loops, point),
             gradients=gradients.capture(loops),
             evaluation_workers=loops.evaluation_workers(),
-            engine=self._framework.engine_state(),
+            engine=None if self._framework.engine is None else self._framework.engine.rank_state(),
             should_stop=self._trainer.should_stop,
             checkpoints={},
             validated=loops.validated(),
@@ -473,7 +483,10 @@ class FitSession:
         """
         is_inside = files.is_same(path.parent, self.run.directory)
         if is_inside and self._trainer.strategy.broadcast(self.run.storage.is_link(path)):
-            self._remove_link(path)
+            # Lightning would leave a dangling one, and it protects what it points to.
+            if self.run.storage_group.is_leader:
+                with contextlib.suppress(FileNotFoundError):
+                    self.run.storage.remove_file(path)
         elif is_inside and state_of(self.run.storage, path) in (CheckpointState.COMMITTED, CheckpointState.PENDING):
             self._unwanted.add(path.name)
         else:
@@ -481,11 +494,12 @@ class FitSession:
             return
         self.run.prune_later(best=model_checkpoints.best(self._trainer))
 
-    def _remove_link(self, path: Path) -> None:
-        """Remove a link of ``save_last="link"``, which protects what it points to. Lightning leaves a dangling one."""
-        if self.run.storage_group.is_leader:
-            with contextlib.suppress(FileNotFoundError):
-                self.run.storage.remove_file(path)
+    def _forget_unwanted(self, names: Iterable[str]) -> None:
+        """Remove what the launch before this one was to remove once the checkpoint that is resumed was committed."""
+        self._wanted = model_checkpoints.wanted(self._trainer)
+        self._unwanted.update(set(names) - self._wanted)
+        if self._unwanted:
+            self.run.prune_later(best=model_checkpoints.best(self._trainer))
 
     # ---- Ending
 
