@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks import figure
 from benchmarks.figure import Figure
 from resume_adapters.core.ranks import Ranks, SingleProcess, current_ranks
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
 
@@ -32,7 +33,9 @@ _IN_A_ROW = {1: 1000, _RANKS: 20}
 def measure(repeats: int) -> list[Figure]:
     """Return the time of a call on one rank, and its share of a step on two."""
     with tempfile.TemporaryDirectory() as directory:
-        calls = _in_microseconds(ResumableRun(Path(directory), ranks=SingleProcess(), cadence=Cadence(10**9)), repeats)
+        calls = _in_microseconds(
+            ResumableRun(Path(directory), RunOptions(cadence=Cadence(10**9)), ranks=SingleProcess()), repeats
+        )
         shares = _on_two_ranks(Path(directory), repeats)
     return [
         figure.of("asking whether to stop, one rank", calls, "us", GOAL_MICROSECONDS, detail="mean of 1000 steps each"),
@@ -54,7 +57,7 @@ def _in_microseconds(run: ResumableRun, repeats: int) -> list[float]:
         began = time.perf_counter()
         for _ in range(_IN_A_ROW[1]):
             step += 1
-            run.end_step(step, 0.0)
+            run.steps.end_step(step, 0.0)
         found.append((time.perf_counter() - began) / _IN_A_ROW[1] * 1e6)
     run.close()
     return found
@@ -89,7 +92,7 @@ def _shares(run: ResumableRun, repeats: int) -> list[float]:
             time.sleep(_STEP_SECONDS)
             dist.all_reduce(gradient)
             before = time.perf_counter()
-            run.end_step(step, 0.0)
+            run.steps.end_step(step, 0.0)
             asking += time.perf_counter() - before
         found.append(asking / (time.perf_counter() - began) * 100)
     run.close()
@@ -102,7 +105,9 @@ def _main(directory: str, rank: str, repeats: str) -> None:
     store = f"file://{directory}/store"
     dist.init_process_group("gloo", init_method=store, rank=int(rank), world_size=_RANKS)
     ranks: Ranks = current_ranks()
-    shares = _shares(ResumableRun(Path(directory) / "together", ranks=ranks, cadence=Cadence(10**9)), int(repeats))
+    shares = _shares(
+        ResumableRun(Path(directory) / "together", RunOptions(cadence=Cadence(10**9)), ranks=ranks), int(repeats)
+    )
     print(json.dumps(shares))
     dist.barrier()
 

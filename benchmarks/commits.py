@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.content import SmallContent
 from resume_adapters import KeepLast
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -85,7 +86,7 @@ class _Recording(LocalStorage):
 def measure(directory: Path) -> list[Operation]:
     """Save step 10, then step 20, of a run that keeps the last one; return the operations of the second save."""
     storage = _Recording(directory)
-    run = ResumableRun(directory, storage=storage, keep=KeepLast(1))
+    run = ResumableRun(directory, RunOptions(keep=KeepLast(1)), storage=storage)
     run.open()
     content = np.random.default_rng(0).bytes(_MEGABYTES << 20)
     for step in (10, 20):
@@ -100,5 +101,5 @@ def _save(run: ResumableRun, storage: _Recording, step: int, content: bytes) -> 
         file = directory / "model.safetensors"
         storage.timed("framework", file, lambda: file.write_bytes(content))
 
-    run.save(f"checkpoint-{step}", step, SmallContent(step, write))
-    run.flush()
+    run.saver.save(f"checkpoint-{step}", step, SmallContent(step, write))
+    run.saver.flush()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.core.checkpoint.writer import Captured
+from resume_adapters.core.state.stateful import StaticState
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,12 @@ class SmallContent:
     def save(self, directory: Path) -> None:
         self.write(directory)
 
-    def rank_state(self) -> dict[str, Any]:
-        return {"consumed": self.step}
-
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"ema": StaticState({"updates": self.step})}
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        return {"epoch": self.step / 10, "reason": "scheduled"}
+    def capture(self) -> Captured:
+        return Captured(
+            {"consumed": self.step},
+            {"ema": StaticState({"updates": self.step})},
+            {"epoch": self.step / 10, "reason": "scheduled"},
+        )
 
     def owner_of(self, file: Path) -> int:
         return 0

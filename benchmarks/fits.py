@@ -134,7 +134,7 @@ class _SaveClock(pl.Callback):
         self.record["blocked"].append(time.perf_counter() - self._begun)
         if self.kind == _PACKAGE:
             session = next(each.session for each in trainer.callbacks if hasattr(each, "session"))
-            session.run.flush()
+            session.run.saver.flush()
         elif self.kind == _BARE:
             sync_tree(self.directory)
         self.record["safe"].append(time.perf_counter() - self._begun)

@@ -45,7 +45,7 @@ def saves(directory: Path, with_callback: bool) -> dict[str, list[float]]:
 
     def finish(checkpoint: Path) -> None:
         if with_callback:
-            callbacks[0].session.run.flush()  # type: ignore[attr-defined]
+            callbacks[0].session.run.saver.flush()  # type: ignore[attr-defined]
         else:
             training.sync_tree(checkpoint)
         safe.append(time.perf_counter() - clock.steps[-1])

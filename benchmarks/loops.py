@@ -192,7 +192,7 @@ def saves(directory: Path, with_package: bool) -> dict[str, list[float]]:
             loop.accelerator.save_state(str(checkpoint))
         record["blocked"].append(time.perf_counter() - begun)
         if with_package:
-            loop.run._run.flush()
+            loop.run._run.saver.flush()
         else:
             training.sync_tree(checkpoint)
         record["safe"].append(time.perf_counter() - begun)

@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from benchmarks import figure
 from benchmarks.figure import Figure
 from resume_adapters import KeepLast, Remote
 from resume_adapters.core.checkpoint.manifest import FileEntry
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.ranks import SINGLE_PROCESS
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import LocalFile
@@ -53,17 +54,8 @@ class _Content:
     def save(self, directory: Path) -> None:
         (directory / "model.bin").write_bytes(self._content)
 
-    def rank_state(self) -> dict[str, Any]:
-        return {"step": 1}
-
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> Mapping[str, Stateful]:
-        return {}
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        return {"epoch": 0.0, "reason": "scheduled"}
+    def capture(self) -> Captured:
+        return Captured({"step": 1}, {}, {"epoch": 0.0, "reason": "scheduled"})
 
     def owner_of(self, file: Path) -> int:
         return 0
@@ -95,7 +87,9 @@ def _blocked(rounds: int, directory: Path, url: str, what: str) -> Figure:
 
 def _begun(directory: Path, url: str, *, is_mirrored: bool) -> ResumableRun:
     mirror = [Remote(f"{url}/blocked", timeout=timedelta(seconds=30))] if is_mirrored else []
-    run = ResumableRun(directory / f"run-{is_mirrored}", ranks=SINGLE_PROCESS, mirror=mirror, keep=KeepLast(1))
+    run = ResumableRun(
+        directory / f"run-{is_mirrored}", RunOptions(mirror=mirror, keep=KeepLast(1)), ranks=SINGLE_PROCESS
+    )
     run.open()
     run.begin(0, 0.0)
     return run
@@ -103,9 +97,9 @@ def _begun(directory: Path, url: str, *, is_mirrored: bool) -> ResumableRun:
 
 def _saved(run: ResumableRun, step: int, content: _Content) -> float:
     """Save; return how long the training was blocked, once the save is committed and copied."""
-    seconds = _timed(lambda: run.save(f"checkpoint-{step}", step, content))
-    run.flush()
-    while any(state.behind for state in run._mirrors.states):
+    seconds = _timed(lambda: run.saver.save(f"checkpoint-{step}", step, content))
+    run.saver.flush()
+    while any(state.behind for state in run.context.mirrors.states):
         time.sleep(0.01)
     return seconds
 

@@ -80,6 +80,7 @@ def _train(directory: Path, rank: int, world_size: int, steps: int, saves: int) 
     import torch.distributed as dist
 
     from resume_adapters import KeepLast
+    from resume_adapters.core.run.context import RunOptions
     from resume_adapters.core.run.run import ResumableRun
     from resume_adapters.core.saving.staging import StagingOptions
 
@@ -91,7 +92,7 @@ def _train(directory: Path, rank: int, world_size: int, steps: int, saves: int) 
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     rows = torch.randn(_BATCH, _WIDTH)
     content = _ContentOfRanks(lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()}, rank)
-    run = ResumableRun(directory / "run", keep=KeepLast(2), staging=StagingOptions("memory"))
+    run = ResumableRun(directory / "run", RunOptions(keep=KeepLast(2), staging=StagingOptions("memory")))
     run.open()
     began = 0.0
     for step in range(_WARM_UP + steps):
@@ -103,8 +104,8 @@ def _train(directory: Path, rank: int, world_size: int, steps: int, saves: int) 
         optimizer.step()
         number = step + 1 - _WARM_UP
         if saves and number > 0 and number % (steps // saves) == 0:
-            run.save(f"checkpoint-{number}", number, content)
-    run.flush()
+            run.saver.save(f"checkpoint-{number}", number, content)
+    run.saver.flush()
     dist.barrier()
     seconds = time.perf_counter() - began
     run.close()

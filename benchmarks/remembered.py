@@ -12,6 +12,7 @@ from benchmarks.content import SmallContent
 from benchmarks.figure import Figure
 from resume_adapters import Memory
 from resume_adapters.core.ranks import SINGLE_PROCESS
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 
 MEGABYTES = 256
@@ -41,7 +42,7 @@ def measure(rounds: int) -> list[Figure]:
 
 
 def _run(directory: Path, memory: str) -> ResumableRun:
-    return ResumableRun(directory, ranks=SINGLE_PROCESS, mirror=[Memory(directory=memory, save_every=1)])
+    return ResumableRun(directory, RunOptions(mirror=[Memory(directory=memory, save_every=1)]), ranks=SINGLE_PROCESS)
 
 
 def _save(directory: Path, memory: str, content: bytes) -> tuple[float, float]:
@@ -54,14 +55,14 @@ def _save(directory: Path, memory: str, content: bytes) -> tuple[float, float]:
         (directory / "model.bin").write_bytes(content)
 
     begun = time.perf_counter()
-    run.save("checkpoint-1", 1, SmallContent(1, write))
-    while run.engine.last_committed != 1:  # the copy in memory follows, while the training goes on
+    run.saver.save("checkpoint-1", 1, SmallContent(1, write))
+    while run.saver.engine.last_committed != 1:  # the copy in memory follows, while the training goes on
         time.sleep(0.001)
     on_disk = time.perf_counter()
-    run.flush()
+    run.saver.flush()
     copied = time.perf_counter()
-    run.save_to_memory("checkpoint-2", 2, SmallContent(2, write))
-    run.flush()
+    run.saver.save_to_memory("checkpoint-2", 2, SmallContent(2, write))
+    run.saver.flush()
     in_memory = time.perf_counter()
     run.close()
     return on_disk - begun, in_memory - copied

@@ -53,8 +53,8 @@ def _fill(directory: Path) -> None:
     """Commit one checkpoint and copy it: the same files, with a manifest for each step."""
     run = ResumableRun(directory, ranks=SingleProcess())
     run.open()
-    run.save("checkpoint-1", 1, SmallContent(1))
-    run.flush()
+    run.saver.save("checkpoint-1", 1, SmallContent(1))
+    run.saver.flush()
     run.close()
     first = directory / "checkpoint-1"
     manifest = decode_manifest(manifest_path(LocalStorage(), first).read_bytes())
@@ -88,8 +88,8 @@ def _commit(directory: Path) -> float:
     run.open()
     for step in (_COUNT + 1, _COUNT + 2):  # the first imports what writes tensors
         begun = time.perf_counter()
-        run.save(f"checkpoint-{step}", step, SmallContent(step))
-        run.flush()
+        run.saver.save(f"checkpoint-{step}", step, SmallContent(step))
+        run.saver.flush()
         taken = time.perf_counter() - begun
     run.close()
     for step in (_COUNT + 1, _COUNT + 2):

@@ -118,17 +118,10 @@ class Content:
 
         torch.save(self._state(), directory / "state.pt")
 
-    def rank_state(self) -> dict[str, Any]:
-        return {}
+    def capture(self) -> Any:
+        from resume_adapters.core.checkpoint.writer import Captured
 
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> dict[str, Any]:
-        return {}
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        return {"epoch": 0.0, "reason": "scheduled"}
+        return Captured({}, {}, {"epoch": 0.0, "reason": "scheduled"})
 
     def owner_of(self, file: Path) -> int:
         return 0
@@ -163,22 +156,23 @@ class _Bare:
 class _Package:
     def __init__(self, directory: Path, content: Content) -> None:
         from resume_adapters import KeepLast
+        from resume_adapters.core.run.context import RunOptions
         from resume_adapters.core.run.run import ResumableRun
         from resume_adapters.core.saving.staging import StagingOptions
 
         self._content, self._saved = content, 0
-        self._run = ResumableRun(directory, keep=KeepLast(1), staging=StagingOptions("memory"))
+        self._run = ResumableRun(directory, RunOptions(keep=KeepLast(1), staging=StagingOptions("memory")))
         self._run.open()
 
     def save(self, number: int) -> None:
-        self._run.save(f"checkpoint-{number}", number, self._content)
+        self._run.saver.save(f"checkpoint-{number}", number, self._content)
         self._saved = number
 
     def finish(self) -> None:
-        self._run.flush()
+        self._run.saver.flush()
 
     def close(self) -> None:
-        assert self._run.engine.last_committed == self._saved
+        assert self._run.saver.engine.last_committed == self._saved
         self._run.close()
 
 

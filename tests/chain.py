@@ -51,7 +51,7 @@ def main() -> None:
     for step in range(job.step + 1, STEPS + 1):
         text = advance(text, step)
         interrupt(job, step)
-        decision = job.run.end_step(step, step / STEPS)
+        decision = job.run.steps.end_step(step, step / STEPS)
         if decision.save or decision.stop:
             job.commit(step, text)
         if decision.stop:

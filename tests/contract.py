@@ -32,6 +32,7 @@ from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.engine import SaveEngine
@@ -564,7 +565,7 @@ def every_damage_is_found(
         for kind, damage in DAMAGES.items():
             shutil.copytree(source, directory, symlinks=True)
             damage(directory / file)
-            run = ResumableRun(directory, ranks=SingleProcess(), foreign=foreign)
+            run = ResumableRun(directory, RunOptions(foreign=foreign), ranks=SingleProcess())
             choice = run.open()
             run.close()
             assert choice.checkpoint is not None and choice.checkpoint.path.name == before, f"{file} {kind}"

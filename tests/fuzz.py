@@ -28,6 +28,7 @@ from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import locate
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.records import RankState
@@ -305,7 +306,7 @@ def _start(
     damage: Damage,
     committed: set[str],
 ) -> str:
-    run = ResumableRun(directory, ranks=SingleProcess(), foreign=foreign)
+    run = ResumableRun(directory, RunOptions(foreign=foreign), ranks=SingleProcess())
 
     def context(checkpoint: Checkpoint) -> RestoreContext:
         return RestoreContext(run, checkpoint, kind, verify=True, rescale=cast("Any", None))

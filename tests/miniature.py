@@ -26,7 +26,9 @@ import torch
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignStep
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.engine import THREAD_NAME
 from resume_adapters.core.state.stateful import Stateful, StaticState
@@ -53,7 +55,7 @@ class Miniature:
     """
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.run = ResumableRun(directory, **{"ranks": SingleProcess(), **options})
+        self.run = new_run(directory, **options)
         self.choice = self.run.open()
 
     @property
@@ -79,12 +81,12 @@ class Miniature:
         text = text or f"state at {step}"
         path = self.run.directory / (under or name(step))
         content = MiniatureContent(self.run, text, step, describe, None if best is None else name(best))
-        self.run.save(path.name, step, content, is_file=FILES)
+        self.run.saver.save(path.name, step, content, is_file=FILES)
 
     def commit(self, step: int, text: str = "", *, best: int | None = None, under: str = "") -> None:
         """Save and wait for the commit."""
         self.save(step, text, best=best, under=under)
-        self.run.flush()
+        self.run.saver.flush()
 
     def read(self, checkpoint: Checkpoint) -> str:
         """Return the text that a checkpoint holds; the same in all its files."""
@@ -103,6 +105,12 @@ class Miniature:
         return committed(self.run.directory)
 
 
+def new_run(directory: Path, **given: Any) -> ResumableRun:
+    """Return a run that is not yet opened, of one process by default, with what is given of it and of its options."""
+    made = {name: given.pop(name) for name in ("ranks", "storage", "clock") if name in given}
+    return ResumableRun(directory, RunOptions(**given), **{"ranks": SingleProcess(), **made})
+
+
 class GivenContent:
     """What a checkpoint is to hold, as a test gives it: ``write`` gets the path of the checkpoint."""
 
@@ -112,17 +120,8 @@ class GivenContent:
     def save(self, directory: Path) -> None:
         self.write(directory)
 
-    def rank_state(self) -> dict[str, Any]:
-        return {}
-
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> dict[str, Stateful]:
-        return self.given
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        return self.facts
+    def capture(self) -> Captured:
+        return Captured({}, self.given, self.facts)
 
     def owner_of(self, file: Path) -> int:
         return 0
@@ -140,18 +139,13 @@ class MiniatureContent:
         if self.run.storage_group.is_leader:
             self.run.storage.write(native(directory), self.text.encode() * 20)
 
-    def rank_state(self) -> dict[str, Any]:
-        return {"text": self.text}
-
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> dict[str, Stateful]:
-        return {"ema": StaticState({"shadow": as_tensor(self.text), "step": self.step})}
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
+    def capture(self) -> Captured:
         facts = {"epoch": self.step / 10, "reason": "scheduled"} if self.facts is None else self.facts()
-        return {"best": self.best, **facts}
+        return Captured(
+            {"text": self.text},
+            {"ema": StaticState({"shadow": as_tensor(self.text), "step": self.step})},
+            {"best": self.best, **facts},
+        )
 
     def owner_of(self, file: Path) -> int:
         return 0

@@ -428,7 +428,7 @@ def killed_after(batches: int) -> Callable[[Launch], None]:
 
     def die(launch: Launch) -> None:
         if len(launch.trace) == batches:
-            launch.run.flush()
+            launch.run.saver.flush()
             raise Killed
 
     return die

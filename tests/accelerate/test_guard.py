@@ -136,7 +136,7 @@ def curriculum(directory: Path, until: int | None = None) -> list[float]:
             script.train(batch)
             run.step()
             if len(script.losses) == until:
-                run._run.flush()
+                run._run.saver.flush()
                 run._session.close()
                 return script.losses
     return script.losses

@@ -39,7 +39,7 @@ def zero(path):
 def save(directory, write):
     run = ResumableRun(directory)
     run.open()
-    run.save("checkpoint-10", 10, GivenContent(write))
+    run.saver.save("checkpoint-10", 10, GivenContent(write))
     run.close()
 
 
@@ -61,7 +61,7 @@ def test_the_weights_of_a_lightning_file(command, tmp_path):
     run = ResumableRun(tmp_path)
     run.open()
     content = GivenContent(lambda path: torch.save({"state_dict": WEIGHTS, "epoch": 0}, path))
-    run.save("epoch=0-step=10.ckpt", 10, content, is_file=True)
+    run.saver.save("epoch=0-step=10.ckpt", 10, content, is_file=True)
     run.close()
     assert command("export", tmp_path, "-o", tmp_path / "out.safetensors").code == 0
     assert torch.equal(load_file(tmp_path / "out.safetensors")["a.bias"], WEIGHTS["a.bias"])

@@ -212,7 +212,7 @@ def test_rewind_fences_off_what_still_runs_unnoticed(command, run_dir, make_run)
     run.open()
     assert command("rewind", run_dir, 20).code == 0
     with pytest.raises(FencedOff):
-        run.prune()
+        run.pruner.prune(run.storage_group, None)
     run.close()
 
 

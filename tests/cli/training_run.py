@@ -17,5 +17,5 @@ step = 30
 while True:
     time.sleep(0.02)
     step += 1
-    if run.end_step(step, step / 10, 100_000).stop:
+    if run.steps.end_step(step, step / 10, 100_000).stop:
         run.leave(step, step / 10)

@@ -123,7 +123,7 @@ def clock(rank: int, directory: str, saved: str) -> dict[str, Any]:
         time.sleep(0.06)
         if step == 10 and rank == 0:
             cadence.start(time.monotonic() - 3600)
-        if job.run.end_step(step, 0.0).save:
+        if job.run.steps.end_step(step, 0.0).save:
             job.commit(step)
             saves.append(step)
         if step == 10 and json.loads(saved):
@@ -201,7 +201,7 @@ def fail(rank: int, directory: str, where: str, failing: str) -> dict[str, Any]:
     heard = ""
     try:
         job.save(20, describe=facts)
-        job.run.flush()
+        job.run.saver.flush()
     except ResumeError as error:
         heard = f"{type(error).__name__}: {error}"
     storage.where = ""
@@ -220,8 +220,10 @@ def go_on(rank: int, directory: str, where: str) -> dict[str, Any]:
     saved = []
     for step in (20, 30):
         storage.where = where if rank == 1 and step == 20 else ""
-        saved.append(job.run.save(f"checkpoint-{step}", step, MiniatureContent(job.run, "text", step, None, None)))
-        job.run.drain()
+        saved.append(
+            job.run.saver.save(f"checkpoint-{step}", step, MiniatureContent(job.run, "text", step, None, None))
+        )
+        job.run.saver.drain()
     job.run.close()
     return {"saved": saved, "committed": job.committed()}
 
@@ -274,7 +276,7 @@ def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
         job = Miniature(Path(directory, str(rank) if json.loads(own) else ""), **options)
         job.run.begin(job.step, 0.0)
         job.commit(step)
-        job.run.end_step(step, 0.0)
+        job.run.steps.end_step(step, 0.0)
         job.run.close()
         job.run.close()  # closing a closed run does nothing
 
@@ -301,7 +303,7 @@ def mirror(rank: int, directory: str, own: str, url: str, *damage: str) -> dict[
     for step in (1, 2):
         job.commit(step)
     job.run.finish_copies()
-    states = [each.step for each in job.run._mirrors.states]
+    states = [each.step for each in job.run.context.mirrors.states]
     job.run.close()
     dist.barrier()
     if rank == 1 and damage:
@@ -354,9 +356,9 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     steps = []
     for step in range(2, 40):
         time.sleep(0.02)
-        if job.run.end_step(step, 0.0).save_to_memory:
+        if job.run.steps.end_step(step, 0.0).save_to_memory:
             content = MiniatureContent(job.run, f"state at {step}", step, None, None)
-            job.run.save_to_memory(f"checkpoint-{step}", step, content)
+            job.run.saver.save_to_memory(f"checkpoint-{step}", step, content)
             steps.append(step)
     job.run.close()
     dist.barrier()
@@ -364,8 +366,13 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
         shutil.rmtree(memory)
         memory.mkdir()
     job = Miniature(here, **options)
-    found = {"step": job.step, "text": job.text, "in_memory": steps, "problem": job.run._memory_tier.states[0].problem}
-    job.run._memory_tier.failed(job.run.ranks, SaveFailed("the memory is full", errno=errno.ENOSPC))
+    found = {
+        "step": job.step,
+        "text": job.text,
+        "in_memory": steps,
+        "problem": job.run.context.memory.states[0].problem,
+    }
+    job.run.context.memory.failed(job.run.ranks, SaveFailed("the memory is full", errno=errno.ENOSPC))
     job.commit(100)
     job.run.finish_copies()
     job.run.close()
@@ -418,8 +425,8 @@ def fence_memory(rank: int, directory: str) -> dict[str, Any]:
     content = MiniatureContent(job.run, "state at 4", 4, None, None)
     error = ""
     try:
-        job.run.save_to_memory("checkpoint-4", 2, content)
-        job.run.flush()
+        job.run.saver.save_to_memory("checkpoint-4", 2, content)
+        job.run.saver.flush()
     except ResumeError as found:
         error = type(found).__name__
     ended = job.run.ranks.gather(error)  # no rank waits in another collective

@@ -67,10 +67,10 @@ def test_it_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     job.run.begin(0, 0.0)
     store.before = lambda number, key: go_on.wait(LIMIT)
     job.commit(2)
-    assert job.run._mirrors.states[0].behind == 1
+    assert job.run.context.mirrors.states[0].behind == 1
     threading.Timer(0.3, go_on.set).start()
     training.settle()
-    assert job.run._mirrors.states[0].step == 2
+    assert job.run.context.mirrors.states[0].step == 2
     job.run.close()
 
 

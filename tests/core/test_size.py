@@ -15,14 +15,14 @@ BUDGETS = {
     "accelerate": 930,
     "cli": 2_350,
     "core": 320,
-    "core/checkpoint": 1_800,
+    "core/checkpoint": 1_790,
     "core/dataloader": 1_550,
     "core/loop": 1_740,
     "core/recovery": 1_500,
-    "core/run": 1_280,
-    "core/run_directory": 990,
+    "core/run": 1_170,
+    "core/run_directory": 980,
     "core/saving": 790,
-    "core/session": 2_150,
+    "core/session": 2_110,
     "core/state": 2_090,
     "core/stop": 380,
     "core/storage": 470,
@@ -39,7 +39,7 @@ BUDGETS = {
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 
-ARGUMENTS = 16
+ARGUMENTS = 12
 """The most arguments that a constructor has."""
 
 

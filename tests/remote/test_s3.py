@@ -56,7 +56,7 @@ def train(directory: Path, url: str, *steps: int) -> Miniature:
     job.run.begin(job.step, 0.0)
     for step in steps:
         job.commit(step)
-        until(lambda: not any(state.behind for state in job.run._mirrors.states))
+        until(lambda: not any(state.behind for state in job.run.context.mirrors.states))
     job.run.set_state(RunState.FINISHED, step=steps[-1], epoch=1.0)
     job.run.finish_copies()
     job.run.close()

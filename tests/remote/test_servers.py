@@ -69,7 +69,7 @@ def test_a_store_that_lies_is_used_safely_with_one_warning(
     first = Miniature(tmp_path / "a", mirror=mirror)
     first.run.begin(0, 0.0)
     assert caplog.text.count("overwrites what exists") == 1
-    assert "overwrites" in first.run._mirrors.states[0].note
+    assert "overwrites" in first.run.context.mirrors.states[0].note
     first.commit(1)
     wait(first)
     mirrors._USED.clear()  # another machine does not see the run directory of the first
@@ -78,7 +78,7 @@ def test_a_store_that_lies_is_used_safely_with_one_warning(
     assert second.step == 1
     with pytest.raises(FencedOff):
         first.commit(2)
-        until_ended(first.run._mirrors._mirrors[0]._thread)
+        until_ended(first.run.context.mirrors._mirrors[0]._thread)
         first.commit(3)
     first.run.close()
     second.commit(4)
@@ -92,7 +92,10 @@ def test_a_store_that_lies_is_used_safely_with_one_warning(
 
 def wait(job: Miniature) -> None:
     """Wait until nothing is due on any tier."""
-    until(lambda: not any(state.behind for state in job.run._mirrors.states), lambda: job.run._mirrors.states)
+    until(
+        lambda: not any(state.behind for state in job.run.context.mirrors.states),
+        lambda: job.run.context.mirrors.states,
+    )
 
 
 class ManyFiles(MiniatureContent):
@@ -125,14 +128,14 @@ def test_a_server_that_is_killed_at_a_request_loses_no_manifest(
         return None
 
     proxy.fault = kill
-    job.run.save("checkpoint-2", 2, ManyFiles(job.run, "state at 2", 2, None, None))
-    job.run.flush()
+    job.run.saver.save("checkpoint-2", 2, ManyFiles(job.run, "state at 2", 2, None, None))
+    job.run.saver.flush()
     until(killed.is_set, lambda: f"the save has {len(proxy.requests) - base} requests")
     proxy.fault = lambda count, method, path: None
     weed.start()
     servers.until_writable(weed)
     job.run.finish_copies()
-    state = job.run._mirrors.states[0]
+    state = job.run.context.mirrors.states[0]
     job.run.close()
     assert (state.behind, state.step) == (0, 2), state
     shutil.rmtree(tmp_path / "run")

@@ -99,8 +99,8 @@ def finished(directory: Path) -> None:
             epoch=step / 500,
             metrics={"eval_loss": 1 / step},
         )
-        run.save(f"checkpoint-{step}", step, content)
-    run.flush()
+        run.saver.save(f"checkpoint-{step}", step, content)
+    run.saver.flush()
     run.set_state(RunState.FINISHED, step=1500, epoch=3.0, horizon=1500)
     run.close()
 

@@ -471,7 +471,7 @@ class TrainerSession:
         self.session.begin_ending()
         if self.run.last_commit != self.trainer.state.global_step:
             save()
-        self.run.flush()
+        self.run.saver.flush()
 
     def finish(self, native: Callable[[], Any]) -> Any:
         """Finish as the trainer does, and set the run's state to finished."""

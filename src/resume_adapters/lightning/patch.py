@@ -124,7 +124,7 @@ class ResumingTrainer:
         A callback may load again in the middle of the training, as one that returns to the best checkpoint does.
         """
         if self.session is not None:
-            self.session.run.flush()  # it may be in the background still
+            self.session.run.saver.flush()  # it may be in the background still
             native(*args, **kwargs)
             return
         self._open(native, *args, **kwargs)

@@ -123,7 +123,7 @@ class FitSession:
 
     def _prefer_newer_hpc(self) -> None:
         """Resume from what Slurm's handler saved, if it is newer than everything in the run directory."""
-        if self.run.resume == "scratch!":
+        if self.run.context.options.resume == "scratch!":
             return
         found, context = self._framework.hpc_checkpoint(), self._session.context
         if found is not None and found.step > (context.step if context else 0):
@@ -492,14 +492,14 @@ class FitSession:
         else:
             native()
             return
-        self.run.prune_later(best=model_checkpoints.best(self._trainer))
+        self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
 
     def _forget_unwanted(self, names: Iterable[str]) -> None:
         """Remove what the launch before this one was to remove once the checkpoint that is resumed was committed."""
         self._wanted = model_checkpoints.wanted(self._trainer)
         self._unwanted.update(set(names) - self._wanted)
         if self._unwanted:
-            self.run.prune_later(best=model_checkpoints.best(self._trainer))
+            self.run.saver.prune_later(best=model_checkpoints.best(self._trainer))
 
     # ---- Ending
 
@@ -509,7 +509,7 @@ class FitSession:
         self._session.begin_ending()
         self._save_if_needed()
         native()
-        self.run.flush()
+        self.run.saver.flush()
         self._session.finish(
             self._extent(), step=self._trainer.global_step, epoch=self._epoch(), horizon=self._horizon()
         )

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from resume_adapters import KeepLast
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.session.options import ResumeOptions
@@ -56,7 +57,7 @@ def main() -> None:
     torch.manual_seed(7)
     ranks = current_ranks()
     framework = PlainTorch(accumulation=1, ranks=ranks.world_size)
-    run = ResumableRun(options.run_dir, ranks=ranks, keep=KeepLast(2), cadence=Cadence(options.save_every))
+    run = ResumableRun(options.run_dir, RunOptions(keep=KeepLast(2), cadence=Cadence(options.save_every)), ranks=ranks)
     data = Numbers(options.augment)
     sampler = ElasticSampler(len(data), seed=1, rank=ranks.rank, world_size=ranks.world_size)
     loader = DataLoader(data, 2, sampler=sampler)

@@ -221,7 +221,7 @@ def test_any_one_file_damaged_takes_the_checkpoint_before_and_names_the_file(tmp
         assert [each.path.name for each in job.choice.rejected] == [name(30)]
         assert file.name in job.choice.rejected[0].reason
         assert miniature.set_aside(directory) == [f"{name(30)}.1"]
-        job.run.prune(best=name(10))
+        job.run.pruner.prune(job.run.storage_group, name(10))
         assert set(miniature.committed(directory).values()) == {10, 20}
 
 
@@ -230,7 +230,7 @@ def test_pruning_counts_no_damaged_checkpoint_as_the_one_to_resume_from(tmp_path
     prepare(tmp_path)
     job = Miniature(tmp_path, keep=KeepLast(1))
     faults.DAMAGES[damage](native(tmp_path / name(30)))
-    job.run.prune()
+    job.run.pruner.prune(job.run.storage_group, None)
     assert own(tmp_path / name(30)).is_dir(), "what is damaged is not removed either"
     assert Miniature(tmp_path).text == "twenty"
 
@@ -352,8 +352,8 @@ def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path:
 
     content = MiniatureContent(job.run, "state at 10", 10, None, None)
     content.parts = lambda: (parts(), MiniatureContent.parts(content))[1]  # type: ignore[method-assign]
-    job.run.save(target.name, 10, content, is_file=miniature.FILES)
-    job.run.flush()
+    job.run.saver.save(target.name, 10, content, is_file=miniature.FILES)
+    job.run.saver.flush()
     again = Miniature(tmp_path)
     assert (again.step, again.text) == (10, "state at 10")
     manifest = again.choice.checkpoint and again.choice.checkpoint.manifest
@@ -377,8 +377,8 @@ def test_what_a_script_writes_beside_a_save_goes_into_the_run_directory(tmp_path
         (directory.parent / "samples").mkdir()
 
     content.save = save  # type: ignore[method-assign]
-    job.run.save(name(10), 10, content, is_file=miniature.FILES)
-    job.run.flush()
+    job.run.saver.save(name(10), 10, content, is_file=miniature.FILES)
+    job.run.saver.flush()
     assert (tmp_path / "tokenizer.json").read_text() == "of the script"
     assert not miniature.leftovers(tmp_path)
     assert Miniature(tmp_path).step == 10

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from resume_adapters import KeepLast
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.storage.base import Storage
@@ -154,8 +156,8 @@ class Later:
 
     def __init__(self, directory: Path) -> None:
         self.job = Miniature(directory)
-        self.engine = HeldEngine(self.job.run.engine)
-        self.job.run._saver.engine = self.engine
+        self.engine = HeldEngine(self.job.run.saver.engine)
+        self.job.run.saver.engine = self.engine
         self.job.save(40, "forty of the later start", best=10)
 
 
@@ -165,7 +167,7 @@ def leave_leftovers(directory: Path) -> None:
     Miniature(directory).commit(60, best=10)
     faults.flip(native(directory / name(60)))
     crashed = Miniature(directory)
-    crashed.run._saver.engine = HeldEngine(crashed.run.engine)
+    crashed.run.saver.engine = HeldEngine(crashed.run.saver.engine)
     crashed.save(40, best=10)
     control = directory / ".resume"
     miniature.copy(directory / name(20), control / f"begin-{name(70)}")
@@ -238,10 +240,10 @@ class CopiedContent(GivenContent):
         super().__init__(lambda path: torch.save({"weights": torch.rand(1 << 15)}, native(path)))
         self.meanwhile = meanwhile
 
-    def rank_state(self) -> dict[str, Any]:
-        return {"text": "copied", "digest": None}
+    def capture(self) -> Captured:
+        return replace(super().capture(), rank_state={"text": "copied", "digest": None}, complete=self.complete)
 
-    def completed(self) -> dict[str, Any]:
+    def complete(self) -> dict[str, Any]:
         self.meanwhile()
         return {"digest": "of the copied weights"}
 
@@ -250,8 +252,8 @@ def test_what_is_known_only_once_the_weights_are_copied_is_not_written_into_a_la
     found: list[dict[str, bytes]] = []
     job = Miniature(tmp_path / "run", staging=StagingOptions("memory"))
     for step in (10, 20):
-        job.run.save(name(step), step, CopiedContent(bool), is_file=miniature.FILES)
-        job.run.flush()
+        job.run.saver.save(name(step), step, CopiedContent(bool), is_file=miniature.FILES)
+        job.run.saver.flush()
     checkpoint = job.run.require_valid(job.run.directory / name(20))
     assert job.run.reader(checkpoint).rank_tree(0) == {"text": "copied", "digest": "of the copied weights"}
 
@@ -259,8 +261,8 @@ def test_what_is_known_only_once_the_weights_are_copied_is_not_written_into_a_la
         Miniature(tmp_path / "run").commit(30, "thirty of the later start")
         found.append(content(tmp_path / "run"))
 
-    job.run.save(name(30), 30, CopiedContent(later), is_file=miniature.FILES)
+    job.run.saver.save(name(30), 30, CopiedContent(later), is_file=miniature.FILES)
     with pytest.raises(FencedOff):
-        job.run.flush()
+        job.run.saver.flush()
     assert content(tmp_path / "run") == found[0]
     assert Miniature(tmp_path / "run").text == "thirty of the later start"

@@ -173,7 +173,7 @@ def test_a_checkpoint_that_is_a_link_within_the_run_directory_is_taken_and_never
     (run / "checkpoint-70").symlink_to("checkpoint-10")
     job = Miniature(run, keep=KeepLast(1))
     assert job.step == 20, "the step is what the manifest says, not the name"
-    job.run.prune()
+    job.run.pruner.prune(job.run.storage_group, None)
     assert (run / "checkpoint-70").is_symlink()
 
 
@@ -185,7 +185,7 @@ def test_retention_removes_no_copy_that_the_user_laid_beside_the_checkpoints(tmp
     shutil.copytree(other / "checkpoint-15", run / "checkpoint-15")
     job = Miniature(run, keep=KeepLast(1))
     job.commit(30)
-    plan = job.run.prune()
+    plan = job.run.pruner.prune(job.run.storage_group, None)
     assert set(miniature.committed(run)) == {"best_0.93", "a-copy", "checkpoint-15", "checkpoint-30"}
     reason = "the journal has no commit of it under this name"
     assert {name for name, why in plan.keep.items() if why == reason} == {"best_0.93", "a-copy", "checkpoint-15"}
@@ -206,7 +206,7 @@ def test_retention_keeps_a_checkpoint_to_which_a_link_points(tmp_path: Path) -> 
     job = Miniature(run, keep=KeepLast(1))
     job.commit(30)
     assert set(miniature.committed(run)) == {"checkpoint-10", "checkpoint-30"}
-    assert job.run.prune().keep["checkpoint-10"] == "best points to it"
+    assert job.run.pruner.prune(job.run.storage_group, None).keep["checkpoint-10"] == "best points to it"
     (run / "best").unlink()
     job.commit(40)
     assert set(miniature.committed(run)) == {"checkpoint-40"}
@@ -280,7 +280,7 @@ def test_a_name_that_the_run_no_longer_has_may_be_that_of_a_foreign_checkpoint(t
     """After a prune, after it was set aside, and after a rewind the bare framework may write that name again."""
     run = saved(tmp_path, 10, 20, 30, 40)
     job = Miniature(run, keep=KeepLast(3))
-    job.run.prune()
+    job.run.pruner.prune(job.run.storage_group, None)
     faults.flip(run / "checkpoint-40" / "model.bin")
     assert Miniature(run).step == 30
     (run / "checkpoint-30").rename(tmp_path / ".elsewhere")

@@ -58,8 +58,8 @@ def test_only_the_first_save_waits_for_the_disk(tmp_path: Path) -> None:
 def test_nothing_is_made_ahead_of_a_save_that_does_not_come(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     content = miniature.MiniatureContent(job.run, "last", 10, None, None)
-    job.run.save(miniature.name(10), 10, content, is_file=miniature.FILES, is_last=True)
-    job.run.flush()
+    job.run.saver.save(miniature.name(10), 10, content, is_file=miniature.FILES, is_last=True)
+    job.run.saver.flush()
     assert begun(tmp_path) == []
     job.run.close()
 

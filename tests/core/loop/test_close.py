@@ -34,7 +34,7 @@ def interrupt(launch: Launch) -> None:
 def lose_directory(launch: Launch) -> None:
     """Let the last save fail."""
     if launch.loop.global_step == 18:
-        launch.run.flush()
+        launch.run.saver.flush()
         launch.run.directory.rename(launch.run.directory.with_name("elsewhere"))
         launch.run.directory.write_text("a file")
 

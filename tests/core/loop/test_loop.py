@@ -190,7 +190,7 @@ def test_what_an_older_checkpoint_does_not_say_of_a_loader_is_said_by_a_save_bef
         def _followed(self, data: Any) -> None:
             self.loop.resume(data)
             self.loop.save("before its first batch")
-            self.run.flush()
+            self.run.saver.flush()
             raise Killed
 
     expected = Launch(tmp_path / "never", script="followed", save_every=100)()

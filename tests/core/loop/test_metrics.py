@@ -84,7 +84,7 @@ def test_a_save_that_fails_leaves_its_metrics_and_the_best_to_the_next_one(tmp_p
             storage.stuck = stuck
             assert launch.loop.best(1.0, name="eval_loss")
         if launch.loop.global_step == 4:
-            [each.wait() for each in launch.run.engine.in_flight]
+            [each.wait() for each in launch.run.saver.engine.in_flight]
             storage.stuck = ""
 
     Launch(tmp_path, evaluate, storage=storage, on_save_error="continue", keep=KeepAll(), epochs=2)()

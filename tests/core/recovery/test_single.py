@@ -202,7 +202,7 @@ def test_a_stop_is_not_forgotten(tmp_path: Path, forward: Callable[..., None]) -
 
 def test_a_halt_is_not_forgotten(tmp_path: Path, forward: Callable[..., None]) -> None:
     job = Job(tmp_path / "run")
-    forward(job, 5, after=lambda launch: launch.run.halt("look at it"))
+    forward(job, 5, after=lambda launch: launch.run.flag.halt("look at it"))
     assert stopped(job, Halted) == "look at it"
     with pytest.raises(RunHalted, match="look at it"):
         Job(tmp_path / "run")()
@@ -334,7 +334,7 @@ def test_what_is_on_the_disk_is_used_where_it_is_later_than_what_is_in_memory(
 ) -> None:
     def fault(launch: Launch, attempt: Attempt) -> None:
         if launch.loop.global_step == 9 and attempt.number == 1:
-            launch.run.flush()
+            launch.run.saver.flush()
             raise RuntimeError("after the update")
 
     whole = Job(tmp_path / "whole")()

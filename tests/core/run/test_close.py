@@ -23,7 +23,7 @@ def open_and_close(directory: Path, step: int) -> None:
     job = Miniature(directory, ranks=None, keep=KeepLast(1))
     job.run.begin(job.step, 0.0)
     job.commit(step)
-    job.run.end_step(step, 0.0)
+    job.run.steps.end_step(step, 0.0)
     job.run.close()
 
 

@@ -141,7 +141,8 @@ class RunDirectory(RuleBasedStateMachine):
         self._look(step, text)
         self._resume()
         self.job.run.pruner.keep = KeepAll()
-        self.job.run.prune()  # what was saved again may still be there: a second copy, which the model does not know
+        # What was saved again may still be there: a second copy, which the model does not know.
+        self.job.run.pruner.prune(self.job.run.storage_group, None)
 
     def _look(self, step: int, text: str) -> None:
         """Take over from the disk which of the two contents the step now has, and what the prune removed."""
@@ -186,7 +187,7 @@ class RunDirectory(RuleBasedStateMachine):
     def prune(self, policy: KeepAll, later: int) -> None:
         self.now += later
         self.job.run.pruner.keep = policy
-        plan = self.job.run.prune(best=None if self.best is None else name(self.best))
+        plan = self.job.run.pruner.prune(self.job.run.storage_group, None if self.best is None else name(self.best))
         gone = {step for step in self.model if not self._is_there(step)}
         assert gone == {step_of(each) for each in plan.remove if not each.endswith(".superseded")}
         whole = [step for step, kept in self.model.items() if not kept.damaged]

@@ -11,12 +11,14 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import (
@@ -203,14 +205,14 @@ job.commit(30)
 
 
 class Unserialisable(MiniatureContent):
-    def rank_state(self) -> Any:
-        return object()
+    def capture(self) -> Captured:
+        return replace(super().capture(), rank_state=object())
 
 
 def test_a_part_that_cannot_be_saved_fails_the_save_with_its_name(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     with pytest.raises(NotSerialisable, match=r"the state is a builtins\.object"):
-        job.run.save("checkpoint-10", 10, Unserialisable(job.run, "text", 10, None, None))
+        job.run.saver.save("checkpoint-10", 10, Unserialisable(job.run, "text", 10, None, None))
     assert [path.name for path in tmp_path.iterdir()] == [".resume"]
     job.commit(20)
 
@@ -219,7 +221,7 @@ def test_metrics_that_nobody_could_read_again_fail_the_save(tmp_path: Path) -> N
     job = Miniature(tmp_path)
     job.save(10, describe=lambda: {"epoch": float("nan"), "reason": "scheduled"})
     with pytest.raises(SaveFailed, match="epoch is nan"):
-        job.run.flush()
+        job.run.saver.flush()
     job.commit(20)
     assert job.committed() == {"checkpoint-20": 20}
 
@@ -251,12 +253,12 @@ def test_a_start_in_the_middle_of_a_save_fences_it_off(tmp_path: Path) -> None:
     def describe() -> dict[str, Any]:
         later.append(Miniature(tmp_path))
         later[0].save(20, "of the later")
-        later[0].run.flush()
+        later[0].run.saver.flush()
         return {"epoch": 1.0, "reason": "scheduled"}
 
     with pytest.raises((FencedOff, SaveFailed)):
         earlier.save(20, "of the earlier", describe=describe)
-        earlier.run.flush()
+        earlier.run.saver.flush()
     again = Miniature(tmp_path)
     assert again.text == "of the later"
     assert not again.choice.rejected
@@ -270,7 +272,7 @@ def test_the_earlier_start_neither_prunes_nor_reports(tmp_path: Path) -> None:
     later.commit(20)
     later.run.set_state(RunState.RUNNING, step=20)
     with pytest.raises(FencedOff):
-        earlier.run.prune()
+        earlier.run.pruner.prune(earlier.run.storage_group, None)
     earlier.run.set_state(RunState.FAILED, step=10, reason="fenced off")
     status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
     assert (status["state"], status["generation"]) == ("running", 2)
@@ -327,7 +329,7 @@ def test_a_commit_that_ends_later_does_not_hide_that_the_run_failed(tmp_path: Pa
     job.save(10)
     job.run.set_state(RunState.FAILED, step=10, reason="the training raised")
     released.set()
-    job.run.flush()
+    job.run.saver.flush()
     status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
     assert (status["state"], status["reason"]) == ("failed", "the training raised")
     assert job.committed() == {"checkpoint-10": 10}
@@ -410,7 +412,7 @@ def test_a_full_disk_is_named_where_the_framework_lost_the_errno(tmp_path: Path)
     for number in (errno.ENOSPC, errno.EACCES, 0):
         storage.number = number
         with pytest.raises(SaveFailed, match="unexpected pos 64 vs 0") as refused:
-            job.run.save("checkpoint-10", 10, Torch(job.run, "text", 10, None, None))
+            job.run.saver.save("checkpoint-10", 10, Torch(job.run, "text", 10, None, None))
         full = number == errno.ENOSPC
         assert (refused.value.errno == errno.ENOSPC) == full == ("No space left on device" in str(refused.value))
         assert [path.name for path in tmp_path.iterdir()] == [".resume"]
@@ -451,8 +453,8 @@ def test_an_error_that_a_later_start_caused_says_so(tmp_path: Path, where: str) 
     with pytest.raises(FencedOff, match="the later one continues"):
         if where == "the pruning":
             earlier.run.pruner.keep = KeepLast(1)
-            earlier.run.prune_later()
-            earlier.run.flush()
+            earlier.run.saver.prune_later()
+            earlier.run.saver.flush()
         else:
             earlier.commit(30)
     assert Miniature(tmp_path).step >= 20
@@ -491,7 +493,7 @@ def test_a_fence_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> 
     storage = Dead()
     job = Miniature(tmp_path, storage=storage)
     with pytest.raises(SaveFailed):
-        job.run.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))
+        job.run.saver.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))
 
 
 @pytest.mark.parametrize("damaged", ["rank-00000.json", "ema.safetensors"])

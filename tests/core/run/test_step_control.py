@@ -58,7 +58,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Miniature]]:
 
 def until_asked(job: Miniature, step: int = 1, timeout: float = 120.0) -> None:
     deadline = time.monotonic() + timeout
-    while not job.run.end_step(step, 0.1).stop:
+    while not job.run.steps.end_step(step, 0.1).stop:
         assert time.monotonic() < deadline, "nothing asked the run to stop"
         time.sleep(0.01)
 
@@ -87,18 +87,18 @@ def test_a_stop_file_of_an_earlier_start_means_nothing(make: Callable[..., Minia
     (tmp_path / ".resume" / "stop").touch()
     job = make()
     time.sleep(3 * SECOND)
-    assert not job.run.end_step(1, 0.1).stop
+    assert not job.run.steps.end_step(1, 0.1).stop
 
 
 def test_a_walltime_stops_in_time(make: Callable[..., Miniature], tmp_path: Path) -> None:
     clock = [time.time()]
     job = make(stop=StopOn(walltime=timedelta(days=1)), clock=lambda: clock[0])
-    job.run.end_step(1, 0.1)
+    job.run.steps.end_step(1, 0.1)
     job.commit(1)
     end = (start_time(os.getpid()) or clock[0]) + 24 * 3600
     clock[0] = end - 120
     time.sleep(3 * SECOND)
-    assert not job.run.end_step(2, 0.2).stop, "a quick run does not leave two minutes early"
+    assert not job.run.steps.end_step(2, 0.2).stop, "a quick run does not leave two minutes early"
     clock[0] = end - 5
     until_asked(job, 3)
     with pytest.raises(Stopped) as left:
@@ -125,8 +125,8 @@ def test_a_launch_does_a_step_before_it_leaves_for_a_walltime_that_is_shorter_th
     time.sleep(3 * SECOND)
     job.run.skip_batch()
     job.run.end_skipping()
-    assert not job.run.should_stop(), "not in an evaluation before the first step either"
-    assert not job.run.end_step(1, 0.1).stop
+    assert not job.run.steps.should_stop(), "not in an evaluation before the first step either"
+    assert not job.run.steps.end_step(1, 0.1).stop
     until_asked(job, 2)
     job.commit(2)
     with pytest.raises(Stopped) as left:
@@ -152,7 +152,7 @@ def test_what_earlier_starts_measured_counts(tmp_path: Path, make: Callable[...,
     line = {"time": 1.0, "event": "commit", "step": 1, "seconds": 400.0}
     (tmp_path / ".resume" / "journal.jsonl").write_text(json.dumps(line) + '\n{"torn')
     job = make(stop=StopOn(walltime=time.time()), clock=lambda: 0.0)
-    assert job.run._step_control._margin.reserve == 610.0
+    assert job.run.steps._margin.reserve == 610.0
 
 
 def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniature], tmp_path: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniat
 def test_a_halted_run_does_not_start_again(make: Callable[..., Miniature], tmp_path: Path) -> None:
     job = make(stop=StopOn(exit_code=85))
     job.commit(10)
-    job.run.halt("the loss is not finite")
-    assert job.run.end_step(11, 1.1).stop
+    job.run.flag.halt("the loss is not finite")
+    assert job.run.steps.end_step(11, 1.1).stop
     job.commit(11)
     with pytest.raises(Halted) as left:
         job.run.leave(11, 1.1)
@@ -191,7 +191,7 @@ def test_a_halted_run_does_not_start_again(make: Callable[..., Miniature], tmp_p
 def test_a_halt_counts_for_more_than_a_stop(make: Callable[..., Miniature], tmp_path: Path) -> None:
     job = make()
     job.run.flag.request("SIGTERM")
-    job.run.halt("look at it")
+    job.run.flag.halt("look at it")
     with pytest.raises(Halted):
         job.run.leave(1, 0.1)
     assert status(tmp_path)["reason"] == "look at it"
@@ -202,25 +202,25 @@ def test_a_halt_counts_for_more_than_a_stop(make: Callable[..., Miniature], tmp_
 
 def test_steps_decide(make: Callable[..., Miniature]) -> None:
     job = make(cadence=Cadence(4))
-    assert [step for step in range(1, 13) if job.run.end_step(step, 0.0).save] == [4, 8, 12]
+    assert [step for step in range(1, 13) if job.run.steps.end_step(step, 0.0).save] == [4, 8, 12]
 
 
 def test_without_a_cadence_the_framework_decides(make: Callable[..., Miniature]) -> None:
     job = make()
-    assert not any(job.run.end_step(step, 0.0).save for step in range(1, 13))
+    assert not any(job.run.steps.end_step(step, 0.0).save for step in range(1, 13))
 
 
 def test_a_time_decides_and_every_save_counts(make: Callable[..., Miniature]) -> None:
     cadence = Cadence(timedelta(hours=1))
     job = make(cadence=cadence)
-    assert not job.run.end_step(1, 0.0).save
+    assert not job.run.steps.end_step(1, 0.0).save
     cadence.start(time.monotonic() - 3601)
-    assert job.run.end_step(2, 0.0).save
+    assert job.run.steps.end_step(2, 0.0).save
     job.commit(2)
-    assert not job.run.end_step(3, 0.0).save
+    assert not job.run.steps.end_step(3, 0.0).save
     cadence.start(time.monotonic() - 3601)
     job.commit(4)
-    assert not job.run.end_step(5, 0.0).save
+    assert not job.run.steps.end_step(5, 0.0).save
 
 
 # ---- What it says
@@ -237,7 +237,7 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     seen, step = {status(tmp_path)["updated"]}, 0
     while len(seen) < 3:
         step += 1
-        job.run.end_step(step, step / 100, 1000)
+        job.run.steps.end_step(step, step / 100, 1000)
         seen.add(status(tmp_path)["updated"])
         time.sleep(0.01)
         assert time.time() - began < 120
@@ -276,7 +276,7 @@ def test_a_disk_that_fails_does_not_end_the_monitor(
     storage.is_full = True
     until(lambda: "could not refresh the status" in caplog.text)
     storage.is_full = False
-    job.run.end_step(7, 0.7)
+    job.run.steps.end_step(7, 0.7)
     until(lambda: status(tmp_path).get("step") == 7)
 
 
@@ -305,7 +305,7 @@ def test_a_disk_that_recovers_still_asks_for_a_stop(
     storage.name = name
     until(lambda: bool(warnings()))
     time.sleep(3 * SECOND)
-    assert not job.run.end_step(1, 0.1).stop
+    assert not job.run.steps.end_step(1, 0.1).stop
     storage.name = ""
     time.sleep(2 * SECOND)
     assert len(warnings()) == 1, "once, not every second"
@@ -405,4 +405,4 @@ def test_a_launcher_that_is_gone_stops_the_run(make: Callable[..., Miniature], m
     job = make()
     until_asked(job)
     assert job.run.flag.reason == "the launcher of this process is gone"
-    assert job.run.should_stop()
+    assert job.run.steps.should_stop()

@@ -29,7 +29,7 @@ def leave(directory: Path, reason: str = WALLTIME, *, keeps: int | None = None, 
     job.run.begin(job.step, 0.0)
     job.run.flag.request(reason)
     if keeps is not None:
-        job.run.end_step(keeps, 0.1)
+        job.run.steps.end_step(keeps, 0.1)
         job.commit(keeps)
     with pytest.raises(Stopped) as left:
         job.run.leave(job.step if keeps is None else keeps, 0.0)
@@ -132,7 +132,7 @@ def test_a_halt_of_the_script_keeps_its_reason(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     job.run.begin(0, 0.0)
     job.run.flag.request(WALLTIME)
-    job.run.halt("the loss is not finite")
+    job.run.flag.halt("the loss is not finite")
     with pytest.raises(Halted) as left:
         job.run.leave(0, 0.0)
     assert left.value.reason == "the loss is not finite"

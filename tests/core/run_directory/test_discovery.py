@@ -18,7 +18,6 @@ import torch.distributed as dist
 from resume_adapters import KeepAll, KeepLast, Memory
 from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, DistributedRanks
-from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
@@ -36,7 +35,7 @@ from selection import often
 import faults
 import miniature
 from faults import Crash
-from miniature import Miniature, MiniatureContent
+from miniature import Miniature, MiniatureContent, new_run
 from plain_torch import Still
 from rank_threads import NODES, Mortal, on_nodes
 
@@ -120,7 +119,7 @@ def test_what_each_rank_saved_is_known_to_all_though_no_rank_sees_it_all(tmp_pat
 
     def work(rank: int, options: dict[str, Any]) -> Any:
         still = Still(rank, lambda: {"model": {"weight": torch.tensor([float(rank)])}})
-        session = still.session(ResumableRun(disk(tmp_path, rank), **options))
+        session = still.session(new_run(disk(tmp_path, rank), **options))
         context = session.context
         if context is None:
             session.save("checkpoint-1", 1, still)
@@ -334,7 +333,7 @@ def test_each_node_keeps_the_files_of_its_ranks_in_its_memory(tmp_path: Path) ->
         job.commit(job.step + 10, "on the disk")
         for step in (job.step + 11, job.step + 12):
             text = f"in memory at {step}"
-            job.run.save_to_memory(f"checkpoint-{step}", step, MiniatureContent(job.run, text, step, None, None))
+            job.run.saver.save_to_memory(f"checkpoint-{step}", step, MiniatureContent(job.run, text, step, None, None))
         job.run.close()
         return resumed
 

@@ -142,7 +142,7 @@ def test_a_checkpoint_that_cannot_be_moved_is_kept_and_said_to_be(
     job = Miniature(tmp_path, storage=Foreign(roots=True), keep=KeepLast(1))
     for step in (10, 20, 30):
         job.commit(step)
-    plan = job.run.prune()
+    plan = job.run.pruner.prune(job.run.storage_group, None)
     if not miniature.FILES:  # one that is a file is no longer committed, so the next start tries again
         assert plan.keep[miniature.name(10)] == "could not be removed: Permission denied"
     assert not plan.remove

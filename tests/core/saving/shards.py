@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from torch.distributed.fsdp import fully_shard
 
 from resume_adapters import KeepAll
 from resume_adapters.core.checkpoint.layout import rank_file
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.ranks import current_ranks
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.staging import StagingOptions
@@ -44,12 +46,10 @@ class Content(GivenContent):
         super().__init__(lambda path: dcp.save(training.state(), storage_writer=dcp.FileSystemWriter(path)))
         self.training = training
 
-    def rank_state(self) -> dict[str, Any]:
-        self.digests = ShardDigests(self.training.state(), dist.get_rank(), self.training.run.copy_of)
-        return self.digests.known
-
-    def completed(self) -> Mapping[str, Any]:
-        return {} if self.digests.is_complete else self.digests.complete()
+    def capture(self) -> Captured:
+        digests = ShardDigests(self.training.state(), dist.get_rank(), self.training.run.saver.copy_of)
+        rest = lambda: {} if digests.is_complete else digests.complete()  # noqa: E731
+        return replace(super().capture(), rank_state=digests.known, complete=rest)
 
     def owner_of(self, file: Path) -> int:
         return int(file.name.split("_")[2]) if file.suffix == ".distcp" else 0
@@ -73,7 +73,9 @@ class Training:
         for each in (*self.model, self.model):
             fully_shard(each, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.run = ResumableRun(directory / "run", ranks=current_ranks(), staging=StagingOptions(stage), keep=KeepAll())
+        self.run = ResumableRun(
+            directory / "run", RunOptions(staging=StagingOptions(stage), keep=KeepAll()), ranks=current_ranks()
+        )
         self.run.open()
         self.go_on = threading.Event()
         self.copied: list[int] = []
@@ -109,7 +111,7 @@ class Training:
         dcp.save(self.state(), storage_writer=dcp.FileSystemWriter(self.directory / "bare" / name))
         self.go_on.clear()
         self.digests = shard_digests(self.state(), dist.get_rank())
-        self.run.save(name, self.number, Content(self))
+        self.run.saver.save(name, self.number, Content(self))
         return name
 
     def commit(self) -> None:
@@ -117,7 +119,7 @@ class Training:
         name = self.save()
         self.step()
         self.go_on.set()
-        self.run.flush()
+        self.run.saver.flush()
         self.require_native(name)
 
     def require_native(self, name: str) -> None:
@@ -135,7 +137,7 @@ class Training:
         self.run.require_valid(ours)
 
     def result(self) -> dict[str, Any]:
-        return {"copied": self.copied, "decision": self.run._staging.decision, "committed": self.run.last_commit}
+        return {"copied": self.copied, "decision": self.run.saver.staging.decision, "committed": self.run.last_commit}
 
 
 def exact(rank: int, directory: str, stage: str) -> dict[str, Any]:

@@ -21,9 +21,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from resume_adapters import KeepAll, Memory
+from resume_adapters import Memory
 from resume_adapters.core.checkpoint.native_files import require_intact
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving import staging
@@ -33,7 +34,7 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, UnsupportedSetting
 from waiting import LIMIT, until
 
-from miniature import GivenContent, committed, effects, left_behind, left_open, open_files
+from miniature import GivenContent, committed, effects, left_behind, left_open, new_run, open_files
 
 SIZE = 160
 """Width of a layer."""
@@ -69,8 +70,7 @@ class Training:
         self.expected: dict[str, Any] = {}
         self.disk = Slow()
         chosen = StagingOptions(stage, **options.pop("staging", {}))
-        options = {"ranks": SingleProcess(), "storage": self.disk, **options}
-        self.run = ResumableRun(directory, staging=chosen, keep=KeepAll(), **options)
+        self.run = new_run(directory, **{"storage": self.disk, "staging": chosen, **options})
         self.run.open()
         self.run.begin(0, 0.0)
         self.step_number = 0
@@ -92,12 +92,12 @@ class Training:
             torch.save(state, directory / "state.pt")
 
         name = f"checkpoint-{self.step_number}"
-        self.run.save(name, self.step_number, GivenContent(write), **options)
+        self.run.saver.save(name, self.step_number, GivenContent(write), **options)
         return self.run.directory / name
 
     def commit(self) -> Path:
         path = self.save()
-        self.run.flush()
+        self.run.saver.flush()
         self.require_exact(path)
         return path
 
@@ -113,7 +113,7 @@ class Training:
 
     @property
     def decision(self) -> str:
-        return self.run._staging.decision
+        return self.run.saver.staging.decision
 
     @property
     def committed(self) -> list[int]:
@@ -192,7 +192,7 @@ def test_what_changes_after_a_save_has_returned_never_reaches_the_file(training:
     CHANGES[change](training.model, training.optimizer)
     assert not path.exists()
     training.disk.go_on.set()
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(path)
 
 
@@ -211,7 +211,7 @@ def test_a_thread_that_goes_on_writing_does_not_reach_the_file(training: Trainin
         path = training.save()
         thread = threading.Thread(target=write)
         thread.start()
-        training.run.flush()
+        training.run.saver.flush()
         ends.set()
         thread.join()
         ends.clear()
@@ -224,11 +224,11 @@ def test_a_copy_is_asked_for_while_the_save_is_under_way_and_not_behind_it(train
 
     def write(directory: Path) -> None:
         torch.save({"a": weight}, directory / "state.pt")
-        found.append(training.run.copy_of(weight.detach()))
+        found.append(training.run.saver.copy_of(weight.detach()))
 
-    training.run.save("checkpoint-4", 4, GivenContent(write))
-    assert torch.equal(found[0], weight) and training.run.copy_of(weight) is None
-    training.run.flush()
+    training.run.saver.save("checkpoint-4", 4, GivenContent(write))
+    assert torch.equal(found[0], weight) and training.run.saver.copy_of(weight) is None
+    training.run.saver.flush()
 
 
 def test_nothing_of_torch_is_replaced_while_a_run_lasts(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_checkpoint_has_its_name_when_it_is_whole(training: Training) -> None:
     path = training.save()
     assert sorted(each.name for each in path.parent.iterdir()) == [".resume", "checkpoint-1", "checkpoint-2", "latest"]
     training.disk.go_on.set()
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(path)
 
 
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_is_saved_again_keeps_its_name_until_the_new_one_is_wh
     training.save()
     assert (path / "model.safetensors").read_bytes() == former
     training.disk.go_on.set()
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(path)
     assert not list(path.parent.glob("*.superseded"))
 
@@ -270,7 +270,7 @@ def test_the_last_save_is_written_at_once(training: Training) -> None:
     path = training.save(is_last=True)
     same(safetensors.torch.load_file(path / "model.safetensors"), training.expected["model"])
     training.disk.go_on.set()
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(path)
 
 
@@ -284,7 +284,7 @@ def test_a_disk_that_fails_in_the_background_fails_the_commit(
     monkeypatch.setattr(training.disk, "write_range", fail)
     path = training.save()
     with pytest.raises(SaveFailed, match=os.strerror(number)):
-        training.run.flush()
+        training.run.saver.flush()
     monkeypatch.undo()
     assert not path.exists()
     training.step()
@@ -299,7 +299,7 @@ def test_a_thread_that_dies_is_said_and_not_waited_for(training: Training, monke
     monkeypatch.setattr(CopiedSave, "write", die)
     training.save()
     with pytest.raises(SystemExit):
-        training.run.flush()
+        training.run.saver.flush()
     monkeypatch.undo()
     training.step()
     training.commit()
@@ -315,8 +315,8 @@ def test_a_save_of_more_files_than_descriptors_is_exact(training: Training) -> N
     highest = max(map(int, os.listdir("/proc/self/fd")))  # other tests of this process may have left some open
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 200, hard))
     try:
-        training.run.save("checkpoint-4", 4, GivenContent(write))
-        training.run.flush()
+        training.run.saver.save("checkpoint-4", 4, GivenContent(write))
+        training.run.saver.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     path = training.run.directory / "checkpoint-4"
@@ -335,7 +335,7 @@ def test_a_save_that_fails_half_way_leaves_nothing_open(training: Training) -> N
         raise OSError(5, "broken")
 
     with pytest.raises(SaveFailed, match="broken"):
-        training.run.save("checkpoint-4", 4, GivenContent(write))
+        training.run.saver.save("checkpoint-4", 4, GivenContent(write))
     until(lambda: not left_open(before), lambda: left_open(before))
     training.commit()
 
@@ -347,15 +347,15 @@ def grow(training: Training) -> None:
 
 
 def test_a_state_that_grows_gets_more_memory_once(training: Training) -> None:
-    size = training.run._staging._block.size  # type: ignore[union-attr]
+    size = training.run.saver.staging._block.size  # type: ignore[union-attr]
     grow(training)
     training.commit()
-    block = training.run._staging._block
+    block = training.run.saver.staging._block
     assert block is not None and block.size > size + (8 << 20)
     for _ in range(2):
         training.step()
         training.commit()
-    assert training.run._staging._block is block
+    assert training.run.saver.staging._block is block
 
 
 def test_a_state_that_grows_past_the_memory_that_is_left_gets_none(
@@ -390,8 +390,8 @@ KINDS: dict[str, Callable[[], Any]] = {
 def test_what_torch_saves_comes_back_as_it_saves_it(training: Training, kind: str, tmp_path: Path) -> None:
     obj = KINDS[kind]()
     torch.save(obj, tmp_path / "native.pt")
-    training.run.save("checkpoint-4", 4, GivenContent(lambda directory: torch.save(obj, directory / "state.pt")))
-    training.run.flush()
+    training.run.saver.save("checkpoint-4", 4, GivenContent(lambda directory: torch.save(obj, directory / "state.pt")))
+    training.run.saver.flush()
     ours, native = (
         torch.load(each / name, weights_only=kind != "an array")
         for each, name in ((training.run.directory / "checkpoint-4", "state.pt"), (tmp_path, "native.pt"))
@@ -413,8 +413,8 @@ def test_what_safetensors_saves_or_refuses_it_saves_or_refuses_here(
         safetensors.torch.save_file(obj, directory / "model.safetensors", metadata={"format": "pt"})
 
     with contextlib.nullcontext() if refused is None else pytest.raises(SaveFailed):
-        training.run.save("checkpoint-4", 4, GivenContent(write))
-        training.run.flush()
+        training.run.saver.save("checkpoint-4", 4, GivenContent(write))
+        training.run.saver.flush()
     if refused is None:
         found = training.run.directory / "checkpoint-4" / "model.safetensors"
         assert found.read_bytes() == (tmp_path / "native.safetensors").read_bytes()
@@ -441,8 +441,8 @@ def test_a_file_that_is_written_twice_in_a_save_holds_what_was_written_last(trai
         torch.save(first, directory / "state.pt")
         LAST[how](last, directory / "state.pt")
 
-    training.run.save("checkpoint-4", 4, GivenContent(write))
-    training.run.flush()
+    training.run.saver.save("checkpoint-4", 4, GivenContent(write))
+    training.run.saver.flush()
     path = training.run.directory / "checkpoint-4"
     (file,) = path.glob("state.pt*")
     same(torch.load(file, weights_only=True), last)
@@ -456,8 +456,8 @@ def test_a_file_of_safetensors_that_is_written_twice_holds_what_was_written_last
         safetensors.torch.save_file({"a": torch.rand(300, 300)}, directory / "model.safetensors")
         safetensors.torch.save_file(last, directory / "model.safetensors")
 
-    training.run.save("checkpoint-4", 4, GivenContent(write))
-    training.run.flush()
+    training.run.saver.save("checkpoint-4", 4, GivenContent(write))
+    training.run.saver.flush()
     path = training.run.directory / "checkpoint-4"
     same(safetensors.torch.load_file(path / "model.safetensors"), last)
     training.run.require_valid(path)
@@ -469,9 +469,9 @@ def test_a_file_that_is_moved_out_of_the_checkpoint_is_whole(training: Training,
         os.replace(directory / "best.pt", tmp_path / "best.pt")
         torch.save({"a": 1}, directory / "state.pt")
 
-    training.run.save("checkpoint-4", 4, GivenContent(write))
+    training.run.saver.save("checkpoint-4", 4, GivenContent(write))
     same(torch.load(tmp_path / "best.pt", weights_only=True), {"a": torch.arange(9)})
-    training.run.flush()
+    training.run.saver.flush()
 
 
 class Full(LocalStorage):
@@ -490,7 +490,7 @@ def test_without_room_on_the_disk_a_save_is_waited_for(tmp_path: Path) -> None:
     path = training.save()
     Full.is_full = False
     same(safetensors.torch.load_file(path / "model.safetensors"), training.expected["model"])
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(path)
     training.run.close()
 
@@ -548,7 +548,7 @@ def test_a_save_that_fails_when_the_script_has_ended_is_said(tmp_path: Path) -> 
 def full(*_):
     time.sleep(0.2)
     raise OSError(28, "No space left on device")
-training.run.flush()
+training.run.saver.flush()
 training.disk.write_range = full
 training.step()
 training.save()
@@ -571,7 +571,7 @@ if not child:
     {then}
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == {status}, status
-training.run.flush()
+training.run.saver.flush()
 training.require_exact(Path(sys.argv[1], "checkpoint-4"))
 training.run.close()
 """
@@ -582,7 +582,7 @@ training.run.close()
     [
         ("os._exit(2)", 2),
         ("sys.exit(2)", 2),
-        ("training.run.flush(); sys.exit(2)", 2),
+        ("training.run.saver.flush(); sys.exit(2)", 2),
         ("training.run.close(); os._exit(2)", 2),
         ("del training; import gc; gc.collect(); sys.exit(2)", 2),
         ("raise ValueError", 1),
@@ -597,7 +597,7 @@ def test_a_child_that_is_forked_behind_a_save_neither_waits_nor_touches_it(
 
 
 def test_a_kill_between_the_copy_and_the_commit_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    program = "training.run.flush(); training.disk.go_on.clear(); training.step(); training.save()"
+    program = "training.run.saver.flush(); training.disk.go_on.clear(); training.step(); training.save()"
     done = run_script(tmp_path, f"{program}\nos.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "run" / "checkpoint-4").exists()
@@ -629,7 +629,7 @@ def decided(tmp_path: Path, stage: str, **options: Any) -> Iterator[str]:
     for _ in range(3):
         training.step()
         training.commit()
-    assert training.run._staging._block is None or not training.decision.startswith("off")
+    assert training.run.saver.staging._block is None or not training.decision.startswith("off")
     yield training.decision
     training.run.close()
 
@@ -687,13 +687,13 @@ class TestDecision:
             assert decision.startswith("off: this system")
 
     def test_a_save_past_torch(self, tmp_path: Path) -> None:
-        run = ResumableRun(tmp_path / "run", ranks=SingleProcess(), staging=StagingOptions("memory"))
+        run = ResumableRun(tmp_path / "run", RunOptions(staging=StagingOptions("memory")), ranks=SingleProcess())
         run.open()
         content = GivenContent(lambda directory: LocalStorage().write(directory / "model.bin", b"x"))
         for step in (1, 2, 3):
-            run.save(f"checkpoint-{step}", step, content)
-            run.flush()
-        assert run._staging.decision.startswith("off: nothing that is saved goes through torch.save")
+            run.saver.save(f"checkpoint-{step}", step, content)
+            run.saver.flush()
+        assert run.saver.staging.decision.startswith("off: nothing that is saved goes through torch.save")
         run.close()
 
     def test_a_word_that_is_none_is_refused(self) -> None:
@@ -728,7 +728,7 @@ def test_the_copy_in_memory_of_a_commit_is_not_read_from_the_disk(tmp_path: Path
     storage.read_from.clear()
     training.step()
     path = training.commit()
-    tier = training.run._memory_tier
+    tier = training.run.context.memory
     assert tier is not None
     for name in ("model.safetensors", "state.pt"):
         assert (tier.directory / path.name / name).read_bytes() == (path / name).read_bytes()
@@ -741,16 +741,16 @@ def test_a_save_to_memory_is_copied_too(tmp_path: Path, monkeypatch: pytest.Monk
     memory = Memory(every=100, save_every=1, directory=str(tmp_path / "memory"))
     (tmp_path / "memory").mkdir()
     training = Training(tmp_path / "run", mirror=[memory])
-    tier = training.run._memory_tier
+    tier = training.run.context.memory
     assert tier is not None
     settle(training)
-    monkeypatch.setattr(training.run, "save", training.run.save_to_memory)
+    monkeypatch.setattr(training.run, "save", training.run.saver.save_to_memory)
     training.disk.go_on.clear()
     name = training.save().name
     with torch.no_grad():
         training.model[0].weight.add_(1)
     training.disk.go_on.set()
-    training.run.flush()
+    training.run.saver.flush()
     training.require_exact(tier.directory / name)
     assert sorted(committed(tier.directory).values()) == [1, 3]
     assert (training.committed, training.run.last_commit) == ([1, 2], 2)

@@ -36,7 +36,7 @@ class Stuck(LocalStorage):
 
 def settled(job: Miniature) -> None:
     """Wait for the commits in flight, and raise nothing."""
-    for each in job.run.engine.in_flight:
+    for each in job.run.saver.engine.in_flight:
         each.wait()
 
 
@@ -62,8 +62,8 @@ def test_an_error_of_the_commit_is_raised_by_the_next_save_once(failing: Miniatu
 
 def test_an_error_of_the_commit_is_raised_by_flush(failing: Miniature) -> None:
     with pytest.raises(SaveFailed, match="checkpoint-20"):
-        failing.run.flush()
-    failing.run.flush()
+        failing.run.saver.flush()
+    failing.run.saver.flush()
 
 
 def test_an_error_of_the_commit_is_not_lost_by_close(failing: Miniature) -> None:
@@ -86,7 +86,7 @@ def test_where_the_system_has_no_thread_left_the_training_commits_itself(
     monkeypatch.setattr(threading.Thread, "start", start)
     job.save(10)
     assert job.committed() == {"checkpoint-10": 10}
-    job.run.flush()
+    job.run.saver.flush()
     job.run.close()
 
 
@@ -112,17 +112,17 @@ def test_an_error_is_raised_once_all_that_was_submitted_is_done(tmp_path: Path) 
     job.save(30)
     settled(job)
     job.run.pruner.keep = KeepLast(1)
-    job.run.prune_later()
-    prune = job.run.engine.in_flight[-1]
+    job.run.saver.prune_later()
+    prune = job.run.saver.engine.in_flight[-1]
     threading.Timer(0.2, storage.go_on.set).start()
     with pytest.raises(SaveFailed, match="checkpoint-30"):
-        job.run.flush()
+        job.run.saver.flush()
     assert prune.is_done and set(job.committed()) == {"checkpoint-20"}
 
 
 def test_after_a_failed_commit_the_last_one_is_the_one_before(failing: Miniature) -> None:
     with pytest.raises(SaveFailed):
-        failing.run.flush()
+        failing.run.saver.flush()
     assert failing.run.last_commit == 10
     failing.run.set_state(RunState.FAILED, step=20)
     assert json.loads((failing.run.directory / ".resume" / "status.json").read_bytes())["last_commit"] == 10
@@ -135,15 +135,15 @@ def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(
         job.commit(step)
     job.run.pruner.keep = KeepLast(1)
     storage.fail_at = len(storage.operations)
-    job.run.prune_later()
+    job.run.saver.prune_later()
     with pytest.raises(SaveFailed, match=r"could not prune .*Nothing is lost"):
-        job.run.flush()
+        job.run.saver.flush()
     storage.fail_at = None
-    job.run.prune_later(best="checkpoint-10")
-    job.run.flush()
+    job.run.saver.prune_later(best="checkpoint-10")
+    job.run.saver.flush()
     assert set(job.committed()) == {"checkpoint-10", "checkpoint-20"}
-    job.run.prune_later()
-    job.run.flush()
+    job.run.saver.prune_later()
+    job.run.saver.flush()
     assert set(job.committed()) == {"checkpoint-20"}
 
 

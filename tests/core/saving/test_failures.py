@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from resume_adapters import KeepAll, KeepLast
+from resume_adapters.core.checkpoint.writer import Captured
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.failures import SaveFailures
@@ -79,7 +82,7 @@ def start(directory: Path, storage: Failing, **options: Any) -> Miniature:
 
 def save(job: Miniature, step: int, **options: Any) -> bool:
     content = MiniatureContent(job.run, f"state at {step}", step, None, None)
-    return job.run.save(f"checkpoint-{step}", step, content, **options)
+    return job.run.saver.save(f"checkpoint-{step}", step, content, **options)
 
 
 @pytest.mark.parametrize("where", ["writes", "syncs"])
@@ -92,7 +95,7 @@ def test_a_run_goes_on_after_a_save_that_failed_and_the_next_one_is_committed(
     setattr(storage, where, 1)
     with caplog.at_level(logging.ERROR):
         assert save(job, 20) == (where == "syncs")
-        job.run.drain()
+        job.run.saver.drain()
     assert "Input/output error" in caplog.text and "Training continues" in caplog.text
     assert job.run.last_commit == 10
     assert save(job, 30)
@@ -109,13 +112,13 @@ def test_three_failures_in_a_row_end_the_run(tmp_path: Path, where: str) -> None
     setattr(storage, where, 2)
     for step in (10, 20, 30):
         save(job, step)
-        job.run.drain()
+        job.run.saver.drain()
     assert job.committed() == {"checkpoint-30": 30}
     setattr(storage, where, 3)
     with pytest.raises(SaveFailed, match="checkpoint-60"):
         for step in (40, 50, 60):
             save(job, step)
-            job.run.drain()
+            job.run.saver.drain()
     job.run.close()
     assert job.committed() == {"checkpoint-30": 30}
 
@@ -131,12 +134,12 @@ def test_the_last_save_of_a_run_raises(tmp_path: Path) -> None:
 
 def test_what_would_fail_again_raises(tmp_path: Path) -> None:
     class Unserialisable(MiniatureContent):
-        def rank_state(self) -> Any:
-            return object()
+        def capture(self) -> Captured:
+            return replace(super().capture(), rank_state=object())
 
     job = start(tmp_path / "one", Failing())
     with pytest.raises(NotSerialisable):
-        job.run.save("checkpoint-10", 10, Unserialisable(job.run, "text", 10, None, None))
+        job.run.saver.save("checkpoint-10", 10, Unserialisable(job.run, "text", 10, None, None))
     job.run.close()
     earlier = start(tmp_path / "two", Failing())
     Miniature(tmp_path / "two")
@@ -184,19 +187,19 @@ def test_a_run_that_was_fenced_off_while_it_pruned_a_full_disk_ends(tmp_path: Pa
     later: list[Miniature] = []
 
     class Content(MiniatureContent):
-        def parts(self) -> Any:
+        def capture(self) -> Captured:
             storage.write = lambda path, content: LocalStorage.write(storage, path, content)  # type: ignore[method-assign]
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    prune = job.run.engine.submit_prune
+    prune = job.run.saver.engine.submit_prune
 
     def taken_over(group: StorageGroup, best: str | None) -> None:
         later.append(Miniature(tmp_path))
         prune(group, best)
 
-    job.run.engine.submit_prune = taken_over  # type: ignore[method-assign]
+    job.run.saver.engine.submit_prune = taken_over  # type: ignore[method-assign]
     with pytest.raises(FencedOff):
-        job.run.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))
+        job.run.saver.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))
     job.run.close()
 
 
@@ -206,10 +209,10 @@ def test_a_save_by_time_that_failed_is_due_again_an_interval_later(tmp_path: Pat
     job = start(tmp_path, storage, cadence=cadence)
     job.run.begin(0, 0.0)
     cadence.start(time.monotonic() - 3601)
-    assert job.run.end_step(1, 0.0).save
+    assert job.run.steps.end_step(1, 0.0).save
     storage.writes = 1
     assert not save(job, 1)
-    assert not job.run.end_step(2, 0.0).save
+    assert not job.run.steps.end_step(2, 0.0).save
     job.run.close()
 
 
@@ -233,7 +236,7 @@ def test_a_loop_that_cannot_save_for_a_while_ends_as_if_it_could(tmp_path: Path,
 def test_a_stop_right_after_a_save_whose_commit_fails_saves_that_step_again(tmp_path: Path) -> None:
     """As in the evaluation that follows a save: no step is between them."""
     storage, still = Slow(), Still()
-    run = ResumableRun(tmp_path, ranks=SingleProcess(), storage=storage, on_save_error="continue")
+    run = ResumableRun(tmp_path, RunOptions(on_save_error="continue"), ranks=SingleProcess(), storage=storage)
     session = still.session(run)
     storage.syncs = 1
     session.save("checkpoint-4", 4, still)

@@ -15,6 +15,7 @@ from resume_adapters.core.session import finished
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
 from resume_adapters.errors import UnsupportedSetting
 
+from miniature import new_run
 from plain_torch import Launch
 
 SAMPLES = {"samples in the dataset": 52}
@@ -29,7 +30,7 @@ def finish(directory: Path, extent: Extent) -> None:
 
 
 def ask(directory: Path, extent: Extent, **options: Any) -> None:
-    run = ResumableRun(directory, ranks=SingleProcess(), **options)
+    run = new_run(directory, **options)
     try:
         require_continuation(run, extent, "output_dir=...")
     finally:

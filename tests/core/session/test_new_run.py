@@ -17,10 +17,11 @@ from plain_torch import PlainTorch
 def test_a_run_has_the_options_and_what_the_framework_determines(tmp_path: Path) -> None:
     stop, framework = StopOn(exit_code=7), PlainTorch(1, 1)
     options = ResumeOptions("scratch", stop=stop, save_every=3)
-    run = new_run(tmp_path, framework, options, latest="file")
-    assert (run.framework, run.foreign, run.resume) == (framework.label, framework.foreign, "scratch")
-    assert (run.flag.on, run.latest) == (stop, "file")
-    assert new_run(tmp_path, framework, options, resume=tmp_path / "step-4").resume == tmp_path / "step-4"
+    found = new_run(tmp_path, framework, options, latest="file").context.options
+    assert (found.framework, found.foreign, found.resume) == (framework.label, framework.foreign, "scratch")
+    assert (found.stop, found.latest) == (stop, "file")
+    named = new_run(tmp_path, framework, options, resume=tmp_path / "step-4")
+    assert named.context.options.resume == tmp_path / "step-4"
 
 
 def test_a_policy_comes_before_that_of_the_adapter(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_a_policy_comes_before_that_of_the_adapter(tmp_path: Path) -> None:
         with contextlib.closing(run):
             run.open()
             for step in (1, 2, 3):
-                run.save(f"step-{step}", step, GivenContent(lambda path: None))
-            run.flush()
-            kept[name] = len(run.prune().keep)
+                run.saver.save(f"step-{step}", step, GivenContent(lambda path: None))
+            run.saver.flush()
+            kept[name] = len(run.pruner.prune(run.storage_group, None).keep)
     assert kept == {"of_adapter": 1, "of_user": 2}

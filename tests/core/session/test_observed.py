@@ -566,7 +566,7 @@ def test_a_session_saves_and_restores_it_but_not_what_parts_capture(
         first.iterator = iter([1])
         session.save("checkpoint-2", 2, framework)
     assert "observed   MISSING: trainer.iterator" in caplog.text and "captured by" not in caplog.text
-    session.run.flush()
+    session.run.saver.flush()
     session.run.close()
     second = Trainer()
     session, framework = begun(tmp_path, second)
@@ -610,7 +610,7 @@ def test_of_a_part_that_is_a_module_the_attributes_are_captured_which_torch_does
     for value in range(5):
         first.add(value)
     session.save("checkpoint-1", 1, framework)
-    session.run.flush()
+    session.run.saver.flush()
     session.run.close()
     second = Memory()
     session, _ = opened(second)

@@ -30,12 +30,13 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed, StateMismatch, UnsupportedSetting
 from resume_adapters.recovery import Attempt, restartable
 
+from miniature import new_run
 from plain_torch import PlainTorch, Still, StillState
 
 
 def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: int = 1, **options: Any) -> Session:
     """Return a session that has chosen what it resumes from."""
-    run = ResumableRun(directory, ranks=SingleProcess(), **options)
+    run = new_run(directory, **options)
     framework = PlainTorch(accumulation, ranks=1)
     session = Session(
         run, framework, ResumeOptions(parts=parts or {}), LoopRankState, Rescale("refuse", framework.accumulation)

@@ -17,6 +17,7 @@ from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.status import RunState
@@ -72,7 +73,10 @@ def begin_elsewhere(directory: Path, mirror: list[Remote]) -> Miniature:
 
 def wait(job: Miniature) -> None:
     """Wait until nothing is due on any tier."""
-    until(lambda: not any(state.behind for state in job.run._mirrors.states), lambda: job.run._mirrors.states)
+    until(
+        lambda: not any(state.behind for state in job.run.context.mirrors.states),
+        lambda: job.run.context.mirrors.states,
+    )
 
 
 def finish(job: Miniature, step: int) -> None:
@@ -134,7 +138,7 @@ def test_killed_before_any_request_of_a_copy_the_newest_manifest_resumes(
 ) -> None:
     """A copy puts four files, its manifest and ``latest``; then retention removes the manifest and files before it."""
     job = train(tmp_path / "a", remote(keep=KeepLast(1)), 1)
-    mirror, base = job.run._mirrors._mirrors[0], store.requests
+    mirror, base = job.run.context.mirrors._mirrors[0], store.requests
     monkeypatch.setattr(threading, "excepthook", lambda found: None)
 
     def die(count: int, key: str) -> None:
@@ -287,7 +291,7 @@ def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remo
             if checkpoint.step not in usable:
                 raise CheckpointDamaged("it is of another model")
 
-        run = ResumableRun(tmp_path / "b", ranks=SingleProcess(), mirror=remote())
+        run = ResumableRun(tmp_path / "b", RunOptions(mirror=remote()), ranks=SingleProcess())
         with contextlib.closing(run):
             return run.open(require_usable).checkpoint
 
@@ -381,12 +385,12 @@ def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
     store.lies = lies
     first = train(tmp_path / "a", remote(), 1)
     assert ("overwrites what exists" in caplog.text) == lies
-    assert bool(first.run._mirrors.states[0].note) == lies
+    assert bool(first.run.context.mirrors.states[0].note) == lies
     second = begin_elsewhere(tmp_path / "b", remote())
     assert second.step == 1
     with pytest.raises(FencedOff, match="Two jobs were started with one mirror"):
         first.commit(2)
-        until_ended(first.run._mirrors._mirrors[0]._thread)
+        until_ended(first.run.context.mirrors._mirrors[0]._thread)
         assert "owns now" in (first.run.flag.reason or "")
         first.commit(3)
     with pytest.raises(FencedOff):
@@ -407,7 +411,7 @@ def test_a_store_that_knows_no_condition_is_used_like_one_that_lies(
     lose(tmp_path / "a")
     job = train(tmp_path / "b", remote(), 2)
     assert job.step == 1 and manifests(store) == [1, 2]
-    assert job.run._mirrors.states[0].note
+    assert job.run.context.mirrors.states[0].note
     job.run.close()
 
 
@@ -437,7 +441,7 @@ def test_retention_removes_nothing_once_a_later_start_owns_the_mirror(
     store.before = claim
     with contextlib.suppress(FencedOff):  # the copy may be as far as that when the commit ends
         job.commit(2)
-    until_ended(job.run._mirrors._mirrors[0]._thread)
+    until_ended(job.run.context.mirrors._mirrors[0]._thread)
     store.before = lambda number, key: None
     assert manifests(store) == [1, 2] and "start 99" in (job.run.flag.reason or "")
     job.run.close()
@@ -464,7 +468,7 @@ def test_a_store_that_is_down_never_stops_a_training(
     store.down = True
     for step in (2, 3):
         job.commit(step)
-    mirror = job.run._mirrors._mirrors[0]
+    mirror = job.run.context.mirrors._mirrors[0]
     until(lambda: any(entry["event"] == "mirror-behind" for entry in job.run.control.journal.history()))
     assert mirror.behind == 2 and "it is down" in mirror._problem
     assert "mirror behind" in caplog.text and "Training goes on" in caplog.text
@@ -482,7 +486,7 @@ def test_a_mirror_that_stays_behind_stops_the_run_where_that_is_asked_for(
     job = train(tmp_path, remote(on_behind="stop", timeout=timedelta(milliseconds=1)), 1)
     store.down = True
     job.commit(2)
-    job.run._mirrors._mirrors[0]._failing_since = 0.0
+    job.run.context.mirrors._mirrors[0]._failing_since = 0.0
     until(lambda: job.run.flag.reason)
     assert "is behind for" in (job.run.flag.reason or "")
     job.run.close()
@@ -525,7 +529,7 @@ def test_a_start_that_could_not_claim_is_fenced_off_by_one_that_has(
     begin_elsewhere(tmp_path / "copy", remote()).run.close()
     with pytest.raises(FencedOff):
         cut_off.commit(2)
-        until_ended(cut_off.run._mirrors._mirrors[0]._thread)
+        until_ended(cut_off.run.context.mirrors._mirrors[0]._thread)
         cut_off.commit(3)
     cut_off.run.close()
 
@@ -554,11 +558,11 @@ def test_a_store_that_has_what_is_due_has_no_problem_any_more(
     finish(train(tmp_path, remote(), 1), 1)
     store.down = True
     job = begin(tmp_path, remote())
-    until(lambda: job.run._mirrors.states[0].problem)
+    until(lambda: job.run.context.mirrors.states[0].problem)
     store.down = False
     wait(job)
-    until(lambda: not job.run._mirrors.states[0].problem)
-    assert job.run._mirrors._mirrors[0]._failing_since is None
+    until(lambda: not job.run.context.mirrors.states[0].problem)
+    assert job.run.context.mirrors._mirrors[0]._failing_since is None
     job.run.close()
 
 
@@ -669,7 +673,7 @@ def test_a_policy_holds_for_the_mirror_alone(tmp_path: Path, remote: Mirror, sto
     job = begin(tmp_path, remote(keep=keep), keep=KeepLast(1))
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 4.0)):
         job.save(step, describe=lambda loss=loss: {"epoch": 0.0, "reason": "scheduled", "metrics": {"loss": loss}})
-        job.run.flush()
+        job.run.saver.flush()
         wait(job)
     job.run.close()
     assert manifests(store) == [2, 4]
@@ -720,7 +724,7 @@ class Blocked:
 def test_retention_leaves_what_is_being_copied(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
     """A copy takes longer than several saves, and what is copied is neither the oldest that is due nor the newest."""
     job = begin(tmp_path, remote(), keep=KeepLast(2))
-    blocked = Blocked(job.run._mirrors._mirrors[0])
+    blocked = Blocked(job.run.context.mirrors._mirrors[0])
     job.commit(1)
     blocked.until_begun("checkpoint-1")
     job.commit(2)
@@ -768,10 +772,10 @@ def test_the_last_copy_is_begun_only_if_it_fits(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = train(tmp_path, remote(every=100), 1)
-    mirror = job.run._mirrors._mirrors[0]
+    mirror = job.run.context.mirrors._mirrors[0]
     mirror._rate = 1.0  # a byte a second
     job.save(2, describe=lambda: {"epoch": 1.0, "reason": "finished"})
-    job.run.flush()
+    job.run.saver.flush()
     tier_mirror.finish_all([mirror], 5.0)
     job.run.close()
     assert manifests(store) in ([1], [1, 2])
@@ -785,13 +789,13 @@ def test_a_run_that_fails_does_not_wait_for_long(
 ) -> None:
     """It is to be launched again; and the processes that share the machine may be waited for."""
     job = begin(tmp_path, remote())
-    blocked = Blocked(job.run._mirrors._mirrors[0])
+    blocked = Blocked(job.run.context.mirrors._mirrors[0])
     if walltime:
-        job.run._step_control.deadline = Deadline(time.time() + 0.5, "a test", time.time())
+        job.run.steps.deadline = Deadline(time.time() + 0.5, "a test", time.time())
     else:
         monkeypatch.setattr(mirrors, "_LONGEST_CLOSE", 0.5)
     monkeypatch.setattr(tier_mirror, "_LONGEST_GOODBYE", 0.5)
-    thread = job.run._mirrors._mirrors[0]._thread
+    thread = job.run.context.mirrors._mirrors[0]._thread
     job.commit(1)
     blocked.until_begun("checkpoint-1")
     began = time.monotonic()

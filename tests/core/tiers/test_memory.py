@@ -62,8 +62,8 @@ def node(tmp_path: Path, shape: None) -> Node:
 
 def save_to_memory(job: Miniature, step: int) -> None:
     content = MiniatureContent(job.run, f"state at {step}", step, None, None)
-    job.run.save_to_memory(miniature.name(step), step, content, is_file=miniature.FILES)
-    job.run.flush()
+    job.run.saver.save_to_memory(miniature.name(step), step, content, is_file=miniature.FILES)
+    job.run.saver.flush()
 
 
 def kill(job: Miniature) -> None:
@@ -391,13 +391,13 @@ def test_a_memory_that_fails_never_ends_a_run(
 def test_a_commit_in_memory_that_fails_is_said(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     storage = MemoryFault(node.memory)
     job = node.start(storage=storage, save_every=1)
-    wait = job.run.engine.submit_to_memory
+    wait = job.run.saver.engine.submit_to_memory
 
     def fail_then(*given: Any) -> None:
         storage.failing = errno.EIO
         wait(*given)
 
-    job.run.engine.submit_to_memory = fail_then  # type: ignore[method-assign]
+    job.run.saver.engine.submit_to_memory = fail_then  # type: ignore[method-assign]
     save_to_memory(job, 1)
     storage.failing = 0
     assert "could not commit" in caplog.text
@@ -412,7 +412,7 @@ def test_what_has_changed_since_its_commit_is_not_copied(node: Node, caplog: pyt
     path = node.run_directory / miniature.name(20)
     manifest = read_manifest(job.run.storage, path)
     faults.flip(miniature.native(path))
-    memory = job.run._memory_tier
+    memory = job.run.context.memory
     assert memory is not None
     memory.copy(job.run.ranks, path, manifest)
     assert "its content has changed" in caplog.text
@@ -426,7 +426,7 @@ def test_a_later_start_locks_an_earlier_one_out_of_the_memory(node: Node) -> Non
     second = node.start(save_every=1)
     with pytest.raises(FencedOff):
         save_to_memory(first, 11)
-    memory = first.run._memory_tier
+    memory = first.run.context.memory
     assert memory is not None
     manifest = read_manifest(first.run.storage, node.run_directory / miniature.name(10))
     with pytest.raises(FencedOff):
@@ -436,14 +436,14 @@ def test_a_later_start_locks_an_earlier_one_out_of_the_memory(node: Node) -> Non
     with pytest.raises(FencedOff):  # where there is something to remove
         memory.copy(first.run.ranks, node.run_directory / miniature.name(10), replace(manifest, step=13))
     assert node.held() == [10, 12]
-    submit = second.run.engine.submit_to_memory
+    submit = second.run.saver.engine.submit_to_memory
 
     def start_then(*given: Any) -> None:
         third.append(node.start())
         submit(*given)
 
     third: list[Miniature] = []
-    second.run.engine.submit_to_memory = start_then  # type: ignore[method-assign]
+    second.run.saver.engine.submit_to_memory = start_then  # type: ignore[method-assign]
     with pytest.raises(FencedOff):
         save_to_memory(second, 14)
     for each in (third[0], second, first):
@@ -453,7 +453,7 @@ def test_a_later_start_locks_an_earlier_one_out_of_the_memory(node: Node) -> Non
 def test_a_start_that_comes_between_the_commit_in_memory_and_its_end_locks_the_earlier_one_out(node: Node) -> None:
     """The commit holds: the later start goes on from it."""
     first, later = node.start(save_every=1), list[Miniature]()
-    memory = first.run._memory_tier
+    memory = first.run.context.memory
     assert memory is not None
     committed = memory.committed
 
@@ -476,7 +476,7 @@ def test_saves_to_memory_are_due_by_steps_and_not_beside_another(node: Node) -> 
     job = node.start(save_every=2, cadence=Cadence(3))
     found = []
     for step in range(1, 7):
-        decision = job.run.end_step(step, 0.0)
+        decision = job.run.steps.end_step(step, 0.0)
         if decision.save:
             job.commit(step)
         if decision.save_to_memory:
@@ -489,10 +489,10 @@ def test_saves_to_memory_are_due_by_steps_and_not_beside_another(node: Node) -> 
 def test_saves_to_memory_are_due_by_time(node: Node) -> None:
     job = node.start(save_every=timedelta(milliseconds=1))
     time.sleep(0.002)
-    assert job.run.end_step(1, 0.0).save_to_memory
+    assert job.run.steps.end_step(1, 0.0).save_to_memory
     save_to_memory(job, 1)
     time.sleep(0.002)
-    assert job.run.end_step(2, 0.0) == Decision(save=False, stop=False, save_to_memory=True)
+    assert job.run.steps.end_step(2, 0.0) == Decision(save=False, stop=False, save_to_memory=True)
     kill(job)
 
 
@@ -501,7 +501,7 @@ def test_a_save_to_memory_that_is_left_out_is_no_measure_of_what_one_costs(node:
     job = node.start(storage=storage, save_every="auto")
     job.commit(1)
     save_to_memory(job, 2)
-    cadence = job.run._step_control._memory_cadence
+    cadence = job.run.steps._memory_cadence
     assert cadence is not None
     measured = cadence._saves, cadence._cost
     assert cadence._saves == 1

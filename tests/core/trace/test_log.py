@@ -70,7 +70,7 @@ from miniature import Miniature
 job = Miniature(Path("run"), keep=KeepLast(1))
 job.run.begin(job.step, 0.0)
 for step in range(job.step + 1, 7):
-    job.run.end_step(step, 0.0)
+    job.run.steps.end_step(step, 0.0)
     job.run.trace.reach(step)
     if step % 2 == 0:
         job.commit(step)

@@ -174,7 +174,7 @@ class Catalog:
 
     def __init__(self, storage: Storage, directory: Path) -> None:
         self.directory = directory
-        self._storage = storage
+        self.storage = storage
         self._markers: dict[str, Path] = {}
         self._read: dict[Path, tuple[Stamp, Summary]] = {}
         self._whole: dict[str, tuple[Stamp, Summary | None]] = {}
@@ -185,8 +185,8 @@ class Catalog:
         return [name for name, _ in self._committed()]
 
     def _committed(self) -> list[tuple[str, Stamp]]:
-        paths = candidates(self._storage, self.directory)
-        kinds = {entry.name: entry.kind for entry in self._storage.entries(self.directory)} if paths else {}
+        paths = candidates(self.storage, self.directory)
+        kinds = {entry.name: entry.kind for entry in self.storage.entries(self.directory)} if paths else {}
         former, self._markers = self._markers, {}
         self._linked = self._targets(path.name for path in paths if kinds.get(path.name) == "link")
         found = []
@@ -197,15 +197,15 @@ class Catalog:
             if is_plain:
                 marker = self._markers[name] = former.get(name) or layout.inner_dir(path) / layout.MANIFEST
             else:
-                marker = layout.manifest_path(self._storage, path)
-            stamp = self._storage.stamp(marker)
+                marker = layout.manifest_path(self.storage, path)
+            stamp = self.storage.stamp(marker)
             if stamp is not None:
                 found.append((name, stamp))
         return found
 
     def _targets(self, links: Iterable[str]) -> dict[str, str]:
-        targets = {name: self._storage.real_path(self.directory / name) for name in links}
-        here = self._storage.real_path(self.directory) if targets else self.directory
+        targets = {name: self.storage.real_path(self.directory / name) for name in links}
+        here = self.storage.real_path(self.directory) if targets else self.directory
         return {target.name: name for name, target in sorted(targets.items()) if target.parent == here}
 
     @property
@@ -216,11 +216,11 @@ class Catalog:
     def _marker(self, path: Path) -> Path:
         """Return the marker of a checkpoint; that of a plain directory is known from the last listing."""
         known = self._markers.get(path.name) if path.parent == self.directory else None
-        return known or layout.manifest_path(self._storage, path)
+        return known or layout.manifest_path(self.storage, path)
 
     def is_published(self, path: Path) -> bool:
         """Return whether the marker of a pending checkpoint is gone from a committed one."""
-        return not self._storage.exists(self._marker(path).with_name(layout.PENDING))
+        return not self.storage.exists(self._marker(path).with_name(layout.PENDING))
 
     def summary(self, path: Path) -> Summary:
         """Return what is remembered of a checkpoint's manifest, which is read if its file is new or has changed.
@@ -230,11 +230,11 @@ class Catalog:
             FormatTooNew: a later version wrote it.
         """
         marker = self._marker(path)
-        stamp = self._storage.stamp(marker)
+        stamp = self.storage.stamp(marker)
         found = self._read.get(marker)
         if found is not None and found[0] == stamp:
             return found[1]
-        manifest = read_manifest(self._storage, path)
+        manifest = read_manifest(self.storage, path)
         summary = Summary(manifest.step, manifest.written, manifest.metrics, manifest.best)
         if stamp is not None:
             self._read[marker] = stamp, summary
@@ -249,7 +249,7 @@ class Catalog:
         for name, stamp in self._committed():
             if name in former and former[name][0] == stamp:
                 self._whole[name] = former[name]
-            elif not self._storage.is_link(self.directory / name):
+            elif not self.storage.is_link(self.directory / name):
                 self._whole[name] = stamp, self._look(name)
         return {name: summary for name, (_, summary) in self._whole.items()}
 
@@ -266,7 +266,7 @@ class Catalog:
     def _look(self, name: str) -> Summary | None:
         path = self.directory / name
         try:
-            check_sizes(self._storage, path, read_manifest(self._storage, path))
+            check_sizes(self.storage, path, read_manifest(self.storage, path))
             return self.summary(path)
         except (CheckpointDamaged, FormatTooNew):
             return None

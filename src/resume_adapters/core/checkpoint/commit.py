@@ -128,11 +128,8 @@ class PendingCheckpoint:
 
     def open(self) -> None:
         """Create the pending checkpoint, which has its marker from the first instant. Every rank calls it."""
-        places = self._or_abandon(
-            self.ranks,
-            lambda: self._on_all(
-                self.ranks, lambda: self._reserve() if self.storage_group.is_leader else self.path, "begin"
-            ),
+        places = self._on_all(
+            self.ranks, lambda: self._reserve() if self.storage_group.is_leader else self.path, "begin"
         )
         self.place = places[self.storage_group.leader]
 
@@ -173,12 +170,7 @@ class PendingCheckpoint:
 
         Whose files are still to be written gets its name when it is committed: what has a name is whole.
         """
-        self._or_abandon(
-            self.ranks,
-            lambda: self._on_all(
-                self.ranks, lambda: self._reveal_here() if self.storage_group.is_leader else None, "name"
-            ),
-        )
+        self._on_all(self.ranks, lambda: self._reveal_here() if self.storage_group.is_leader else None, "name")
         self.place = self.path
 
     def _reveal_here(self) -> None:
@@ -229,7 +221,7 @@ class PendingCheckpoint:
             SaveFailed: this rank could not write.
             PeerFailed: another rank could not.
         """
-        return self._or_abandon(self.ranks, lambda: self._on_all(self.ranks, work, "write"))
+        return self._on_all(self.ranks, work, "write")
 
     def require_visible(self) -> None:
         """Check that this rank sees the directory that its leader created. Every rank calls it in :meth:`write`.
@@ -300,13 +292,9 @@ class PendingCheckpoint:
             SaveFailed: this rank could not write, or the leader could not commit.
             PeerFailed: another rank could not.
         """
-        entries = self._or_abandon(
-            ranks, lambda: self._on_all(ranks, lambda: self.flush_files(files, write), "force onto the disk")
-        )
+        entries = self._on_all(ranks, lambda: self.flush_files(files, write), "force onto the disk")
         here = tuple(entry for rank in self.storage_group.members for entry in entries[rank])
-        written = self._or_abandon(
-            ranks, lambda: self._on_all(ranks, lambda: self._write_marker(here, describe), "commit")
-        )
+        written = self._on_all(ranks, lambda: self._write_marker(here, describe), "commit")
         manifest = written[self.storage_group.leader]
         assert manifest is not None, "the leader commits"
         return manifest
@@ -365,7 +353,24 @@ class PendingCheckpoint:
             self.storage.release(held)
 
     def _on_all(self, ranks: Ranks, work: Callable[[], T], doing: str) -> list[T]:
-        return run_on_all_ranks(ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing))
+        """Return what ``work`` returns on all ranks; where it fails on one, all abandon the save.
+
+        Raises:
+            FencedOff: a later start owns the run directory, which may be why it failed. An error that says to launch
+                again would let two supervisors evict each other for ever.
+        """
+        try:
+            return run_on_all_ranks(
+                ranks, work, f"{doing} {self.path.name}", functools.partial(self._failed, doing=doing)
+            )
+        except ResumeError as error:
+            later = fenced_off(self.fence) if self.storage_group.is_leader else None
+            if self.storage_group.is_leader:
+                self._abandon()
+            found = next((each for each in ranks.gather(later and later.message) if each), None)
+            if found is None or isinstance(error, FencedOff):
+                raise
+            raise FencedOff(found, path=self.path, step=self.step) from error
 
     def _failed(self, cause: Exception, doing: str) -> SaveFailed:
         found = find_disk_error(self.storage, self.directory, cause)
@@ -386,24 +391,6 @@ class PendingCheckpoint:
             step=self.step,
             errno=found.errno if found else None,
         )
-
-    def _or_abandon(self, ranks: Ranks, work: Callable[[], list[T]]) -> list[T]:
-        """Return what ``work`` returns; if it fails, which it does on all ranks, abandon the save.
-
-        Raises:
-            FencedOff: a later start owns the run directory, which may be why it failed. An error that says to launch
-                again would let two supervisors evict each other for ever.
-        """
-        try:
-            return work()
-        except ResumeError as error:
-            later = fenced_off(self.fence) if self.storage_group.is_leader else None
-            if self.storage_group.is_leader:
-                self._abandon()
-            found = next((each for each in ranks.gather(later and later.message) if each), None)
-            if found is None or isinstance(error, FencedOff):
-                raise
-            raise FencedOff(found, path=self.path, step=self.step) from error
 
     def _abandon(self) -> None:
         """Remove the files of a failed save, if possible, and restore the checkpoint that it was to replace.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
@@ -19,33 +19,43 @@ RankTree = Mapping[str, Any]
 """What one rank saves for itself, as data."""
 
 
-class CheckpointContent(Protocol):
-    """What a checkpoint is to hold. The methods are called for each save, on every rank, in this order."""
+@dataclass(frozen=True)
+class Captured:
+    """What a checkpoint holds beside the framework's files, as it is when that has written them.
 
-    def save(self, directory: Path) -> None:
+    Attributes:
+        rank_state: what belongs to this rank alone.
+        parts: what may be alike on all ranks, by name.
+        facts: fields of :class:`~resume_adapters.core.checkpoint.manifest.Manifest`.
+        complete: returns the fields of ``rank_state`` that are known only once the framework's tensors are copied; it
+            is called on the thread that commits. Where nothing is copied, there are none.
+    """
+
+    rank_state: RankTree
+    parts: Mapping[str, Stateful]
+    facts: Mapping[str, Any]
+    complete: Callable[[], RankTree] = dict
+
+
+class CheckpointContent(Protocol):
+    """What a checkpoint is to hold. Its methods are called for each save, on every rank, in this order."""
+
+    def save(self, directory: Path, /) -> object:
         """Let the framework write its own files."""
 
-    def rank_state(self) -> RankTree:
-        """Return what belongs to this rank alone; after :meth:`save`, which may draw random numbers."""
+    def capture(self) -> Captured:
+        """Return what is added to them; after :meth:`save`, which may draw random numbers."""
 
-    def parts(self) -> Mapping[str, Stateful]:
-        """Return what may be alike on all ranks."""
-
-    def describe(self, rank_state: RankTree) -> dict[str, Any]:
-        """Return fields of :class:`~resume_adapters.core.checkpoint.manifest.Manifest`.
-
-        Args:
-            rank_state: what :meth:`rank_state` returned.
-        """
-
-    def owner_of(self, file: Path) -> int:
+    def owner_of(self, file: Path, /) -> int:
         """Return the rank that wrote a file of the framework, by its path in the checkpoint; called for each file."""
 
-    def completed(self) -> RankTree:
-        """Return the fields of :meth:`rank_state` that are known only once the framework's tensors are copied.
 
-        It is called last, on the thread that commits. Where nothing is copied, there are none.
-        """
+class CallContent(NamedTuple):
+    """What a checkpoint of a training call is to hold; see :class:`CheckpointContent`."""
+
+    save: Callable[[Path], object]
+    capture: Callable[[], Captured]
+    owner_of: Callable[[Path], int]
 
 
 class Copied(Protocol):
@@ -78,10 +88,10 @@ def write_checkpoint(
     copying: Callable[[Path], AbstractContextManager[Copied | None]] | None = None,
     share: Callable[[PendingCheckpoint], object] = bool,
 ) -> WrittenCheckpoint:
-    """Write a pending checkpoint; every rank calls it. It gets its name, unless a rank still has files to write.
+    """Begin and write a checkpoint; every rank calls it. It gets its name, unless a rank still has files to write.
 
     Args:
-        pending: the checkpoint, opened.
+        pending: the checkpoint.
         content: what it is to hold.
         clock: returns seconds since 1970.
         copying: returns the context in which the framework writes into a path, and which has what is copied of that;
@@ -95,17 +105,17 @@ def write_checkpoint(
     """
     storage, group, rank = pending.storage, pending.storage_group, pending.ranks.rank
     parts = PartsWriter()
-    rank_state: RankTree = {}
+    captured = Captured({}, {}, {})
     document = b""
     found = WrittenCheckpoint([], {})
 
     def write_alone() -> tuple[dict[str, str], float, bool]:
-        nonlocal rank_state, document
+        nonlocal captured, document
         with nullcontext() if copying is None else copying(pending.place) as copied:
             content.save(pending.place)
-        rank_state = content.rank_state()
-        document = write_part(pending.write_file, pending.directory, rank_file("", rank), rank_state)
-        digests = parts.encode({name: part.state_dict() for name, part in content.parts().items()})
+        captured = content.capture()
+        document = write_part(pending.write_file, pending.directory, rank_file("", rank), captured.rank_state)
+        digests = parts.encode({name: part.state_dict() for name, part in captured.parts.items()})
         return digests, clock(), copied is not None and not copied.is_empty
 
     def write_parts() -> None:
@@ -115,13 +125,13 @@ def write_checkpoint(
     def find() -> None:
         nonlocal found
         pending.require_visible()
-        facts = {"written": written[0][1], **content.describe(rank_state)}
+        facts = {"written": written[0][1], **captured.facts}
         # Listed now: what a callback adds to the directory later is not part of the checkpoint.
         files = [(path, file) for path, file in layout.files(storage, pending.place) if owner(path) == rank]
         found = WrittenCheckpoint(files, facts, complete)
 
     def complete() -> None:
-        fields = content.completed()
+        fields = captured.complete()
         if fields:  # the rest may have changed since
             file = pending.directory / f"{rank_file('', rank)}.json"
             pending.write_file(file, encoding.merged(document, fields))
@@ -130,6 +140,7 @@ def write_checkpoint(
         wrote = rank_of(path) if path.parts[0] == EXTRAS else content.owner_of(path)
         return group.owner_in_group(wrote)
 
+    pending.open()
     # Asked of all before any writes: the framework's own save may wait for a rank that has failed.
     pending.write(pending.require_visible)
     written = pending.write(write_alone)

@@ -329,7 +329,7 @@ class ResumableLoop:
         Args:
             reason: what the human is to look at.
         """
-        self._run.halt(reason)
+        self._run.flag.halt(reason)
 
     def best(self, metric: float, *, mode: str = "min", name: str = "metric") -> bool:
         """Return whether a metric is the best so far; if so, save, and keep that checkpoint whatever the policy.
@@ -385,7 +385,7 @@ class ResumableLoop:
         if self._has_moved or self._run.last_commit != self.global_step:
             # What the script did since the last save (an evaluation, a log) is not to be lost to a relaunch.
             self._save()
-        self._run.flush()
+        self._run.saver.flush()
         self._session.finish(self._extent, step=self.global_step, epoch=self._fraction(), result=self._result())
         self._session.close()
 

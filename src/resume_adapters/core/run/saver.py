@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.latest import Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
 from resume_adapters.core.checkpoint.share import share_files
 from resume_adapters.core.checkpoint.workspace import Workspaces
 from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
-from resume_adapters.core.choices import OnSaveError
 from resume_adapters.core.ranks import Ranks
-from resume_adapters.core.run.messages import RunMessages
-from resume_adapters.core.run.ownership import Ownership
+from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.step_control import StepControl
-from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside, warn_if_short
 from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.saving.staging import Staging
-from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.memory import MemoryTier
-from resume_adapters.core.tiers.mirrors import Mirrors
-from resume_adapters.core.trace.log import TraceLog
 from resume_adapters.errors import ResumeError
 
 
@@ -39,73 +31,38 @@ class Saver:
     """Saves the checkpoints of one start of a run.
 
     Args:
-        storage: the file operations.
-        directory: the run directory.
-        ranks: the ranks of the run.
-        clock: returns seconds since 1970.
-        framework: framework and version, for the manifests.
-        on_save_error: what follows a save that fails.
-        latest: how ``latest`` names the newest checkpoint.
-        journal: the history of the run.
+        context: what the parts of the run have in common.
         pruner: removes what the policy does not keep.
-        ownership: who owns the run directory.
-        step_control: counts the saves.
-        staging: how saves leave the training thread.
-        mirrors: where committed checkpoints are copied to.
-        memory_tier: the memory of this rank's node; ``None``: nothing is kept there.
-        messages: says what is saved.
-        trace: what is written of the run while it is watched; ``None``: it is not.
+        steps: counts the saves.
 
     Attributes:
+        staging: how saves leave the training thread.
         engine: commits what is written.
         newest: name of the checkpoint from which a launch would resume; ``None`` before there is one.
+
+    Raises:
+        UnsupportedSetting: ``on_save_error`` is invalid.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        directory: Path,
-        ranks: Ranks,
-        clock: Callable[[], float],
-        *,
-        framework: str,
-        on_save_error: OnSaveError,
-        latest: Pointer,
-        journal: Journal,
-        pruner: Pruner,
-        ownership: Ownership,
-        step_control: StepControl,
-        staging: Staging,
-        mirrors: Mirrors,
-        memory_tier: MemoryTier | None,
-        messages: RunMessages,
-        trace: TraceLog | None,
-    ) -> None:
+    def __init__(self, context: RunContext, pruner: Pruner, steps: StepControl) -> None:
         self.newest: str | None = None
-        self._storage = storage
-        self._directory = directory
-        self._ranks = ranks
-        self._clock = clock
-        self._framework = framework
-        self._ownership = ownership
-        self._step_control = step_control
-        self._staging = staging
-        self._mirrors = mirrors
-        self._memory_tier = memory_tier
-        self._messages = messages
-        self._trace = trace
-        self._workspaces = Workspaces(storage, directory)
-        self._failures = SaveFailures(ranks, on_save_error)
+        self._context = context
+        self._pruner = pruner
+        self._steps = steps
+        self._workspaces = Workspaces(context.storage, context.directory)
+        self._failures = SaveFailures(context.ranks, context.options.on_save_error)
         self._resumed: Path | None = None
         self._last_manifest: Manifest | None = None
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", context.ranks.world_size))
+        self.staging = Staging(context.options.staging, context.storage, ranks_here, context.messages.staging)
         self.engine = SaveEngine(
-            ranks.new_channel(),
-            journal,
+            context.ranks.new_channel(),
+            context.control.journal,
             pruner,
-            latest=latest,
+            latest=context.options.latest,
             on_committed=self._committed,
-            staging=staging,
-            memory=memory_tier,
+            staging=self.staging,
+            memory=context.memory,
         )
 
     # ---- Starting
@@ -122,71 +79,73 @@ class Saver:
             return
         self._last_manifest = resumed.manifest
         self._warn_if_short(resumed.manifest)
-        if resumed.path.parent == self._directory:
-            self._mirrors.submit(resumed.path.name, resumed.manifest, may_be_there=True)
+        if resumed.path.parent == self._context.directory:
+            self._context.mirrors.submit(resumed.path.name, resumed.manifest, may_be_there=True)
 
     def _warn_if_short(self, manifest: Manifest) -> None:
-        if self._ownership.storage_group.is_leader:
-            warn_if_short(self._storage, self._directory, manifest.bytes)
+        if self._context.ownership.storage_group.is_leader:
+            warn_if_short(self._context.storage, self._context.directory, manifest.bytes)
 
     # ---- To the run directory
 
     def save(
-        self,
-        name: str,
-        step: int,
-        content: CheckpointContent,
-        *,
-        is_file: bool,
-        is_last: bool,
+        self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False, is_last: bool = False
     ) -> bool:
-        """Write a checkpoint and commit it in the background; see :meth:`ResumableRun.save`."""
+        """Write a checkpoint and commit it in the background. Every rank calls it at the same step.
+
+        It first waits for the commit before it, and raises what went wrong there. Where the disk is full, the
+        checkpoints that no policy keeps are removed, and it is tried once more.
+
+        Args:
+            name: name of the checkpoint in the run directory.
+            step: optimizer steps completed.
+            content: what the checkpoint is to hold.
+            is_file: the framework writes one file of that name, not a directory.
+            is_last: the run ends after it: if it fails, that is raised.
+
+        Returns:
+            Whether it is written. ``False`` only with ``on_save_error="continue"``.
+
+        Raises:
+            SaveFailed: this rank could not write; nothing is committed.
+            PeerFailed: another rank could not.
+            FencedOff: a later start owns the run directory.
+        """
+        context, path = self._context, self._context.directory / name
         began = time.monotonic()
         self.drain()
         waited = time.monotonic() - began
-        self._messages.waited(waited)
+        context.messages.waited(waited)
 
         def write() -> None:
             began = time.monotonic()
-            self._write(name, step, content, began, is_file=is_file, is_last=is_last)
-            self._step_control.saved(began - waited)
+            if context.trace is not None:
+                context.trace.begin_save(name, step)
+            if self._resumed == path:
+                context.ranks.barrier()  # another rank may still be reading what this save moves aside
+            fence = context.ownership.require
+            pending = PendingCheckpoint(
+                context.storage,
+                context.ranks,
+                path,
+                step,
+                fence,
+                functools.partial(set_aside, context.storage, fence=fence),
+                is_file=is_file,
+                storage_group=context.ownership.storage_group,
+                workspaces=self._workspaces,
+            )
+            self.engine.submit(self._written(pending, content, began, is_last=is_last))
+            self._steps.saved(began - waited)
 
         def prune() -> None:
-            self.engine.submit_prune(self._ownership.storage_group, None)
+            self.prune_later()
             self.engine.drain()
 
         is_written = self._failures.attempt(write, free_space=prune, is_last=is_last)
         if not is_written:
-            self._step_control.save_failed()
+            self._steps.save_failed()
         return is_written
-
-    def _write(
-        self,
-        name: str,
-        step: int,
-        content: CheckpointContent,
-        began: float,
-        *,
-        is_file: bool,
-        is_last: bool,
-    ) -> None:
-        path = self._directory / name
-        if self._trace is not None:
-            self._trace.begin_save(name, step)
-        if self._resumed == path:
-            self._ranks.barrier()  # another rank may still be reading what this save moves aside
-        pending = PendingCheckpoint(
-            self._storage,
-            self._ranks,
-            path,
-            step,
-            self._ownership.require,
-            functools.partial(set_aside, self._storage, fence=self._ownership.require),
-            is_file=is_file,
-            storage_group=self._ownership.storage_group,
-            workspaces=self._workspaces,
-        )
-        self.engine.submit(self._written(pending, content, began, is_last=is_last))
 
     def _written(
         self,
@@ -202,72 +161,85 @@ class Saver:
         With ``share``, each group of ranks that share a directory gets the files of all, which are written at once.
         """
         try:
-            pending.open()
             # Nothing is trained on behind the last save.
-            copies = None if is_last or share else self._staging.copying
-            written = write_checkpoint(pending, content, self._clock, copies, share_files if share else bool)
+            copies = None if is_last or share else self.staging.copying
+            written = write_checkpoint(pending, content, self._context.clock, copies, share_files if share else bool)
         except BaseException:  # also of a rank that is led out of an attempt
             pending.release()
             raise
         finally:
-            copied = self._staging.end_save()
-        group = self._ownership.storage_group
+            copied = self.staging.end_save()
+        group = self._context.ownership.storage_group
         part = group.members if group.is_partial else None
         manifest = functools.partial(self._manifest, step=pending.step, ranks=part, **written.facts)
-        return SaveRequest(
-            pending,
-            tuple(written.files),
-            manifest,
-            began,
-            copied,
-            written.complete,
-            is_last=is_last,
-        )
+        return SaveRequest(pending, tuple(written.files), manifest, began, copied, written.complete, is_last=is_last)
 
     def _manifest(self, files: tuple[FileEntry, ...], **facts: Any) -> Manifest:
         return Manifest(
-            world_size=self._ranks.world_size,
-            generation=self._ownership.generation,
+            world_size=self._context.ranks.world_size,
+            generation=self._context.ownership.generation,
             files=files,
             package=__version__,
-            framework=self._framework,
+            framework=self._context.options.framework,
             **facts,
         )
 
     # ---- To memory, and elsewhere
 
-    def save_to_memory(self, name: str, step: int, content: CheckpointContent, *, is_file: bool) -> bool:
-        """Write a checkpoint to memory alone; see :meth:`ResumableRun.save_to_memory`."""
+    def save_to_memory(self, name: str, step: int, content: CheckpointContent, *, is_file: bool = False) -> bool:
+        """Write a checkpoint to memory alone, as :meth:`StepControl.end_step` has said. Every rank calls it.
+
+        What goes wrong there is said, and the training goes on.
+
+        Args:
+            name: name of the checkpoint.
+            step: optimizer steps completed.
+            content: what the checkpoint is to hold.
+            is_file: the framework writes one file of that name, not a directory.
+
+        Returns:
+            Whether it is written.
+
+        Raises:
+            ResumeError: the commit before it failed, or a later start owns the run directory.
+        """
         began = time.monotonic()
         self.drain()
-        memory = self._memory_tier
+        memory, ranks = self._context.memory, self._context.ranks
         assert memory is not None, "end_step has asked for it"
         is_written = False
-        if memory.make_room(self._ranks, self._last_manifest):
-            pending = memory.pending(self._ranks, name, step, is_file=is_file)
+        if memory.make_room(ranks, self._last_manifest):
+            pending = memory.pending(ranks, name, step, is_file=is_file)
             try:
                 request = self._written(pending, content, began, share=memory.group.is_partial)
                 self.engine.submit_to_memory(memory, request)
                 is_written = True
             except ResumeError as error:
-                memory.failed(self._ranks, error)
-        self._step_control.saved_to_memory(began, is_written=is_written)
+                memory.failed(ranks, error)
+        self._steps.saved_to_memory(began, is_written=is_written)
         return is_written
 
     def write_elsewhere(
         self, path: Path, step: int, content: CheckpointContent, ranks: Ranks, group: StorageGroup, *, is_file: bool
     ) -> None:
-        """Write a checkpoint outside of the run directory; see :meth:`ResumableRun.write_elsewhere`."""
+        """Write a checkpoint outside of the run directory, and commit it there. The run may be closed.
+
+        Args:
+            path: the checkpoint; its parent directory belongs to the caller.
+            step: optimizer steps completed.
+            content: what the checkpoint is to hold.
+            ranks: the ranks of the run, all of which call this.
+            group: those that see the path that this rank sees. Each group gets the files of all ranks.
+            is_file: the framework writes one file of that name, not a directory.
+        """
 
         def nothing(*_: object) -> None:
             """Nobody else uses the directory."""
 
-        pending = PendingCheckpoint(
-            self._storage, ranks, path, step, nothing, nothing, is_file=is_file, storage_group=group
-        )
+        storage = self._context.storage
+        pending = PendingCheckpoint(storage, ranks, path, step, nothing, nothing, is_file=is_file, storage_group=group)
         try:
-            pending.open()
-            written = write_checkpoint(pending, content, self._clock, share=share_files)
+            written = write_checkpoint(pending, content, self._context.clock, share=share_files)
             written.complete()
             pending.commit(ranks, written.files, functools.partial(self._manifest, step=step, **written.facts))
             if pending.storage_group.is_leader:
@@ -275,11 +247,33 @@ class Saver:
         finally:
             pending.release()
 
+    def copy_of(self, tensor: Any) -> Any:
+        """Return the copy of a tensor that is not distributed in the save under way; ``None`` where it has none."""
+        return self.staging.copy_of(tensor)
+
     # ---- Waiting for the commits
 
+    def prune_later(self, *, best: str | None = None) -> None:
+        """Remove the checkpoints that the policy does not keep, after the commits in flight. Every rank calls it.
+
+        An error is raised as that of a commit is.
+
+        Args:
+            best: name of the best checkpoint.
+        """
+        self.engine.submit_prune(self._context.ownership.storage_group, best)
+
     def drain(self) -> None:
-        """Wait for the commits in flight, and treat a failure as ``on_save_error`` says; see :class:`ResumableRun`."""
+        """Wait for the commits in flight, and treat a failure as ``on_save_error`` says. Every rank calls it.
+
+        Raises:
+            ResumeError: a commit failed, and the run does not go on.
+        """
         self._failures.attempt(self.engine.drain)
+
+    def flush(self) -> None:
+        """Wait for the commits in flight, and raise their first error."""
+        self.engine.drain()
 
     def close(self) -> None:
         """Wait for the commits in flight, and undo what was made ahead of saves that do not come."""
@@ -287,12 +281,13 @@ class Saver:
         self._workspaces.close()
 
     def _committed(self, name: str, manifest: Manifest, seconds: float) -> None:
-        if self._trace is not None:
-            self._trace.committed()
-        self._step_control.committed(seconds)
+        context = self._context
+        if context.trace is not None:
+            context.trace.committed()
+        self._steps.committed(seconds)
         self._failures.committed()
         if self.newest is None:  # only now is a checkpoint's size known
             self._warn_if_short(manifest)
         self.newest, self._last_manifest = name, manifest
-        self._mirrors.submit(name, manifest)
-        self._messages.committed(name, describe_cursor(manifest.cursor))
+        context.mirrors.submit(name, manifest)
+        context.messages.committed(name, describe_cursor(manifest.cursor))

@@ -14,20 +14,18 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import Ranks
-from resume_adapters.core.run.messages import RunMessages
+from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.monitor import Monitor
 from resume_adapters.core.run.progress import Progress, StepRate
-from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.status import RunState, RunStatus
-from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.saving.cadence import chosen
 from resume_adapters.core.stop import slurm
-from resume_adapters.core.stop.policy import WALLTIME, StopOn, is_warning
+from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
-from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import SaveWish, StopVote, common_reason
 from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
+from resume_adapters.core.tiers.options import Memory
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks for the stop file while data is skipped."""
@@ -55,44 +53,31 @@ class StepControl:
     """One start of a run, from :meth:`begin` to :meth:`close`.
 
     Args:
-        ranks: the ranks of the run.
-        control: the ``.resume`` directory.
-        on: what asks the run to stop.
-        cadence: when to save; ``None`` where the framework decides that.
+        context: what the parts of the run have in common.
         refresh: updates ``status.json``; called once a second by the monitor, on the leader of a run directory.
-        messages: says that the run will stop.
-        clock: returns seconds since 1970.
-        memory_cadence: when to save to memory; ``None``: never.
 
     Attributes:
         flag: this rank's stop flag.
         deadline: when the run is ended from outside, if that is known.
     """
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        control: ControlDirectory,
-        on: StopOn,
-        cadence: Cadence | None,
-        refresh: Callable[[], None],
-        messages: RunMessages,
-        clock: Callable[[], float],
-        memory_cadence: Cadence | None = None,
-    ) -> None:
-        self.flag = StopFlag(on)
+    def __init__(self, context: RunContext, refresh: Callable[[], None]) -> None:
+        ranks, cadence = context.ranks, context.options.cadence
+        memory = next((each for each in context.options.mirror if isinstance(each, Memory)), None)
+        memory_cadence = None if memory is None else chosen(memory.save_every, memory.mtbf, to_memory=True)
+        self.flag = context.flag
         self._done: tuple[int, float, int | None] = (0, 0.0, None)
         self.deadline: Deadline | None = None
         self._ranks = ranks
-        self._control = control
+        self._control = context.control
         self._cadence = cadence
         self._memory_cadence = memory_cadence
         self._refresh = refresh
-        self._messages = messages
-        self._clock = clock
+        self._messages = context.messages
+        self._clock = context.clock
         self._vote = StopVote(ranks, self.flag)
         self._is_alone = memory_cadence is None and not self._vote.is_behind
-        self._margin = ShutdownMargin(on.reserve)
+        self._margin = ShutdownMargin(context.options.stop.reserve)
         self._rate = StepRate()
         self._process_began = 0.0
         self._first_step_ended: float | None = None
@@ -163,7 +148,7 @@ class StepControl:
         return Progress(*self._done)
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
-        """Store the progress, and return what all ranks do now; see :meth:`ResumableRun.end_step`."""
+        """Store the progress, and return what all ranks do now; see :meth:`StepControl.end_step`."""
         now = time.monotonic()
         self._done = (step, epoch, horizon)
         if self._first_step_ended is None:
@@ -200,7 +185,7 @@ class StepControl:
         return cadence is not None and cadence.steps is not None and cadence.is_due(step, now)
 
     def should_stop(self) -> bool:
-        """Return whether all ranks stop now; see :meth:`ResumableRun.should_stop`."""
+        """Return whether all ranks stop now; see :meth:`StepControl.should_stop`."""
         self._margin.polled(time.monotonic())
         return self._announced(self._vote.poll("between steps"))
 

@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from resume_adapters.core.checkpoint.catalog import Catalog, candidates
+from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
-from resume_adapters.core.checkpoint.latest import Pointer, point_latest
+from resume_adapters.core.checkpoint.latest import point_latest
 from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
-from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.log import logger
-from resume_adapters.core.ranks import Ranks, run_on_all_ranks
+from resume_adapters.core.ranks import run_on_all_ranks
 from resume_adapters.core.recovery.memory import HeldCheckpoint
-from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups
 from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity
 from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_launches
-from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
-from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.fetch import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
-from resume_adapters.core.tiers.mirrors import LONGEST_COPY, Mirrors, group_ranks
+from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
 from resume_adapters.core.tiers.tier import Tier
 from resume_adapters.errors import (
@@ -59,18 +55,7 @@ class Takeover:
     """One start of a run directory.
 
     Args:
-        storage: the file operations.
-        ranks: the ranks of the run.
-        run_directory: where the run's checkpoints are.
-        control: the ``.resume`` directory.
-        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
-        foreign: recognises complete checkpoints that this package did not write.
-        latest: how ``latest`` names the newest checkpoint.
-        catalog: remembers the checkpoints of the run directory.
-        placeholder: stands there until a checkpoint is committed.
-        mirrors: the tiers that hold copies of the run's checkpoints.
-        memory_tier: the memory of this rank's node; ``None``: nothing is kept there.
-        local_rank: this rank on its node, if each node has its own run directory.
+        context: what the parts of the run have in common.
         attempt_checkpoint: the one from which a restartable block goes on; ``None``: the run directory says which.
         withdraws_stop: a stop file is one of an earlier start; else it may have been written for this block since.
 
@@ -84,37 +69,25 @@ class Takeover:
 
     def __init__(
         self,
-        storage: Storage,
-        ranks: Ranks,
-        run_directory: Path,
-        control: ControlDirectory,
-        resume: str | os.PathLike[str],
-        foreign: ForeignDetector,
-        latest: Pointer,
-        catalog: Catalog,
-        placeholder: Placeholder,
-        mirrors: Mirrors,
-        memory_tier: MemoryTier | None = None,
-        local_rank: int | None = None,
+        context: RunContext,
         attempt_checkpoint: HeldCheckpoint | None = None,
         *,
         withdraws_stop: bool = True,
     ) -> None:
-        self.storage = storage
-        self.ranks = ranks
-        self.directory = run_directory
-        self.control = control
-        self.resume = resume
-        self.foreign = foreign
-        self.latest = latest
-        self.catalog = catalog
-        self.placeholder = placeholder
-        self.mirrors = mirrors
-        self.memory_tier = memory_tier
-        self.local_rank = local_rank
+        self.context = context
+        self.storage = context.storage
+        self.ranks = context.ranks
+        self.directory = context.directory
+        self.control = context.control
+        self.catalog = context.catalog
+        self.placeholder = context.placeholder
+        self.mirrors = context.mirrors
+        self.memory_tier = context.memory
+        self.resume = context.options.resume
+        self.foreign = context.options.foreign
         self.attempt_checkpoint = attempt_checkpoint
         self.withdraws_stop = withdraws_stop
-        self.storage_group = shared_by_all(ranks)
+        self.storage_group = shared_by_all(self.ranks)
         self.generation = 0
         self.previous: RunStatus | None = None
         self.wasted: tuple[WastedLaunch, ...] = ()
@@ -124,8 +97,9 @@ class Takeover:
     def choose(self, require_usable: Callable[[Checkpoint], object]) -> ResumeChoice:
         """Take the directory over, and return the checkpoint to resume from; see :meth:`ResumableRun.open`."""
         self._require_usable = require_usable
-        if self.local_rank is not None:
-            self.storage_group = discover_groups(self.storage, self.ranks, self.directory, self.local_rank)
+        local_rank = self.context.options.local_rank
+        if local_rank is not None:
+            self.storage_group = discover_groups(self.storage, self.ranks, self.directory, local_rank)
         self.mirrors.connect(self.ranks, self.storage_group, self.control.fencing.token)
         self._on_leaders(self._prepare, "use the run directory")
         if self.memory_tier is not None:
@@ -313,7 +287,7 @@ class Takeover:
             self.directory,
             self._fence,
             self.control.journal,
-            self.latest,
+            self.context.options.latest,
         )
         rejected = list[RejectedCheckpoint]()
         unavailable: TierUnavailable | None = None
@@ -475,5 +449,5 @@ class Takeover:
         path = restored.get(chosen.path, chosen.path)
         if path.parent == self.directory and chosen.manifest is not None:
             # A crash may have left `latest` behind the last commit, or at a checkpoint that was set aside.
-            point_latest(self.storage, self.directory, path.name, self.latest)
+            point_latest(self.storage, self.directory, path.name, self.context.options.latest)
         return replace(choice, checkpoint=replace(chosen, path=path)), wasted

@@ -96,6 +96,7 @@ class ControlDirectory:
 
     def __init__(self, storage: Storage, run_directory: Path, clock: Callable[[], float]) -> None:
         self.path = run_directory / CONTROL
+        self.clock = clock
         self.journal = Journal(storage, self.path, clock)
         self.fencing = Fencing(storage, self.path, clock)
         self.status = StatusFile(storage, self.path, self.journal, clock)

@@ -17,7 +17,7 @@ from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
-from resume_adapters.core.run_directory.control import Leftovers
+from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.placeholder import Placeholder
 from resume_adapters.core.storage.base import Storage
@@ -237,40 +237,31 @@ class Pruner:
     """Applies the retention policy of a run to its directory.
 
     Args:
-        storage: the file operations.
         catalog: the checkpoints of the run directory.
-        journal: gets an entry for each checkpoint that is removed.
-        leftovers: counts what cannot be removed.
+        control: its journal gets an entry for each checkpoint that is removed, and what cannot be removed is counted.
+        placeholder: is removed after the first commit.
         keep: the policy.
         fence: raises where a later start owns the run directory.
-        clock: returns seconds since 1970.
-        placeholder: is removed after the first commit.
         held: returns the names of checkpoints that must stay, each with the reason.
         observed: returns the context in which the checkpoints of a plan are removed, by name and reason.
     """
 
     def __init__(
         self,
-        storage: Storage,
         catalog: Catalog,
-        journal: Journal,
-        leftovers: Leftovers,
+        control: ControlDirectory,
+        placeholder: Placeholder,
         *,
         keep: Policy,
         fence: Fence,
-        clock: Callable[[], float],
-        placeholder: Placeholder,
         held: Callable[[], Mapping[str, str]],
         observed: Observed | None = None,
     ) -> None:
         self.directory = catalog.directory
         self._catalog = catalog
         self.keep = keep
-        self._storage = storage
-        self._journal = journal
-        self._leftovers = leftovers
+        self._control = control
         self.fence = fence
-        self._clock = clock
         self._placeholder = placeholder
         self._has_committed = False
         self._is_first = True
@@ -290,16 +281,16 @@ class Pruner:
         """
         run_on_all_ranks(group.leaders, self.fence, "prune")
         if just_committed is not None and not self._has_committed:
-            self._placeholder.remove(self._leftovers, self.fence)
+            self._placeholder.remove(self._control.leftovers, self.fence)
             self._has_committed = True
         if just_committed is not None and not group.is_partial and self._keeps_all(just_committed):
             return Plan({}, {})
         plan = plan_prune(
-            self._storage,
+            self._catalog.storage,
             self.directory,
             self.keep,
-            self._journal.committed(),
-            now=self._clock(),
+            self._control.journal.committed(),
+            now=self._control.clock(),
             best=best,
             just_committed=just_committed,
             leaders=group.leaders,
@@ -307,7 +298,8 @@ class Pruner:
             held=self._held,
         )
         with self._observed(plan.remove):
-            return prune(self._storage, self.directory, plan, self._journal, self._leftovers, self.fence)
+            journal, leftovers = self._control.journal, self._control.leftovers
+            return prune(self._catalog.storage, self.directory, plan, journal, leftovers, self.fence)
 
     def _keeps_all(self, just_committed: str) -> bool:
         """Return whether nothing can be removed after a commit, so that no checkpoint needs to be looked at."""
@@ -315,5 +307,5 @@ class Pruner:
             return False
         if self._is_first:  # a crash may have left one that was superseded, of any name
             self._is_first = False
-            return not any(SUPERSEDED in entry.name for entry in self._storage.entries(self.directory))
-        return not layout.root_paths(self._storage, superseded_path(self.directory / just_committed))
+            return not any(SUPERSEDED in entry.name for entry in self._catalog.storage.entries(self.directory))
+        return not layout.root_paths(self._catalog.storage, superseded_path(self.directory / just_committed))

@@ -73,7 +73,7 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
         UnsupportedSetting: it asks for no more epochs or steps, trains something else, or would begin at step 0.
     """
     former = run.previous if run.generation else run.control.status.read()
-    if run.resume == "scratch!" or former is None or former.state is not RunState.FINISHED:
+    if run.context.options.resume == "scratch!" or former is None or former.state is not RunState.FINISHED:
         return
     generation, epochs, steps, content = _FINISHED.get(run.directory, (0, None, None, {}))
     if generation != former.generation:

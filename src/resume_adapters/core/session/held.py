@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
@@ -27,29 +28,28 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuffers, FrozenState
 from resume_adapters.core.state.records import Source
-from resume_adapters.core.state.stateful import Stateful, StaticState
+from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.errors import SaveFailed
 
 
-class CallContent(Protocol):
-    """What a checkpoint of a training call is to hold, in the halves that are taken at different times."""
+class HoldingSession(Protocol):
+    """The session of the training call that is held."""
 
-    def save(self, directory: Path) -> None:
+    run: ResumableRun
+    framework: Framework
+    options: ResumeOptions
+    observed: ObservedState
+
+    def write_files(self, directory: Path) -> None:
         """Let the framework write its files."""
 
-    def launch_tree(self) -> dict[str, Any]:
-        """Return what the session adds to the state of each rank."""
+    def capture_held(self, loop: TrainingLoop, name: str, state: RankState, facts: CheckpointFacts) -> Captured:
+        """Return what is added to what is held."""
 
-    def parts(self) -> dict[str, Stateful]:
-        """Return the parts."""
-
-    def describe_state(self, state: RankState, facts: CheckpointFacts, *, is_held: bool) -> dict[str, Any]:
-        """Return the fields of the manifest."""
-
-    def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file of the framework."""
+    def close(self) -> None:
+        """Undo what the call patched, started and registered."""
 
 
 BUFFERS = "held_buffers"
@@ -98,38 +98,20 @@ class HeldCall:
 
     Args:
         attempt: the attempt that the call is part of.
-        run: its run, not yet opened.
-        framework: the framework's files and live objects.
-        options: the options of the run.
+        session: its session, whose run is not yet opened.
         kind: the record that the loop saves for each rank.
-        observed: finds what nobody has declared.
-        content: returns what a checkpoint is to hold, for the loop and the name.
-        close_call: closes the session.
 
     Attributes:
         is_over: it was closed before anything failed.
     """
 
-    def __init__(
-        self,
-        attempt: RunningAttempt,
-        run: ResumableRun,
-        framework: Framework,
-        options: ResumeOptions,
-        kind: type[RankState],
-        observed: ObservedState,
-        content: Callable[[TrainingLoop, str], CallContent],
-        close_call: Callable[[], object],
-    ) -> None:
+    def __init__(self, attempt: RunningAttempt, session: HoldingSession, kind: type[RankState]) -> None:
         self.attempt = attempt
-        self.directory = run.directory
-        self._run = run
-        self._framework = framework
-        self._options = options
+        self.directory = session.run.directory
+        self._session = session
+        self._run = session.run
+        self._framework = session.framework
         self._kind = kind
-        self._observed = observed
-        self._content = content
-        self._close_call = close_call
         self._moment: _Moment | None = None
         self._buffers: FrozenBuffers | None = None
         self.is_over = False
@@ -159,9 +141,9 @@ class HeldCall:
             LeftByPeer: another rank has failed.
         """
         self.attempt.updates.begin_holding()
-        self._observed.before_hold(compares=self._moment is not None or not self.is_resumed)
-        state, observed = loop.hold(), FrozenState(self._observed.capture())
-        parts = {**self._options.parts, **self._framework.parts(), **self._observed.parts()}
+        self._session.observed.before_hold(compares=self._moment is not None or not self.is_resumed)
+        state, observed = loop.hold(), FrozenState(self._session.observed.capture())
+        parts = {**self._session.options.parts, **self._framework.parts(), **self._session.observed.parts()}
         self._moment = _Moment(
             step,
             form,
@@ -221,7 +203,7 @@ class HeldCall:
     @property
     def has_committed(self) -> bool:
         """Whether there is a checkpoint on the disk that is later than what it has resumed from, in memory."""
-        return self._run.attempt_checkpoint is not None and self._run.engine.last_committed is not None
+        return self._run.attempt_checkpoint is not None and self._run.saver.engine.last_committed is not None
 
     @property
     def is_resumed(self) -> bool:
@@ -260,11 +242,24 @@ class HeldCall:
         self._buffers.restore()
         self.attempt.updates.restore_schedules()
         path = memory / moment.form.name
-        content = self._content(moment.loop, moment.form.name)
-        held = _HeldContent(moment, self._kind, content, path, self._buffers.taken())
+        buffers = self._buffers.taken()
+        content = CallContent(
+            self._session.write_files, lambda: self._captured(moment, path, buffers), self._framework.owner_of
+        )
         with moment.form.saving(moment.own.tree):
-            self._run.write_elsewhere(path, moment.step, held, ranks, group, is_file=moment.form.is_file)
+            self._run.saver.write_elsewhere(path, moment.step, content, ranks, group, is_file=moment.form.is_file)
         return path
+
+    def _captured(self, moment: _Moment, path: Path, buffers: Mapping[str, Any]) -> Captured:
+        """Return the state of the end of the last step, as any checkpoint holds it."""
+        state = self._kind.from_tree(moment.state.tree, Source(path, "memory", moment.step, ""))
+        added = self._session.capture_held(moment.loop, moment.form.name, state, moment.facts)
+        held = {name: StaticState(tree) for name, tree in moment.parts.tree.items()}
+        return Captured(
+            {**moment.state.tree, **added.rank_state, "observed": moment.observed.tree},
+            {**added.parts, **held, BUFFERS: StaticState(buffers)},
+            added.facts,
+        )
 
     def keep_stacks(self, stacks: str) -> None:
         """Write where the threads of this rank are into the run directory."""
@@ -289,44 +284,4 @@ class HeldCall:
 
     def close(self) -> None:
         """Undo what the call patched, started and registered, if that is not done."""
-        self._close_call()
-
-
-class _HeldContent:
-    """What a checkpoint holds that is written after a failure: the state of the end of the last step."""
-
-    def __init__(
-        self,
-        moment: _Moment,
-        kind: type[RankState],
-        content: CallContent,
-        path: Path,
-        buffers: Mapping[str, Any],
-    ) -> None:
-        self._buffers = buffers
-        self._moment = moment
-        self._kind = kind
-        self._content = content
-        self._path = path
-
-    def save(self, directory: Path) -> None:
-        self._content.save(directory)
-
-    def rank_state(self) -> dict[str, Any]:
-        moment = self._moment
-        return {**moment.state.tree, **self._content.launch_tree(), "observed": moment.observed.tree}
-
-    def completed(self) -> Mapping[str, Any]:
-        return {}
-
-    def parts(self) -> dict[str, Stateful]:
-        held = {name: StaticState(tree) for name, tree in self._moment.parts.tree.items()}
-        return {**self._content.parts(), **held, BUFFERS: StaticState(self._buffers)}
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        moment = self._moment
-        state = self._kind.from_tree(moment.state.tree, Source(self._path, "memory", moment.step, ""))
-        return self._content.describe_state(state, moment.facts, is_held=True)
-
-    def owner_of(self, file: Path) -> int:
-        return self._content.owner_of(file)
+        self._session.close()

@@ -37,7 +37,7 @@ def log_start(choice: ResumeChoice) -> None:
 
 def log_passed_over(run: ResumableRun) -> None:
     """Log that a path was given, and that the run resumes from a checkpoint of its own instead."""
-    chosen, given = run.resumed, run.resume
+    chosen, given = run.resumed, run.context.options.resume
     if chosen is None or given in ("auto", "scratch", "scratch!"):
         return
     path = Path(given)
@@ -53,7 +53,7 @@ def log_passed_over(run: ResumableRun) -> None:
 
 def log_sibling(run: ResumableRun) -> None:
     """Log that a run starts from zero in a directory that is new at each launch, beside an unfinished one."""
-    if run.resumed is not None or run.resume != "auto":
+    if run.resumed is not None or run.context.options.resume != "auto":
         return
     sibling = unfinished_sibling(run.storage, run.directory)
     if sibling is not None:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from resume_adapters.core.checkpoint.retention import Policy
+from resume_adapters.core.checkpoint.retention import KeepAll, Policy
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.options import ResumeFrom, ResumeOptions
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.storage.base import Storage
 
 
 def new_run(
@@ -21,6 +25,8 @@ def new_run(
     *,
     resume: ResumeFrom | None = None,
     keep: Policy | None = None,
+    ranks: Ranks | None = None,
+    storage: Storage | None = None,
     **of_framework: Any,
 ) -> ResumableRun:
     """Return the run that these options describe, not yet opened.
@@ -31,21 +37,25 @@ def new_run(
         options: what the user has set.
         resume: what the framework's own call names; it comes before the option.
         keep: the adapter's default for ``keep``.
-        of_framework: further arguments of :class:`ResumableRun`.
+        ranks: the ranks of the run; by default those of ``torch.distributed``.
+        storage: the file operations; the local disk by default.
+        of_framework: further fields of :class:`RunOptions`.
 
     Raises:
         UnsupportedSetting: an option is invalid.
     """
-    return ResumableRun(
-        directory,
+    keep = keep if options.keep is None else options.keep
+    stop = options.stop
+    given = RunOptions(
         framework=framework.label,
         foreign=framework.foreign,
         resume=options.resume if resume is None else resume,
-        keep=keep if options.keep is None else options.keep,
-        stop=options.stop,
+        keep=KeepAll() if keep is None else keep,
+        stop=StopOn() if stop is None else stop,
         cadence=options.cadence(),
         on_save_error=options.on_save_error,
         mirror=options.mirrors(),
         staging=framework.staging(options.stage),
         **of_framework,
     )
+    return ResumableRun(directory, given, ranks=ranks, storage=storage)

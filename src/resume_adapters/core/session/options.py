@@ -182,4 +182,4 @@ class OptionsCallback:
             reason: what the human is to look at.
         """
         if self.active_run is not None:
-            self.active_run.halt(reason)
+            self.active_run.flag.halt(reason)

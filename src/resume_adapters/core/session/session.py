@@ -16,6 +16,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.native_files import LoadableFiles
+from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import did_you_mean
@@ -104,20 +105,7 @@ class Session:
         self._architecture: dict[str, str] | None = None
         self._forms: dict[str, Any] = {}
         attempt = running_attempt()
-        self.held = (
-            None
-            if attempt is None
-            else HeldCall(
-                attempt,
-                run,
-                framework,
-                options,
-                kind,
-                self.observed,
-                functools.partial(_SessionContent, self),
-                self.close,
-            )
-        )
+        self.held = None if attempt is None else HeldCall(attempt, self, kind)
         run.undo_at_close(self._undo)
 
     # ---- Resuming
@@ -238,7 +226,7 @@ class Session:
             self.run.end_skipping()
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
-        """Count a completed step, and return what all ranks do now; see :meth:`ResumableRun.end_step`.
+        """Count a completed step, and return what all ranks do now; see :meth:`StepControl.end_step`.
 
         Every rank calls it at the end of every step.
         """
@@ -246,7 +234,7 @@ class Session:
             self.trace.end_step(step, epoch)
         if self.held is not None and self.held.attempt.is_left:
             return Decision(save=False, stop=False)  # this step is held, and then the attempt is left
-        decision = self.run.end_step(step, epoch, horizon)
+        decision = self.run.steps.end_step(step, epoch, horizon)
         if decision.stop:
             self._apply(decision.stop)
         return decision
@@ -267,7 +255,7 @@ class Session:
         """
         self._beat()
         if not self.stopping:
-            self._apply(self.run.should_stop())
+            self._apply(self.run.steps.should_stop())
         return self.stopping
 
     def _beat(self) -> None:
@@ -278,14 +266,14 @@ class Session:
     def _apply(self, stop: bool) -> None:
         if stop and not self.stopping:
             self.stopping, self.reason = True, f"stop: {self.run.flag.reason}"
-            self.run.drain()  # a commit in flight may fail, and then this step is saved again
+            self.run.saver.drain()  # a commit in flight may fail, and then this step is saved again
 
     def begin_ending(self) -> None:
         """Wait for the commits in flight, before the last step is saved where it is not. Every rank calls it."""
         self._is_ending, self.reason = True, "finished"
         if self.held is not None:
             self.held.attempt.pulse.stop()
-        self.run.drain()
+        self.run.saver.drain()
 
     def set_reason(self, reason: str) -> None:
         """Say why the next checkpoint is saved."""
@@ -315,7 +303,7 @@ class Session:
     # ---- Saving
 
     def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False, to_memory: bool = False) -> None:
-        """Save and commit a checkpoint; see :meth:`ResumableRun.save`. At the first, log what each part holds.
+        """Save and commit a checkpoint; see :meth:`Saver.save`. At the first, log what each part holds.
 
         With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
 
@@ -328,20 +316,96 @@ class Session:
         """
         self._load_observed()
         self.observed.before_save(is_last=self.stopping, epoch=loop.facts().epoch)
-        content = _SessionContent(self, loop, name)
+        content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
         self._beat()
         is_last = self.stopping or self._is_ending
         try:
             if to_memory:
-                self.has_saved = self.run.save_to_memory(name, step, content, is_file=is_file) or self.has_saved
+                self.has_saved = self.run.saver.save_to_memory(name, step, content, is_file=is_file) or self.has_saved
                 return
-            is_written = self.run.save(name, step, content, is_file=is_file, is_last=is_last)
+            is_written = self.run.saver.save(name, step, content, is_file=is_file, is_last=is_last)
         except ResumeError as error:
             self.fail(error, step)
             raise
         self._beat()
         self.reason = "scheduled"
         self.has_saved = self.has_saved or is_written
+
+    def write_files(self, directory: Path) -> None:
+        """Let the framework write its files; each rank looks at its own at the first save.
+
+        Raises:
+            UnsupportedSetting: the model's tensors have changed their names, dtypes or shapes.
+            NotSerialisable: a file holds what would have to run code to be loaded.
+        """
+        self.require_same_architecture()
+        try:
+            self.framework.save(directory)
+        except OSError:
+            raise  # the ranks deal with it together
+        except Exception as error:
+            if self.held is not None:  # the others may wait for this rank within the framework's save
+                self.held.attempt.fail(error)
+            raise
+        self.require_loadable(directory)
+
+    def _capture(self, loop: TrainingLoop, name: str) -> Captured:
+        """Return what a checkpoint holds beside the framework's files."""
+        state, digests = loop.rank_state(), self.shard_digests()
+        entries = self._entries(loop)
+        self.log_parts(entries)
+        return Captured(
+            {**state.to_tree(), **self.launch_state(digests.known).to_tree()},
+            self.all_parts(loop),
+            self.manifest_facts(state, loop.facts(), entries, name),
+            lambda: {} if digests.is_complete else {SHARD_DIGESTS: digests.complete()},
+        )
+
+    def capture_held(self, loop: TrainingLoop, name: str, state: RankState, facts: CheckpointFacts) -> Captured:
+        """Return what the session adds to a state that was held: see :mod:`.held`.
+
+        Args:
+            loop: where the training was.
+            name: the checkpoint.
+            state: what the rank saves for itself.
+            facts: what the loop said of it.
+        """
+        digests = self.shard_digests()
+        return Captured(
+            self.launch_state(digests.known).to_tree(),
+            self.all_parts(loop),
+            {**self.manifest_facts(state, facts, self._entries(loop), name), "reason": "recovery"},
+        )
+
+    def all_parts(self, loop: TrainingLoop) -> dict[str, Stateful]:
+        """Return what may be alike on all ranks, by name."""
+        return {
+            **self.options.parts,
+            **self.framework.parts(),
+            **loop.parts(),
+            **self.observed.parts(),
+            "architecture": StaticState(self.architecture()),
+            "trackers": StaticState(self.framework.trackers.capture()),
+        }
+
+    def _entries(self, loop: TrainingLoop) -> list[PartEntry]:
+        return [*self.framework.describe(), *loop.describe(), *self.observed.describe()]
+
+    def manifest_facts(
+        self, state: RankState, facts: CheckpointFacts, entries: Sequence[PartEntry], name: str
+    ) -> dict[str, Any]:
+        """Return the fields of the manifest that say what a checkpoint is."""
+        resumed = self.resumed_manifest
+        metrics = {metric: math.nan if value is None else float(value) for metric, value in facts.metrics.items()}
+        return {
+            "reason": self.reason,
+            "parts": tuple(entries),
+            "architecture": architecture_digest(self.architecture()),
+            "cursor": data_cursor(facts.epoch, state.loader_states, self.order_digest),
+            "epoch": facts.epoch,
+            "metrics": finite_metrics(metrics),
+            "best": self.best.of_manifest(facts.best, name, resumed.best if resumed else None),
+        }
 
     def architecture(self) -> dict[str, str]:
         """Return the dtype and shape that each of the model's tensors had at first, by its name without wrappers."""
@@ -378,7 +442,7 @@ class Session:
     def shard_digests(self) -> ShardDigests:
         """Return the digests of what is sharded; of what the save under way copies, they are computed from the copy."""
         sharded = self.framework.sharded_state() if self.options.verify else {}
-        return ShardDigests(sharded, self.run.ranks.rank, self.run.copy_of)
+        return ShardDigests(sharded, self.run.ranks.rank, self.run.saver.copy_of)
 
     def launch_state(self, shard_digests: dict[str, int]) -> LaunchState:
         """Return what the session adds to the state of each rank.
@@ -446,7 +510,7 @@ class Session:
         if not self.run.generation:
             return
         try:
-            self.run.flush()
+            self.run.saver.flush()
         except (ResumeError, RuntimeError) as of_commit:
             logger.error("A commit in flight failed too: %s", of_commit)
         try:
@@ -488,75 +552,3 @@ class Session:
             stack.callback(self.framework.close)
             if self.trace is not None:
                 stack.callback(self.trace.close)
-
-
-class _SessionContent:
-    """What one checkpoint is to hold: the framework's files, the loop's state, and what the session adds."""
-
-    def __init__(self, session: Session, loop: TrainingLoop, name: str) -> None:
-        self._session = session
-        self._loop = loop
-        self._name = name
-        self._state: RankState | None = None
-        self._digests: ShardDigests | None = None
-
-    def save(self, directory: Path) -> None:
-        self._session.require_same_architecture()
-        try:
-            self._session.framework.save(directory)
-        except OSError:
-            raise  # the ranks deal with it together
-        except Exception as error:
-            if self._session.held is not None:  # the others may wait for this rank within the framework's save
-                self._session.held.attempt.fail(error)
-            raise
-        self._session.require_loadable(directory)
-
-    def rank_state(self) -> dict[str, Any]:
-        self._state = self._loop.rank_state()
-        return {**self._state.to_tree(), **self.launch_tree()}
-
-    def completed(self) -> Mapping[str, Any]:
-        assert self._digests is not None, "the state of the rank was captured"
-        return {} if self._digests.is_complete else {SHARD_DIGESTS: self._digests.complete()}
-
-    def launch_tree(self) -> dict[str, Any]:
-        self._digests = self._session.shard_digests()
-        return self._session.launch_state(self._digests.known).to_tree()
-
-    def parts(self) -> dict[str, Stateful]:
-        session = self._session
-        return {
-            **session.options.parts,
-            **session.framework.parts(),
-            **self._loop.parts(),
-            **session.observed.parts(),
-            "architecture": StaticState(session.architecture()),
-            "trackers": StaticState(session.framework.trackers.capture()),
-        }
-
-    def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._state is not None, "the state of the rank was captured"
-        return self.describe_state(self._state, self._loop.facts(), is_held=False)
-
-    def describe_state(self, state: RankState, facts: CheckpointFacts, *, is_held: bool) -> dict[str, Any]:
-        session = self._session
-        resumed = session.resumed_manifest
-        cursor = data_cursor(facts.epoch, state.loader_states, session.order_digest)
-        entries = [*session.framework.describe(), *self._loop.describe(), *session.observed.describe()]
-        if not is_held:
-            session.log_parts(entries)
-        return {
-            "reason": "recovery" if is_held else session.reason,
-            "parts": tuple(entries),
-            "architecture": architecture_digest(session.architecture()),
-            "cursor": cursor,
-            "epoch": facts.epoch,
-            "metrics": finite_metrics(
-                {name: math.nan if value is None else float(value) for name, value in facts.metrics.items()}
-            ),
-            "best": session.best.of_manifest(facts.best, self._name, resumed.best if resumed else None),
-        }
-
-    def owner_of(self, file: Path) -> int:
-        return self._session.framework.owner_of(file)

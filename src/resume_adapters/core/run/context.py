@@ -1,0 +1,157 @@
+"""What the parts of one start of a run have in common: made once, and handed on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resume_adapters.core.checkpoint.catalog import Catalog
+from resume_adapters.core.checkpoint.latest import Pointer
+from resume_adapters.core.checkpoint.retention import KeepAll, Policy
+from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
+from resume_adapters.core.choices import OnSaveError
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.recovery.attempt import running_attempt
+from resume_adapters.core.requirements import require_type
+from resume_adapters.core.run.messages import RunMessages
+from resume_adapters.core.run.monitor import THREAD_NAME
+from resume_adapters.core.run.ownership import Ownership
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.placeholder import Placeholder
+from resume_adapters.core.saving.cadence import Cadence
+from resume_adapters.core.saving.staging import StagingOptions
+from resume_adapters.core.stop.policy import StopOn
+from resume_adapters.core.stop.signals import StopFlag
+from resume_adapters.core.storage.base import Storage
+from resume_adapters.core.storage.groups import shared_by_all
+from resume_adapters.core.tiers.memory import MemoryTier
+from resume_adapters.core.tiers.mirror import MIRROR_THREAD
+from resume_adapters.core.tiers.mirrors import Mirrors
+from resume_adapters.core.tiers.options import Memory, Mirror, Remote
+from resume_adapters.core.trace.log import TraceLog, open_trace
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user has set of a run, and what the framework determines.
+
+    Attributes:
+        framework: framework and version, for the manifests.
+        resume: ``"auto"``, ``"scratch"``, ``"scratch!"`` or a path.
+        keep: the retention policy.
+        stop: what asks the run to stop.
+        cadence: when to save; ``None`` where the framework decides that.
+        on_save_error: ``"stop"``: a save that fails ends the run; ``"continue"``: training goes on, and the next save
+            tries again.
+        staging: how saves leave the training thread; by default they do not.
+        foreign: recognises checkpoints that the bare framework wrote; none by default.
+        latest: how ``latest`` names the newest checkpoint, so that the bare framework understands it.
+        placeholder: name of an empty checkpoint that stands in the run directory until one is committed; ``None`` where
+            the framework's scripts need none.
+        local_rank: this rank on its node, if each node has its own run directory on a disk that others do not see;
+            ``None`` if all ranks share one.
+        mirror: where committed checkpoints are copied to, beyond the run directory.
+
+    Raises:
+        TypeError: ``keep`` or ``stop`` is of another class.
+    """
+
+    framework: str = ""
+    resume: str | os.PathLike[str] = "auto"
+    keep: Policy = KeepAll()  # noqa: RUF009  # it cannot be changed
+    stop: StopOn = StopOn()  # noqa: RUF009
+    cadence: Cadence | None = None
+    on_save_error: OnSaveError = "stop"
+    staging: StagingOptions = StagingOptions()  # noqa: RUF009
+    foreign: ForeignDetector = NoForeign()  # noqa: RUF009
+    latest: Pointer = "link"
+    placeholder: str | None = None
+    local_rank: int | None = None
+    mirror: Sequence[Mirror] = ()
+
+    def __post_init__(self) -> None:
+        require_type("keep", self.keep, Policy, "KeepLast(3)")
+        require_type("stop", self.stop, StopOn, "StopOn(exit_code=85)")
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What the parts of one start of a run have in common.
+
+    Attributes:
+        directory: the run directory.
+        options: what was set.
+        ranks: the ranks of the run.
+        storage: the file operations; they are counted while the run is watched.
+        clock: returns seconds since 1970.
+        trace: what is written of the run while it is watched; ``None``: it is not.
+        messages: what the run says.
+        flag: this rank's stop flag.
+        control: the ``.resume`` directory.
+        catalog: remembers the checkpoints of the run directory.
+        placeholder: stands there until a checkpoint is committed.
+        mirrors: the tiers that hold copies of the run's checkpoints.
+        memory: the memory of this rank's node; ``None``: nothing is kept there.
+        ownership: who owns the run directory.
+    """
+
+    directory: Path
+    options: RunOptions
+    ranks: Ranks
+    storage: Storage
+    clock: Callable[[], float]
+    trace: TraceLog | None
+    messages: RunMessages
+    flag: StopFlag
+    control: ControlDirectory
+    catalog: Catalog
+    placeholder: Placeholder
+    mirrors: Mirrors
+    memory: MemoryTier | None
+    ownership: Ownership
+
+
+def new_context(
+    run_directory: str | os.PathLike[str],
+    options: RunOptions,
+    ranks: Ranks,
+    files: Storage,
+    clock: Callable[[], float],
+) -> RunContext:
+    """Return the context of a start that has not begun.
+
+    Args:
+        run_directory: where the run's checkpoints are.
+        options: what was set; within a restartable block, that decides from what the run resumes.
+        ranks: the ranks of the run.
+        files: the file operations.
+        clock: returns seconds since 1970.
+    """
+    directory, attempt = Path(os.path.abspath(run_directory)), running_attempt()
+    if attempt is not None:
+        options = replace(options, resume=attempt.resume_option(options.resume))
+    trace = open_trace(os.environ, ranks.rank, clock=clock, uncounted=(THREAD_NAME, MIRROR_THREAD))
+    storage = files if trace is None else trace.counting(files)
+    control, flag = ControlDirectory(storage, directory, clock), StopFlag(options.stop)
+    stores = [each for each in options.mirror if isinstance(each, Remote)]
+    mirrors = Mirrors(stores, files, directory, control.journal, flag.request, clock)
+    ownership = Ownership(control.fencing, mirrors, shared_by_all(ranks))
+    memory = next((each for each in options.mirror if isinstance(each, Memory)), None)
+    return RunContext(
+        directory,
+        options,
+        ranks,
+        storage,
+        clock,
+        trace,
+        RunMessages(speaks=ranks.rank == 0),
+        flag,
+        control,
+        Catalog(storage, directory),
+        Placeholder(storage, directory, options.placeholder),
+        mirrors,
+        None if memory is None else MemoryTier(memory, files, os.geteuid(), ownership.require_on_node, clock),
+        ownership,
+    )
