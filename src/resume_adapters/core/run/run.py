@@ -1,11 +1,10 @@
-"""The operations that adapters call: open a run directory, begin, save, end a step, prune, stop, close.
+"""One start of a run directory: how it is opened, begun, left and closed.
 
-A :class:`ResumableRun` is one start of a run directory, on all its ranks. It makes its collaborators, writes the
-status, and leaves. How it starts is in :mod:`~resume_adapters.core.run.takeover`, how it saves in
-:mod:`~resume_adapters.core.run.saver`, what it does at the end of a step in
-:mod:`~resume_adapters.core.run.step_control`.
-An error of a background commit is raised by the next :meth:`ResumableRun.save` or :meth:`ResumableRun.flush`, which
-every rank calls at the same place.
+A :class:`ResumableRun` makes the context and its parts, writes the status, and leaves. How it starts is in
+:mod:`~resume_adapters.core.run.takeover`, how it saves in :mod:`~resume_adapters.core.run.saver`, what it does at the
+end of a step in :mod:`~resume_adapters.core.run.step_control`; adapters call :attr:`ResumableRun.saver` and
+:attr:`ResumableRun.steps`. An error of a background commit is raised by the next :meth:`Saver.save` or
+:meth:`Saver.flush`, which every rank calls at the same place.
 """
 
 from __future__ import annotations

@@ -148,7 +148,16 @@ class StepControl:
         return Progress(*self._done)
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
-        """Store the progress, and return what all ranks do now; see :meth:`StepControl.end_step`."""
+        """End an optimizer step, and return what all ranks do now: save, stop, or go on.
+
+        Every rank calls it at the end of every step. A stop, and a save that is due by the clock, take effect one step
+        later, so that no rank waits for the network.
+
+        Args:
+            step: optimizer steps completed.
+            epoch: epochs completed, with the fraction of the current one.
+            horizon: number of steps after which the run is finished, if known.
+        """
         now = time.monotonic()
         self._done = (step, epoch, horizon)
         if self._first_step_ended is None:
@@ -185,7 +194,10 @@ class StepControl:
         return cadence is not None and cadence.steps is not None and cadence.is_due(step, now)
 
     def should_stop(self) -> bool:
-        """Return whether all ranks stop now; see :meth:`StepControl.should_stop`."""
+        """Return whether all ranks save and leave now. Every rank calls it at the same places.
+
+        For places within a step: between the batches of an evaluation.
+        """
         self._margin.polled(time.monotonic())
         return self._announced(self._vote.poll("between steps"))
 
