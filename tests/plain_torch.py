@@ -31,7 +31,7 @@ from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session import finished
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import CheckpointFacts
+from resume_adapters.core.session.framework import CheckpointFacts, FrameworkFacts
 from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
@@ -79,7 +79,6 @@ def _foreign_step(path: Path) -> ForeignStep | None:
 class PlainTorch(LoopFramework):
     """A model that is trained by hand: what an adapter is to the loop."""
 
-    registers = "plain"
     rank_state_type = PlainRankState
 
     def __init__(self, accumulation: int, ranks: int, **given: Any) -> None:
@@ -94,6 +93,8 @@ class PlainTorch(LoopFramework):
         self.optimizer = kind(trained, lr=given.get("lr", 0.05), momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (1 + step))
         self.accumulation = accumulation
+        fixed = given.get("invariants", {})
+        self.about = FrameworkFacts("", "", "plain", "", accumulation=accumulation, invariants=fixed)
         self.trackers = NoTrackers()
         self.spread_state: Callable[[PlainTorch], Mapping[str, Any]] | None = None
         self.skipped_passes = 0

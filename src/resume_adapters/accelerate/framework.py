@@ -25,6 +25,7 @@ from resume_adapters.core.loop.registered import RegisteredObjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
@@ -60,17 +61,13 @@ class AccelerateFramework(LoopFramework):
         run_directory: where checkpoints go.
     """
 
-    label = f"accelerate {accelerate.__version__}"
-    channel = "accelerate"
-    registers = "register_for_resume"
-    directory_option = "register_for_resume(accelerator, run_dir=...)"
     rank_state_type = AccelerateRankState
 
     def __init__(self, accelerator: Any, run_directory: Path) -> None:
         self.accelerator = accelerator
         self.registered: list[Any] = accelerator._custom_objects  # seam: accelerate 1.15
         self._registered = RegisteredObjects(self.registered)
-        self.accumulation = self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
+        self._saved_accumulation = int(accelerator.gradient_accumulation_steps)
         self.trackers = Trackers(self._writers)
         self._strategy = choose_strategy(accelerator, run_directory)
         self._loaders = PreparedLoaders(accelerator)
@@ -79,7 +76,14 @@ class AccelerateFramework(LoopFramework):
         self._number: int | None = None
         self._named: tuple[int, str] | None = None
         self._source: Source | None = None
-        self.invariants = self._strategy.invariants
+        self.about = FrameworkFacts(
+            f"accelerate {accelerate.__version__}",
+            channel="accelerate",
+            registers="register_for_resume",
+            directory_option="register_for_resume(accelerator, run_dir=...)",
+            accumulation=self._saved_accumulation,
+            invariants=self._strategy.invariants,
+        )
         self._prepared = self._count_prepared()
 
     # ---- Steps
@@ -223,8 +227,8 @@ class AccelerateFramework(LoopFramework):
         return self._strategy.sharded_state()
 
     def modules(self) -> list[Any]:
-        """Return the DDP modules around the models."""
-        return self._strategy.modules()
+        """Return the models, and the DDP modules around them."""
+        return [*super().modules(), *self._strategy.modules()]
 
     # ---- Loading
 
@@ -241,7 +245,7 @@ class AccelerateFramework(LoopFramework):
         assert self._source is not None, "the checkpoint was loaded"
         of_strategy = strategy.rank_state_type.from_tree(record.strategy, self._source, "framework.strategy.")
         strategy.load_rank_state(of_strategy)
-        self.accelerator.step = record.step * self.accumulation // self._saved_accumulation
+        self.accelerator.step = record.step * self.about.accumulation // self._saved_accumulation
         self.accelerator.project_configuration.iteration = record.iteration
         self._loaders.restore(record.loaders)
 

@@ -19,6 +19,7 @@ from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
@@ -37,18 +38,20 @@ class DeepSpeedFramework(LoopFramework):
         engine: what ``deepspeed.initialize`` returned.
     """
 
-    label = f"deepspeed {deepspeed.__version__}"
-    channel = "DeepSpeed"
-    registers = "ResumeHooks"
-    directory_option = "ResumeHooks(engine, run_dir)"
-    accumulates_across_epochs = True
     rank_state_type = EngineRankState
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self._state = EngineState(engine)
-        self.accumulation = int(engine.gradient_accumulation_steps())
-        self.invariants = {"ZeRO stage": self._state.stage}
+        self.about = FrameworkFacts(
+            f"deepspeed {deepspeed.__version__}",
+            channel="DeepSpeed",
+            registers="ResumeHooks",
+            directory_option="ResumeHooks(engine, run_dir)",
+            accumulation=int(engine.gradient_accumulation_steps()),
+            accumulates_across_epochs=True,
+            invariants={"ZeRO stage": self._state.stage},
+        )
         is_node_local = engine.use_node_local_storage()
         self.local_rank = int(engine.local_rank) if is_node_local else None
         self.foreign = files.ForeignCheckpoints(

@@ -23,6 +23,7 @@ from resume_adapters.core.loop.replicas import Replicas
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import keys
@@ -49,18 +50,17 @@ class FabricFramework(LoopFramework):
         objects: the models, optimizers and schedules of the training.
     """
 
-    registers = "register_for_resume"
-    directory_option = "register_for_resume(fabric, run_dir, ...)"
-
     def __init__(self, fabric: Any, objects: FabricObjects) -> None:
-        self.channel = name_of(fabric)
-        self.label = f"fabric {version(self.channel)}"
+        package = name_of(fabric)
+        self.about = FrameworkFacts(
+            f"fabric {version(package)}",
+            channel=package,
+            registers="register_for_resume",
+            directory_option="register_for_resume(fabric, run_dir, ...)",
+            invariants={"number of models": len(objects.models), "number of optimizers": len(objects.optimizers)},
+        )
         self.trackers = Trackers(self._writers)
         self.foreign = NoForeign()
-        self.invariants = {
-            "number of models": len(objects.models),
-            "number of optimizers": len(objects.optimizers),
-        }
         self._fabric = fabric
         self._objects = objects
         self._replicas = Replicas(list(objects.modules().values()), list(objects.inner_optimizers()), _of_all)
@@ -126,7 +126,7 @@ class FabricFramework(LoopFramework):
 
     def save(self, directory: Path) -> None:
         """Let ``fabric.save`` write."""
-        plugins = importlib.import_module(f"{self.channel}.plugins.io")
+        plugins = importlib.import_module(f"{self.about.channel}.plugins.io")
         with writing_directly(plugins.TorchCheckpointIO):
             self._fabric.save(directory / FILE, self._objects.by_name())
 
@@ -166,9 +166,9 @@ class FabricFramework(LoopFramework):
         return found
 
     def modules(self) -> list[Any]:
-        """Return the DDP modules around the models."""
+        """Return the models, and the DDP modules around them."""
         forward = [inner for model in self._objects.models.values() for inner in model.modules()]
-        return [each for each in forward if isinstance(each, DistributedDataParallel)]
+        return [*super().modules(), *(each for each in forward if isinstance(each, DistributedDataParallel))]
 
     def subjects(self) -> Subjects:
         """Return the models, and schedules that were not passed."""

@@ -21,6 +21,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
@@ -61,20 +62,21 @@ class TrainerFramework:
             files say it all.
     """
 
-    label = f"transformers {transformers.__version__}"
-    channel = "transformers"
-    registers = "ResumeCallback"
-    directory_option = "TrainingArguments(output_dir=...), or ResumeCallback(run_dir=...)"
-
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
         self.trainer = trainer
-        self.accumulation = int(args.gradient_accumulation_steps)
-        self.topology = {
-            "per_device_train_batch_size": args.per_device_train_batch_size,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        }
-        self.invariants = engine.invariants(trainer)
+        self.about = FrameworkFacts(
+            f"transformers {transformers.__version__}",
+            channel="transformers",
+            registers="ResumeCallback",
+            directory_option="TrainingArguments(output_dir=...), or ResumeCallback(run_dir=...)",
+            accumulation=int(args.gradient_accumulation_steps),
+            topology={
+                "per_device_train_batch_size": args.per_device_train_batch_size,
+                "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            },
+            invariants=engine.invariants(trainer),
+        )
         self.trackers = Trackers(self._writers)
         self.engine: EngineState | None = None
         self.weights = ModelWeights(trainer)
@@ -238,10 +240,6 @@ class TrainerFramework:
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
         return [self.trainer.model_wrapped]
-
-    def models(self) -> list[Any]:
-        """Return the model."""
-        return [self.trainer.model]
 
     def subjects(self) -> Subjects:
         """Return the trainer and what hangs on it, without what it saves or rebuilds."""

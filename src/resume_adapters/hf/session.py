@@ -92,7 +92,7 @@ class TrainerSession:
         )
         rescale = Rescale(
             options.on_batch_change,
-            self.framework.accumulation,
+            self.framework.about.accumulation,
             no_horizon=GIVEN_IN_STEPS if args.max_steps > 0 else "",
         )
         self.session = Session(run, self.framework, options, TrainerRankState, rescale)

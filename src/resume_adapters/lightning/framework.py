@@ -20,6 +20,7 @@ from resume_adapters.core.patching import replaced
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
@@ -64,13 +65,7 @@ class LightningFramework:
         directory: the run directory.
 
     Attributes:
-        label: name and version, for the manifests.
-        channel: name of the logger whose handlers show what Lightning logs.
-        registers: what registers a further part of the state, as a user writes it.
-        directory_option: what sets the run directory, likewise.
-        accumulation: batches of the training loop in an optimizer step.
-        topology: settings that the order of the data may depend on beside the number of ranks.
-        invariants: settings that a resume must find unchanged.
+        about: what is known of Lightning and its settings.
         trackers: the experiment trackers.
         foreign: recognises checkpoints that bare Lightning wrote.
         engine: the state of the DeepSpeed engine; ``None`` without DeepSpeed.
@@ -82,15 +77,18 @@ class LightningFramework:
     def __init__(self, trainer: Any, directory: Path) -> None:
         self._trainer = trainer
         self._ranks = _world_size()
-        self.label = VERSION
-        self.channel = pl.__name__
-        self.registers = "ResumeCallback"
-        self.directory_option = "ModelCheckpoint(dirpath=...)"
-        self.accumulation = int(trainer.accumulate_grad_batches)
-        self.topology: Mapping[str, int] = {"accumulate_grad_batches": self.accumulation}
         self.engine = engine.engine_state(trainer.strategy, directory)
         of_engine = {} if self.engine is None else self.engine.invariants
-        self.invariants: Mapping[str, int] = {**module_state.invariants(trainer, self._ranks), **of_engine}
+        accumulation = int(trainer.accumulate_grad_batches)
+        self.about = FrameworkFacts(
+            VERSION,
+            channel=pl.__name__,
+            registers="ResumeCallback",
+            directory_option="ModelCheckpoint(dirpath=...)",
+            accumulation=accumulation,
+            topology={"accumulate_grad_batches": accumulation},
+            invariants={**module_state.invariants(trainer, self._ranks), **of_engine},
+        )
         self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
         self.foreign: ForeignDetector = (
             files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
@@ -253,10 +251,6 @@ class LightningFramework:
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file of Lightning or DeepSpeed."""
         return files.owner_of(file)
-
-    def models(self) -> list[Any]:
-        """Return the module."""
-        return [self._trainer.lightning_module]
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is in Lightning's file: states of callbacks and of the datamodule."""

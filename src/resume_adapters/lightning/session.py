@@ -74,7 +74,7 @@ class FitSession:
         inside = named is None or files.is_same(Path(named).parent, directory) or files.is_hpc(Path(named))
         unless_unwanted = KeepUnless(self._unwanted, files.OWN_NAME.partition("{")[0])
         self.run = new_run(directory, self._framework, options, resume=None if inside else named, keep=unless_unwanted)
-        rescale = Rescale(options.on_batch_change, self._framework.accumulation, no_horizon=no_horizon(trainer))
+        rescale = Rescale(options.on_batch_change, self._framework.about.accumulation, no_horizon=no_horizon(trainer))
         self._session = Session(self.run, self._framework, options, FitRankState, rescale)
         self.loops = Loops(trainer)
         self.data = FitData(self.loops, self._session)

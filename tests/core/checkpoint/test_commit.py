@@ -351,7 +351,7 @@ def test_what_a_script_writes_under_the_name_of_a_save_is_a_part_of_it(tmp_path:
         return {"epoch": 1.0, "reason": "scheduled"}
 
     content = MiniatureContent(job.run, "state at 10", 10, None, None)
-    content.parts = lambda: (parts(), MiniatureContent.parts(content))[1]  # type: ignore[method-assign]
+    content.capture = lambda: (parts(), MiniatureContent.capture(content))[1]  # type: ignore[method-assign]
     job.run.saver.save(target.name, 10, content, is_file=miniature.FILES)
     job.run.saver.flush()
     again = Miniature(tmp_path)

@@ -472,7 +472,7 @@ def test_a_listing_says_what_each_directory_is(tmp_path: Path) -> None:
     ]
     with pytest.raises(NoValidCheckpoint):
         shutil.rmtree(run / "checkpoint-10")
-        Miniature(run, foreign=None)
+        Miniature(run)
 
 
 # ---- Several ranks: real processes over gloo

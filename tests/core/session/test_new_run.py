@@ -18,7 +18,7 @@ def test_a_run_has_the_options_and_what_the_framework_determines(tmp_path: Path)
     stop, framework = StopOn(exit_code=7), PlainTorch(1, 1)
     options = ResumeOptions("scratch", stop=stop, save_every=3)
     found = new_run(tmp_path, framework, options, latest="file").context.options
-    assert (found.framework, found.foreign, found.resume) == (framework.label, framework.foreign, "scratch")
+    assert (found.framework, found.foreign, found.resume) == (framework.about.label, framework.foreign, "scratch")
     assert (found.stop, found.latest) == (stop, "file")
     named = new_run(tmp_path, framework, options, resume=tmp_path / "step-4")
     assert named.context.options.resume == tmp_path / "step-4"

@@ -23,7 +23,7 @@ from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.errors import FormatMismatch, NotRestored, NotSerialisable, StateMismatch
 
 from launch import Server
-from plain_torch import WEIGHTS, Killed, Launch, PlainTorch, killed_after, manifest
+from plain_torch import WEIGHTS, Killed, Launch, killed_after, manifest
 
 JOB = Path(__file__).parents[1] / "job.py"
 
@@ -102,12 +102,10 @@ def test_a_class_that_the_script_trusts_is_loaded(tmp_path: Path) -> None:
         assert Launch(tmp_path, given=given)().loop.global_step == 18
 
 
-def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PlainTorch, "invariants", {"number of stages": 2})
+def test_a_launch_with_another_of_what_is_fixed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Killed):
-        Launch(tmp_path, killed_after(5))()
-    monkeypatch.setattr(PlainTorch, "invariants", {"number of stages": 4})
-    launch = Launch(tmp_path)
+        Launch(tmp_path, killed_after(5), given={"invariants": {"number of stages": 2}})()
+    launch = Launch(tmp_path, given={"invariants": {"number of stages": 4}})
     words = "checkpoint-4 was saved with number of stages 2, this launch has 4: it cannot be resumed from"
     with pytest.raises(StateMismatch, match=words):
         launch()

@@ -39,7 +39,7 @@ def begun(directory: Path, parts: dict[str, Any] | None = None, accumulation: in
     run = new_run(directory, **options)
     framework = PlainTorch(accumulation, ranks=1)
     session = Session(
-        run, framework, ResumeOptions(parts=parts or {}), LoopRankState, Rescale("refuse", framework.accumulation)
+        run, framework, ResumeOptions(parts=parts or {}), LoopRankState, Rescale("refuse", framework.about.accumulation)
     )
     session.open()
     return session

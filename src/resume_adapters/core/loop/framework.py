@@ -15,7 +15,7 @@ from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import Trackers
+from resume_adapters.core.session.framework import FrameworkFacts, Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
@@ -43,39 +43,18 @@ class LoopFramework(abc.ABC):
     """A :class:`~resume_adapters.core.session.framework.Framework` whose training loop is written by hand.
 
     Attributes:
-        label: name and version, for the manifests.
-        channel: name of the logger whose handlers show what the framework logs.
-        registers: what registers a further part of the state, as a user writes it.
-        directory_option: what sets the run directory, likewise.
-        accumulation: batches of the loop in an optimizer step.
-        accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
-        invariants: settings that a resume must find unchanged, in a user's words.
+        about: what is known of it.
         trackers: the framework's experiment trackers.
         foreign: recognises checkpoints that the bare framework wrote.
         rank_state_type: the record that :meth:`rank_state` returns.
     """
 
-    label: str = ""
-    channel: str = ""
-    registers: str = ""
-    directory_option: str = ""
-    accumulation: int = 1
-    accumulates_across_epochs: bool = False
-    invariants: Mapping[str, int] = {}
+    about: FrameworkFacts
     trackers: Trackers
     foreign: ForeignDetector
     rank_state_type: type[Record] = Record
 
-    @property
-    def topology(self) -> Mapping[str, int]:
-        """Settings that the order of the data may depend on, by the name under which a user sets them."""
-        return {"gradient_accumulation_steps": self.accumulation}
-
     # ---- Steps and data
-
-    def models(self) -> Iterable[Any]:
-        """Return the modules that are trained."""
-        return self.trained().modules
 
     @abc.abstractmethod
     def trained(self) -> Trained:
@@ -182,8 +161,8 @@ class LoopFramework(abc.ABC):
         return {}
 
     def modules(self) -> Iterable[Any]:
-        """Return the modules that may reduce gradients in buckets."""
-        return ()
+        """Return the modules that are trained, also as they are wrapped to reduce gradients in buckets."""
+        return self.trained().modules
 
     @abc.abstractmethod
     def subjects(self) -> Subjects:

@@ -53,15 +53,15 @@ class ResumableLoop:
         self._run = run
         rescale = Rescale(
             options.on_batch_change,
-            framework.accumulation,
-            accumulates_across_epochs=framework.accumulates_across_epochs,
+            framework.about.accumulation,
+            accumulates_across_epochs=framework.about.accumulates_across_epochs,
         )
         self._session = Session(run, framework, options, LoopRankState, rescale)
         self._checkpointing = LoopCheckpointing(framework, self._session)
         self._passes = self._checkpointing.passes
         self._metrics = self._checkpointing.metrics
         self._windows = self._checkpointing.windows
-        self._guard = LoopGuard(framework.trained, framework.registers, options.parts, self._passes.has)
+        self._guard = LoopGuard(framework.trained, framework.about.registers, options.parts, self._passes.has)
         run.undo_at_close(self._guard.close)
         self._each_epoch = each_epoch
         self._resumed: Resumed | None = None

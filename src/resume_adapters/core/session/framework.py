@@ -7,6 +7,7 @@ to keep is the core's business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -35,8 +36,9 @@ class Trackers(Protocol):
         """Undo what :meth:`restore` changed in the trackers."""
 
 
-class Framework(Protocol):
-    """A framework's files and live objects.
+@dataclass(frozen=True)
+class FrameworkFacts:
+    """What is known of a framework and its settings before a training call begins.
 
     Attributes:
         label: name and version, for the manifests: ``"transformers 5.23.0"``.
@@ -44,27 +46,37 @@ class Framework(Protocol):
         registers: what registers a further part of the state, as a user writes it.
         directory_option: what sets the run directory, likewise.
         accumulation: batches of the training loop in an optimizer step.
+        accumulates_across_epochs: an accumulation goes on from one pass over the data into the next.
         topology: settings that the order of the data may depend on beside the number of ranks, by the name under which
-            a user sets them.
+            a user sets them; by default the accumulation.
         invariants: settings that a resume must find unchanged, likewise.
+    """
+
+    label: str
+    channel: str
+    registers: str
+    directory_option: str
+    accumulation: int = 1
+    accumulates_across_epochs: bool = False
+    topology: Mapping[str, int] = field(default_factory=dict)
+    invariants: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.topology:
+            object.__setattr__(self, "topology", {"gradient_accumulation_steps": self.accumulation})
+
+
+class Framework(Protocol):
+    """A framework's files and live objects.
+
+    Attributes:
+        about: what is known of it.
         trackers: the experiment trackers.
         foreign: recognises checkpoints that the bare framework wrote.
     """
 
     @property
-    def label(self) -> str: ...
-    @property
-    def channel(self) -> str: ...
-    @property
-    def registers(self) -> str: ...
-    @property
-    def directory_option(self) -> str: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def topology(self) -> Mapping[str, int]: ...
-    @property
-    def invariants(self) -> Mapping[str, int]: ...
+    def about(self) -> FrameworkFacts: ...
     @property
     def trackers(self) -> Trackers: ...
     @property
@@ -98,10 +110,7 @@ class Framework(Protocol):
         """Return what is sharded over the ranks, by the name of the component."""
 
     def modules(self) -> Iterable[Any]:
-        """Return the modules that may reduce gradients in buckets."""
-
-    def models(self) -> Iterable[Any]:
-        """Return the modules that are trained."""
+        """Return the modules that are trained, also as they are wrapped to reduce gradients in buckets."""
 
     def subjects(self) -> Subjects:
         """Return the objects whose undeclared state is looked for. It changes nothing, and draws no random number."""

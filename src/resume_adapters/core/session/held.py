@@ -125,7 +125,7 @@ class HeldCall:
         """
         saved = None if context is None or self._run.attempt_checkpoint is None else context.reader.part(BUFFERS)
         if saved is not None:
-            FrozenBuffers(self._framework.models()).load(saved)
+            FrozenBuffers(self._framework.modules()).load(saved)
 
     # ---- At the end of a step
 
@@ -155,7 +155,7 @@ class HeldCall:
             FrozenState(form.own) if form.own else NOTHING,
         )
         if self._buffers is None:
-            self._buffers = FrozenBuffers(self._framework.models())
+            self._buffers = FrozenBuffers(self._framework.modules())
         self._buffers.take()
         seconds = self.attempt.end_step()
         if seconds is not None:

@@ -47,7 +47,7 @@ def new_run(
     keep = keep if options.keep is None else options.keep
     stop = options.stop
     given = RunOptions(
-        framework=framework.label,
+        framework=framework.about.label,
         foreign=framework.foreign,
         resume=options.resume if resume is None else resume,
         keep=KeepAll() if keep is None else keep,

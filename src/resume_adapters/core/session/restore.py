@@ -111,11 +111,11 @@ class Restorer:
             return context.source.lacks(f"{name} in {context.source.file}")
 
         self._rescale.restore(launch.shift)
-        here = {_RANKS: context.ranks.world_size, **self._framework.topology}
+        here = {_RANKS: context.ranks.world_size, **self._framework.about.topology}
         saved = {**launch.topology, _RANKS: manifest.world_size}
         self._loaders.add_topology_changes(setting_differences(saved, here, lambda name: lacks(f"topology.{name}")))
         differences = setting_differences(
-            launch.invariants, self._framework.invariants, lambda name: lacks(f"fixed.{name}")
+            launch.invariants, self._framework.about.invariants, lambda name: lacks(f"fixed.{name}")
         )
         if differences:
             raise context.mismatch(differences, "it cannot be resumed from")

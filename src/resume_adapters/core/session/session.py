@@ -86,8 +86,8 @@ class Session:
         self.rescale = rescale
         self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
         on_track = None if self.trace is None else self._trace_loader
-        logger.use_channel(framework.channel)
-        self.settings = SettingsComparison(lambda: of_launch(framework.settings(), framework.topology, options))
+        logger.use_channel(framework.about.channel)
+        self.settings = SettingsComparison(lambda: of_launch(framework.settings(), framework.about.topology, options))
         self.loaders = LoaderRestorer(run, options.generators, rescale, self.settings.changed_seeds, on_track)
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"
@@ -99,7 +99,7 @@ class Session:
         self.order_digest = OrderDigest()
         self._has_refused = False
         self.part_entries = PartEntries(framework, options)
-        self.observed = ObservedState(self.subjects, framework.registers)
+        self.observed = ObservedState(self.subjects, framework.about.registers)
         self._has_loaded_observed = False
         self._loadable = LoadableFiles()
         self._architecture: dict[str, str] | None = None
@@ -116,7 +116,7 @@ class Session:
         Args:
             extent: what is asked for; the same is given to :meth:`finish`.
         """
-        require_continuation(self.run, extent, self.framework.directory_option)
+        require_continuation(self.run, extent, self.framework.about.directory_option)
 
     def open(self) -> RestoreContext | None:
         """Choose what to resume from, and begin; see :meth:`Restorer.choose`."""
@@ -451,8 +451,8 @@ class Session:
             shard_digests: see :class:`LaunchState`.
         """
         return LaunchState(
-            topology=dict(self.framework.topology),
-            invariants=dict(self.framework.invariants),
+            topology=dict(self.framework.about.topology),
+            invariants=dict(self.framework.about.invariants),
             shard_digests=shard_digests,
             shift=self.rescale.shift,
             ddp_buckets=[each.order for each in self.restorer.bucket_orders],

@@ -59,7 +59,7 @@ class StepTrace:
             generation=run.generation,
             step=self._last,
             run_directory=str(run.directory),
-            framework=self._framework.label,
+            framework=self._framework.about.label,
             every=self._log.every,
             missing=missing_parts(manifest.parts if manifest is not None else ()),
         )
