@@ -161,7 +161,7 @@ class FabricFramework(LoopFramework):
         precision = self._fabric.strategy.precision
         if getattr(precision, "scaler", None) is not None:
             found["scaler"] = precision
-        if any(not each.broadcast_buffers for each in self.modules()):
+        if any(not getattr(each, "broadcast_buffers", True) for each in self.modules()):
             found["buffers"] = ModuleBuffers(dict(enumerate(self._objects.modules().values())))
         return found
 
