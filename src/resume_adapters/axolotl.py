@@ -22,7 +22,7 @@ except ImportError as error:
 
 from pydantic import BaseModel  # axolotl needs it too
 
-from resume_adapters.core.session.environment import options_of_mapping
+from resume_adapters.core.session.options import options_of_mapping
 from resume_adapters.hf import ResumeCallback
 
 __all__ = ["ResumePlugin"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resume_adapters import KeepBest, KeepLast, StopOn, unedited
-from resume_adapters.core.session.environment import options_of_environment
+from resume_adapters.core.session.options import options_of_environment
 
 Command = Callable[..., Any]
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"

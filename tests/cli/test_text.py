@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from resume_adapters.cli.text import escape, visible
+from resume_adapters.cli.render import escape, visible
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.processes import command_line, has_open
 

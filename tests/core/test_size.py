@@ -12,18 +12,18 @@ RULER = Path(__file__).parents[2] / "tools" / "size.py"
 
 BUDGETS = {
     ".": 220,
-    "accelerate": 930,
-    "cli": 2350,
+    "accelerate": 920,
+    "cli": 2340,
     "core": 320,
     "core/checkpoint": 1790,
     "core/dataloader": 1550,
     "core/loop": 1730,
     "core/recovery": 1500,
-    "core/run": 1170,
+    "core/run": 1160,
     "core/run_directory": 980,
     "core/saving": 790,
-    "core/session": 2110,
-    "core/state": 2090,
+    "core/session": 2100,
+    "core/state": 2080,
     "core/stop": 380,
     "core/storage": 470,
     "core/tiers": 1620,
@@ -35,7 +35,7 @@ BUDGETS = {
     "integrations": 40,
     "integrations/deepspeed_engine": 630,
     "integrations/trackers": 90,
-    "lightning": 2260,
+    "lightning": 2250,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 

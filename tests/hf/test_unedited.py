@@ -15,7 +15,7 @@ import torch
 from transformers import Trainer, TrainingArguments, trainer
 
 from resume_adapters.core.session import finished
-from resume_adapters.core.session.environment import OPTIONS
+from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.hf import ResumeCallback
 from resume_adapters.hf.unedited import CallbackOfEnvironment
 

@@ -15,7 +15,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from resume_adapters.core.session.environment import OPTIONS
+from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 

@@ -41,16 +41,15 @@ except ImportError as error:
     raise MissingFramework("resume_adapters.accelerate needs accelerate: pip install 'accelerate>=1.6,<2'") from error
 
 from resume_adapters.accelerate.framework import AccelerateFramework
-from resume_adapters.accelerate.supported import require_supported
+from resume_adapters.accelerate.strategy import require_supported
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy
 from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.requirements import require_version
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.environment import run_directory_override
 from resume_adapters.core.session.new_run import new_run
-from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.errors import UnsupportedSetting

@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from resume_adapters.accelerate import files
-from resume_adapters.accelerate.local_sgd import LocalSteps
+from resume_adapters.accelerate.loaders import LocalSteps
 from resume_adapters.accelerate.prepared import Prepared, StepCounter, ddp_around
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.loop.replicas import Replicas

@@ -13,6 +13,7 @@ from resume_adapters.accelerate import compat
 from resume_adapters.accelerate.engine import EngineStrategy
 from resume_adapters.accelerate.replicated import ReplicatedStrategy
 from resume_adapters.accelerate.sharded import ShardedStrategy
+from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
@@ -100,3 +101,21 @@ def choose_strategy(accelerator: Any, run_directory: Path) -> AccelerateStrategy
         f"{kind} shards or moves the state in a way that this package does not support, so this run cannot be "
         f"resumed exactly: {reason or 'train with DDP, FSDP2 or DeepSpeed'}"
     )
+
+
+def require_supported(accelerator: Any) -> None:
+    """Refuse settings under which a resume cannot be exact.
+
+    Raises:
+        UnsupportedSetting: naming the setting and what to do.
+    """
+    several = accelerator.num_processes > 1
+    refused = {
+        "save_on_each_node=True scatters a checkpoint over nodes": (
+            several and accelerator.project_configuration.save_on_each_node
+        ),
+        "even_batches=False gives the ranks different numbers of steps, and they save and stop together": (
+            several and not accelerator.even_batches
+        ),
+    }
+    refuse(refused)

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _leave(sentence: str, code: int) -> None:
-    from resume_adapters.cli.text import visible
+    from resume_adapters.cli.render import visible
 
     print(f"resume-adapters: {visible(sentence, keep=_LINES)}", file=sys.stderr)
     sys.exit(code)

@@ -43,7 +43,7 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 
 **State that nobody has declared**: ``hf/observed.py`` (where to look) -> ``session/observed.py`` (when) ->
 ``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``
-(captured, and restored). Likewise of what a launch was given: ``hf/settings.py`` -> ``session/settings.py``.
+(captured, and restored). Likewise of what a launch was given: ``hf/observed.py`` -> ``session/settings.py``.
 
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` -> ``tiers/mirror.py`` (the
 thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->

@@ -32,9 +32,8 @@ from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.choices import OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.environment import run_directory_override
 from resume_adapters.core.session.new_run import new_run
-from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among
+from resume_adapters.core.session.options import ResumeFrom, ResumeOptions, parts_among, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.fabric.framework import FabricFramework

@@ -16,8 +16,7 @@ from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.environment import run_directory_override
-from resume_adapters.core.session.options import OptionsCallback, ResumeFrom
+from resume_adapters.core.session.options import OptionsCallback, ResumeFrom, run_directory_override
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.hf.outside import OutsideTraining

@@ -27,7 +27,7 @@ from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.hf import engine, files, observed, settings
+from resume_adapters.hf import engine, files, observed
 from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.hf.sharded import ShardedModel
 from resume_adapters.hf.weights import ModelWeights
@@ -247,7 +247,7 @@ class TrainerFramework:
 
     def settings(self) -> LaunchSettings:
         """Return the training arguments, and what optimizer and schedule were made with."""
-        return settings.of_trainer(self.trainer, None if self.engine is None else self.engine.arguments())
+        return observed.of_trainer(self.trainer, None if self.engine is None else self.engine.arguments())
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the trainer saves."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 from transformers import trainer
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.session.environment import OPTIONS, options_of_environment
+from resume_adapters.core.session.options import OPTIONS, options_of_environment
 from resume_adapters.hf.callback import ResumeCallback
 from resume_adapters.unedited import trainer_was_made
 

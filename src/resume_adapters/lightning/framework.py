@@ -32,7 +32,7 @@ from resume_adapters.errors import CheckpointDamaged, NotSerialisable
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
-from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed, settings
+from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.compat import VERSION, io, pl
 from resume_adapters.lightning.loops import Loops
@@ -285,7 +285,7 @@ class LightningFramework:
 
     def settings(self) -> LaunchSettings:
         """Return the trainer's flags, the hyperparameters, and what optimizers and schedules were made with."""
-        return settings.of_trainer(self._trainer, None if self.engine is None else self.engine.arguments())
+        return observed.of_trainer(self._trainer, None if self.engine is None else self.engine.arguments())
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""

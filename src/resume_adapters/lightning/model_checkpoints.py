@@ -12,7 +12,7 @@ from typing import Any
 
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.patching import wrapped
-from resume_adapters.core.session.environment import run_directory_override
+from resume_adapters.core.session.options import run_directory_override
 from resume_adapters.lightning.compat import pl, unsaved
 
 _FIELD = re.compile(r"\{([^:}]+)")

@@ -10,7 +10,7 @@ from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import wrapped
-from resume_adapters.core.session.environment import OPTIONS, options_of_environment
+from resume_adapters.core.session.options import OPTIONS, options_of_environment
 from resume_adapters.lightning.callback import ResumeCallback
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.model_checkpoints import saving

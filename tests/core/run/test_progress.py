@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resume_adapters.core.run.progress import StepRate
+from resume_adapters.core.run.step_control import StepRate
 
 
 def test_the_rate_is_that_of_the_last_minute_pauses_included() -> None:

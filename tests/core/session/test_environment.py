@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 
 from resume_adapters import KeepEvery, KeepWithin, StopOn
-from resume_adapters.core.session.environment import options_of_environment, options_of_mapping
-from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.options import ResumeOptions, options_of_environment, options_of_mapping
 from resume_adapters.errors import UnsupportedSetting
 
 NAME = "RESUME_ADAPTERS_OPTIONS"

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.optim import optimizer
 
-from resume_adapters.core.session.environment import run_directory_override
-from resume_adapters.core.session.options import ResumeOptions
+from resume_adapters.core.session.options import ResumeOptions, run_directory_override
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.trace.log import TraceLog

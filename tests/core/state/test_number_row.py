@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.number_row import is_packed, is_row, packed, row_digest, unpacked
+from resume_adapters.core.state.leaf_values import is_packed, is_row, packed, row_digest, unpacked
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import SHORTEST_IN_MEMORY, Cadence, optimal
-from resume_adapters.core.session.environment import TextOptions
+from resume_adapters.core.session.options import TextOptions
 from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage, make_private_directory
 from resume_adapters.core.tiers.options import mirror_of, require_mirrors

@@ -20,8 +20,8 @@ import typer
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Document, Json, app, show
+from resume_adapters.cli.render import escape
 from resume_adapters.cli.run_directory import STORAGE, ForeignNames
-from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
 from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, has_sidecar, is_committed, state_of

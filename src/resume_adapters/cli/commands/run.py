@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from resume_adapters.cli.app import app
-from resume_adapters.core.session.environment import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
+from resume_adapters.core.session.options import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import VARIABLE
 

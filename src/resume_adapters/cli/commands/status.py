@@ -18,9 +18,8 @@ from rich.table import Table
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, app, console, show
-from resume_adapters.cli.render import age, ahead, facts, labels, number, size, state, table
+from resume_adapters.cli.render import age, ahead, escape, facts, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
-from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL

@@ -29,9 +29,8 @@ from resume_adapters.cli.app import (
     show,
 )
 from resume_adapters.cli.commands.status import describe, status_table
-from resume_adapters.cli.render import size, state, table
+from resume_adapters.cli.render import escape, size, state, table, visible
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
-from resume_adapters.cli.text import escape, visible
 from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.checkpoint.latest import latest_form, point_latest
 from resume_adapters.core.checkpoint.layout import CONTROL

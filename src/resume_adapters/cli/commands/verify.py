@@ -16,9 +16,8 @@ from rich.progress import track
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Document, Json, Place, app, complete_checkpoint, show
-from resume_adapters.cli.render import size, state, table
+from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
-from resume_adapters.cli.text import escape
 from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words

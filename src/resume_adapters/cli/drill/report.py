@@ -14,7 +14,7 @@ from resume_adapters.cli.drill.drill import Result
 from resume_adapters.cli.drill.faults import Fault
 from resume_adapters.cli.drill.statistics import Shift, shifts
 from resume_adapters.cli.drill.trace import LaunchTrace, Run
-from resume_adapters.cli.text import escape
+from resume_adapters.cli.render import escape
 
 IDENTICAL, EQUIVALENT, DIFFERENT, UNDECIDED = "identical", "equivalent", "different", "undecided"
 EXIT_CODES = {IDENTICAL: 0, EQUIVALENT: 0, DIFFERENT: 1, UNDECIDED: 4}

@@ -16,8 +16,7 @@ from typing import Any
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import census, leaf_values, object_path
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, is_array
-from resume_adapters.core.state.number_row import is_packed, is_row, packed, unpacked
+from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
 from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.opaque import is_value
 from resume_adapters.errors import NotSerialisable

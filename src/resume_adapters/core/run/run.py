@@ -25,9 +25,8 @@ from resume_adapters.core.ranks import Ranks, current_ranks
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import require_platform
 from resume_adapters.core.run.context import RunOptions, new_context
-from resume_adapters.core.run.progress import Progress
 from resume_adapters.core.run.saver import Saver
-from resume_adapters.core.run.step_control import StepControl
+from resume_adapters.core.run.step_control import Progress, StepControl
 from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner

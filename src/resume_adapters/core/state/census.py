@@ -18,8 +18,7 @@ from typing import Any
 
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import LeafKind, is_array, state_of
-from resume_adapters.core.state.number_row import is_row, row_digest
+from resume_adapters.core.state.leaf_values import LeafKind, is_array, is_row, row_digest, state_of
 from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
 from resume_adapters.core.state.opaque import is_loader_iterator, opaque_fingerprint
 from resume_adapters.core.state.rng import is_generator
