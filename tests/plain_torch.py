@@ -39,7 +39,6 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.frozen import FrozenState
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler
@@ -235,9 +234,6 @@ class Still(PlainTorch):
 
     def rank_state(self) -> Any:
         return StillState(self.rank)
-
-    def hold(self) -> FrozenState:
-        return FrozenState(self.rank_state())
 
     def parts(self) -> dict[str, Stateful]:
         return {}

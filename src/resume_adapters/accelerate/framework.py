@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.records import Record, Source
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.errors import UnsupportedSetting
@@ -208,19 +207,6 @@ class AccelerateFramework(LoopFramework):
             loaders=self._loaders.states(),
             strategy=self._strategy.rank_state().to_tree(),
         )
-
-    def hold_rank_state(self) -> DeferredState:
-        """Return the counts of now."""
-        step, iteration = self.accelerator.step, self.accelerator.project_configuration.iteration
-        loaders, strategy = self._loaders.states(), FrozenState(self._strategy.rank_state())
-        firsts = [FrozenState(each.first) for each in loaders if each.first is not None]
-
-        def make() -> AccelerateRankState:
-            copies = iter(firsts)
-            held = [each if each.first is None else replace(each, first=next(copies).tree) for each in loaders]
-            return AccelerateRankState(step=step, iteration=iteration, loaders=held, strategy=strategy.tree)
-
-        return DeferredState(make, (strategy, *firsts))
 
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the processes."""

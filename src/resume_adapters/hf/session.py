@@ -25,7 +25,6 @@ from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS, Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.frozen import FrozenState
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.hf import files
@@ -400,10 +399,6 @@ class TrainerSession:
         with self.framework.saving(native, pushes=not to_memory):
             self._variables.compare()
             self.session.save(f"checkpoint-{step}", step, self, to_memory=to_memory)
-
-    def hold(self) -> FrozenState:
-        """Return what this rank would save for itself now, as it stays."""
-        return FrozenState(self.rank_state())
 
     def rank_state(self) -> TrainerRankState:
         """Return what this rank saves for itself."""

@@ -25,7 +25,6 @@ from resume_adapters.core.session.new_run import new_run
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.frozen import FrozenState
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.lightning import (
     csv_logs,
@@ -419,10 +418,6 @@ class FitSession:
                 to_memory=self._saves_to_memory,
             )
         self._wanted = model_checkpoints.wanted(self._trainer)
-
-    def hold(self) -> FrozenState:
-        """Return what this rank would save for itself now, as it stays."""
-        return FrozenState(self.rank_state())
 
     def rank_state(self) -> FitRankState:
         """Return what this rank saves for itself; while a validation runs, as it was before that."""

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from resume_adapters.core.loop.checkpointing import LoopCheckpointing
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import encoding
+from resume_adapters.core.state.frozen import FrozenState
 from selection import often
 
 from plain_torch import Launch
@@ -80,7 +81,7 @@ def test_what_is_held_is_what_would_have_been_saved(tmp_path: Path, case: str, m
     found: list[tuple[str, Any]] = []
 
     def keep(session: Session, step: int, loop: Any, form: Any) -> None:
-        found.append((digest(loop.rank_state().to_tree()), loop.hold()))
+        found.append((digest(loop.rank_state().to_tree()), FrozenState(loop.rank_state())))
 
     monkeypatch.setattr(LoopCheckpointing, "holds", True)
     monkeypatch.setattr(Session, "keep", keep)
@@ -109,7 +110,7 @@ def digest(tree: Any) -> str:
 def test_a_large_tensor_of_the_script_is_watched(tmp_path: Path) -> None:
     launch = Launch(tmp_path)
     launch.loop.memory["bank"] = torch.zeros(1 << 15)
-    held = launch.loop._checkpointing.hold()
+    held = FrozenState(launch.loop._checkpointing.rank_state())
     assert held.is_intact and held.tree["memory"]["bank"] is launch.loop.memory["bank"]
     launch.loop.memory["bank"].add_(1)
     assert not held.is_intact

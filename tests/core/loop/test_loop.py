@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from resume_adapters import Memory
 from resume_adapters.core.loop.framework import Resumed
-from resume_adapters.core.loop.loader import HeldPass, PassState
+from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.session import finished
 from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
@@ -150,12 +150,12 @@ def test_a_checkpoint_that_does_not_say_which_passes_a_loader_had_is_paired_by_t
     death: int, saves: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As earlier versions wrote it."""
-    native = HeldPass.state
+    native = LoopLoader.state
 
-    def state(held: HeldPass, *args: Any, **options: Any) -> PassState:
-        return replace(native(held, *args, **options), numbers=None)
+    def state(loader: LoopLoader, *args: Any, **options: Any) -> PassState:
+        return replace(native(loader, *args, **options), numbers=None)
 
-    monkeypatch.setattr(HeldPass, "state", state)
+    monkeypatch.setattr(LoopLoader, "state", state)
     require_same(tmp_path, [death], script="two", **saves)
 
 
@@ -177,7 +177,9 @@ def test_a_checkpoint_that_does_not_say_how_many_loaders_were_alike_had_one(
 ) -> None:
     """As earlier versions wrote it."""
     native = EpochPasses.states
-    monkeypatch.setattr(EpochPasses, "states", lambda passes: [replace(each, alike=None) for each in native(passes)])
+    monkeypatch.setattr(
+        EpochPasses, "states", lambda passes, process: [replace(each, alike=None) for each in native(passes, process)]
+    )
     require_same(tmp_path, [8], script="in turn", save_every=100, each_epoch=True)
 
 
@@ -195,7 +197,11 @@ def test_what_an_older_checkpoint_does_not_say_of_a_loader_is_said_by_a_save_bef
 
     expected = Launch(tmp_path / "never", script="followed", save_every=100)()
     with monkeypatch.context() as of_older, pytest.raises(Killed):
-        of_older.setattr(EpochPasses, "states", lambda passes: [replace(each, alike=None) for each in native(passes)])
+        of_older.setattr(
+            EpochPasses,
+            "states",
+            lambda passes, process: [replace(each, alike=None) for each in native(passes, process)],
+        )
         Launch(tmp_path / "run", killed_after(9), script="followed")()
     with pytest.raises(Killed):
         Early(tmp_path / "run", script="followed")()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
@@ -15,7 +15,7 @@ from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, 
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
-from resume_adapters.core.state.rng import GeneratorState, ProcessState, capture_cpu
+from resume_adapters.core.state.rng import GeneratorState, capture_cpu
 from resume_adapters.errors import NotSerialisable
 
 _WATCHED = 8
@@ -192,130 +192,6 @@ class WorkerStates:
         return dict(self._now) if self.are_kept else {}
 
 
-class _PassMark(NamedTuple):
-    """Where a loader is in a pass.
-
-    Attributes:
-        ended: every batch was consumed.
-        consumed: batches that completed steps have used.
-        begun: the batch at which the log of the pass begins.
-        recent: the last fetches; without workers those after ``consumed`` alone.
-        proof: the last batch, where it was fetched ahead.
-        sampler: the random state with which the sampler began the pass.
-        as_made: the pass is one that the loader had begun when it was made.
-    """
-
-    ended: bool
-    consumed: int
-    begun: int
-    recent: tuple[Fetch, ...]
-    proof: BatchDigest | None
-    sampler: dict[str, Any] | None
-    as_made: bool
-
-
-class LoaderMark(NamedTuple):
-    """Where a loader is at one moment, and what its position is made of. Nothing that happens later changes it.
-
-    To take a mark is cheap, and to make a position of it is not: most marks are taken at the end of a step, and are
-    never needed.
-
-    Attributes:
-        of_pass: where it is in its pass; ``None`` between two passes.
-        spawn: the loader's random state when its workers were started.
-        pool: each worker's random state where the pass began, or between two passes.
-        elastic: the position in terms of samples; ``None`` where that is not known.
-        is_read_again: the pass can only be read again from its start.
-        is_stream: the dataset is iterable, not map-style.
-        process: the random state of the process.
-        registered: the state of generators that the user registered.
-        generators: the state of the loader's own generators.
-        attributes: as :attr:`LoaderPosition.attributes`.
-        workers: the loader's ``num_workers``.
-        length: length of the dataset.
-        batch_size: samples in a batch.
-        plain: as :attr:`LoaderPosition.plain`.
-        rows: as :attr:`LoaderPosition.rows`.
-        check: as :attr:`LoaderPosition.check`.
-    """
-
-    of_pass: _PassMark | None
-    spawn: dict[str, Any] | None
-    pool: dict[int, Any]
-    elastic: dict[str, Any] | None
-    is_read_again: bool
-    is_stream: bool
-    process: ProcessState
-    registered: dict[str, Any]
-    generators: dict[str, Any]
-    attributes: dict[str, Any] | None
-    workers: int
-    length: int | None
-    batch_size: int | None
-    plain: bool
-    rows: dict[str, str] | None
-    check: CheckBatch | None
-
-    def position(self) -> LoaderPosition:
-        """Return the position."""
-        of_pass = self.of_pass
-        consumed = 0 if of_pass is None else of_pass.consumed
-        start = self._start()
-        prefetched = [] if of_pass is None else [each for each in of_pass.recent if each.number >= consumed]
-        return LoaderPosition(
-            ended=of_pass is None or of_pass.ended,
-            consumed=consumed,
-            start=start,
-            prefetched=len(prefetched),
-            spawn=self.spawn,
-            sampler=None if of_pass is None else of_pass.sampler,
-            rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
-            pool=self._pool_at(start),
-            proof=None if of_pass is None else of_pass.proof,
-            generators=self.generators,
-            step={"process": self.process.to_tree(), "registered": self.registered},
-            elastic=self.elastic,
-            workers=self.workers,
-            length=self.length,
-            batch_size=self.batch_size,
-            plain=self.plain,
-            as_made=of_pass is not None and of_pass.as_made,
-            attributes=self.attributes,
-            rows=self.rows,
-            check=self.check,
-            word_hash=word_hash(),
-        )
-
-    def _start(self) -> int:
-        """Return the batch from which to fetch again."""
-        of_pass = self.of_pass
-        if of_pass is None or of_pass.ended:
-            return 0 if of_pass is None else of_pass.consumed
-        if self.is_read_again:
-            return 0
-        return _replay_start(of_pass.consumed, of_pass.begun, of_pass.recent, self.workers, is_stream=self.is_stream)
-
-    def _pool_at(self, index: int) -> dict[int, Any]:
-        """Return each worker's random state before its first batch at or after ``index``."""
-        states = dict(self.pool)
-        for fetch in self.of_pass.recent if self.of_pass is not None and self.workers else ():
-            if fetch.number < index and fetch.worker is not None:
-                states[fetch.worker] = fetch.worker_state
-        return states
-
-
-def _replay_start(consumed: int, begun: int, recent: Iterable[Fetch], workers: int, *, is_stream: bool) -> int:
-    """Return the batch from which to fetch again; of a stream, one that is elastic."""
-    if not workers:
-        return consumed
-    if not is_stream:
-        return begun + (consumed - begun) // workers * workers
-    # The workers take turns, but one that has no shards left drops out: a round begins where their numbers fall.
-    known = [(fetch.number, fetch.worker or 0) for fetch in recent if fetch.number <= consumed]
-    rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
-    return max(rounds, default=begun)
-
-
 class FetchLog:
     """Fetches the batches of a loader, and makes positions of what it fetched.
 
@@ -358,6 +234,7 @@ class FetchLog:
         self.check = BatchCheck(loader)
         kept = max(_KEPT, 4 * loader.num_workers)
         self.elastic = elastic.find(loader, kept)
+        self._is_read_again = self.is_stream and self.elastic is None
         self._recent: deque[Fetch] = deque(maxlen=kept)
         self._last_batch: Any = None
         self._begun = 0
@@ -452,65 +329,76 @@ class FetchLog:
         """Whether the loader would yield the same batches with any number of workers, if no fetch draws."""
         return not (self.is_stream or self.elastic or self.workers.are_kept or self.generators or self._has_generators)
 
-    def mark(
-        self, consumed: int, sampler: dict[str, Any] | None, process: ProcessState, *, as_made: bool
-    ) -> LoaderMark:
-        """Return where the loader is after ``consumed`` batches of this pass, as a mark.
+    def position(
+        self, consumed: int, process: Mapping[str, Any], sampler: dict[str, Any] | None, *, as_made: bool
+    ) -> LoaderPosition:
+        """Return the position after ``consumed`` batches of this pass.
 
         Args:
             consumed: batches that completed steps have used; at most those fetched.
+            process: the current random state of the process, as a tree.
             sampler: the random state with which the sampler began this pass.
-            process: the current random state of the process.
             as_made: the pass is one that the loader had begun when it was made.
         """
         assert consumed <= self.fetched, f"{consumed} batches used, {self.fetched} fetched"
         ahead = min(self.fetched - consumed, len(self._recent))
-        is_ahead = ahead > 0
-        # Without workers no more is asked for; to touch all of them would cost more than the rest.
-        recent = (
-            tuple(self._recent) if self._has_workers else tuple([self._recent[-each] for each in range(ahead, 0, -1)])
+        prefetched = [self._recent[-each] for each in range(ahead, 0, -1)]
+        ended = self.exhausted and not ahead
+        start = consumed if ended else 0 if self._is_read_again else self.replay_start(consumed)
+        pool = dict(self.workers.at_start)
+        for fetch in self._recent if self._has_workers else ():
+            if fetch.number < start and fetch.worker is not None:
+                pool[fetch.worker] = fetch.worker_state
+        return replace(
+            self._position(self.workers.spawn, pool, process),
+            ended=ended,
+            consumed=consumed,
+            start=start,
+            prefetched=ahead,
+            sampler=sampler,
+            rng_before=[_before_to_tree(fetch.before) for fetch in prefetched if fetch.before is not None],
+            proof=BatchDigest(self.fetched - 1, self._last_batch) if ahead else None,
+            elastic=(self.elastic.end() if ended else self.elastic.position(consumed, start)) if self.elastic else None,
+            as_made=as_made,
         )
-        proof = BatchDigest(self.fetched - 1, self._last_batch) if is_ahead else None
-        of_pass = _PassMark(self.exhausted and not is_ahead, consumed, self._begun, recent, proof, sampler, as_made)
-        return self._mark(of_pass, process, self.workers.spawn, self.workers.at_start)
 
-    def mark_between(self, process: ProcessState) -> LoaderMark:
-        """Return where the loader is between two passes, as a mark.
+    def position_between(self, process: Mapping[str, Any]) -> LoaderPosition:
+        """Return the position between two passes.
 
         Args:
-            process: the current random state of the process.
+            process: the current random state of the process, as a tree.
         """
         workers = self.workers
-        return self._mark(None, process, workers.spawn if workers.are_kept else None, workers.between_passes())
+        return self._position(workers.spawn if workers.are_kept else None, workers.between_passes(), process)
 
-    def _mark(
-        self, of_pass: _PassMark | None, process: ProcessState, spawn: dict[str, Any] | None, pool: dict[int, Any]
-    ) -> LoaderMark:
-        loader = self._loader
-        return LoaderMark(
-            of_pass,
-            spawn,
-            pool,
-            self._elastic_at(of_pass) if self.elastic else None,
-            self.is_stream and self.elastic is None,
-            self.is_stream,
-            process,
-            rng.capture_generators(self.generators) if self.generators else {},
-            self._random_state.generators(),
-            self._changed_attributes(),
-            loader.num_workers,
-            length_of(loader.dataset),
-            batch_size(loader),
-            self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
-            self._rows,
-            None if self._content.missing else self.check.kept,  # what is missing would make another batch of it
+    def _position(
+        self, spawn: dict[str, Any] | None, pool: dict[int, Any], process: Mapping[str, Any]
+    ) -> LoaderPosition:
+        """Return the position between two passes, with these states of workers."""
+        loader, generators = self._loader, self.generators
+        registered = rng.capture_generators(generators) if generators else {}
+        return LoaderPosition(
+            ended=True,
+            consumed=0,
+            start=0,
+            prefetched=0,
+            spawn=spawn,
+            sampler=None,
+            rng_before=[],
+            pool=pool,
+            proof=None,
+            generators=self._random_state.generators(),
+            step={"process": dict(process), "registered": registered},
+            elastic=self.elastic.end() if self.elastic else None,
+            workers=loader.num_workers,
+            length=length_of(loader.dataset),
+            batch_size=batch_size(loader),
+            plain=self.may_have_other_workers and self._watched > 0 and not self._has_drawn,
+            attributes=self._changed_attributes(),
+            rows=self._rows,
+            check=None if self._content.missing else self.check.kept,  # what is missing would make another batch of it
+            word_hash=word_hash(),
         )
-
-    def _elastic_at(self, of_pass: _PassMark | None) -> dict[str, Any]:
-        assert self.elastic is not None, "only an elastic loader knows"
-        if of_pass is None or of_pass.ended:
-            return self.elastic.end()
-        return self.elastic.position(of_pass.consumed, self.replay_start(of_pass.consumed))
 
     def _changed_attributes(self) -> dict[str, Any] | None:
         if all(each.is_unchanged for each in self._attributes.values()):
@@ -557,7 +445,15 @@ class FetchLog:
 
     def replay_start(self, consumed: int) -> int:
         """Return the batch from which to fetch again, so that each worker fetches the batches that it had fetched."""
-        return _replay_start(consumed, self._begun, self._recent, self._loader.num_workers, is_stream=self.is_stream)
+        workers: int = self._loader.num_workers
+        if not workers:
+            return consumed
+        if not self.is_stream:
+            return self._begun + (consumed - self._begun) // workers * workers
+        # The workers take turns, but one that has no shards left drops out: a round begins where their numbers fall.
+        known = [(fetch.number, fetch.worker or 0) for fetch in self._recent if fetch.number <= consumed]
+        rounds = [index for (_, last), (index, worker) in itertools.pairwise(known) if worker <= last]
+        return max(rounds, default=self._begun)
 
 
 def _before_to_tree(before: Before) -> dict[str, Any]:

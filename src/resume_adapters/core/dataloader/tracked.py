@@ -37,7 +37,6 @@ from resume_adapters.core.dataloader.next_pass import (
 )
 from resume_adapters.core.dataloader.progress import (
     FetchLog,
-    LoaderMark,
     LoaderPosition,
     batch_size,
     length_of,
@@ -47,7 +46,7 @@ from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.rng import GeneratorState, ProcessState
+from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 OnSkip: TypeAlias = Callable[[], None]
@@ -202,35 +201,24 @@ class TrackedLoader:
         """Whether :meth:`restore_resharded` can restore a position of another topology."""
         return self._log.elastic is not None
 
-    def position(self, consumed: int) -> LoaderPosition:
-        """Return the position after ``consumed`` batches of this pass, with the current random state.
+    def position(self, consumed: int, process: Mapping[str, Any] | None = None) -> LoaderPosition:
+        """Return the position after ``consumed`` batches of this pass.
 
         Args:
             consumed: batches that completed steps have used; at most those fetched.
+            process: the current random state of the process, where it is captured already.
         """
-        return self.mark(consumed, rng.capture_process()).position()
-
-    def position_between(self) -> LoaderPosition:
-        """Return the position between two passes, with the current random state."""
-        return self.mark_between(rng.capture_process()).position()
-
-    def mark(self, consumed: int, process: ProcessState) -> LoaderMark:
-        """Return what :meth:`position` can be made of later.
-
-        Args:
-            consumed: as there.
-            process: the current random state of the process.
-        """
+        process = rng.capture() if process is None else process
         sampler = self._sampler.began_with() if self._sampler else None
-        return self._log.mark(consumed, sampler, process, as_made=self._is_as_made)
+        return self._log.position(consumed, process, sampler, as_made=self._is_as_made)
 
-    def mark_between(self, process: ProcessState) -> LoaderMark:
-        """Return what :meth:`position_between` can be made of later.
+    def position_between(self, process: Mapping[str, Any] | None = None) -> LoaderPosition:
+        """Return the position between two passes.
 
         Args:
-            process: the current random state of the process.
+            process: the current random state of the process, where it is captured already.
         """
-        return self._log.mark_between(process)
+        return self._log.position_between(rng.capture() if process is None else process)
 
     def differences(self, position: LoaderPosition) -> list[str]:
         """Return, in words, how the topology differs from that of a position."""

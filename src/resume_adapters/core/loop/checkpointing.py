@@ -21,7 +21,6 @@ from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenState
 from resume_adapters.core.state.records import FRESH
 from resume_adapters.core.state.stateful import Stateful, StaticState
 
@@ -204,37 +203,17 @@ class LoopCheckpointing:
         """Return what this rank saves for itself."""
         if self._name is not None:  # here the save before is committed, or it is known that it is not
             self.metrics.assign(self._name, self._step, self._session.run.last_commit)
+        process = rng.capture()
         return LoopRankState(
             epoch=self._epoch,
             begun=self.passes.begun,
-            loaders=self.passes.states(),
+            loaders=self.passes.states(process),
             losses=self.metrics.losses(),
             framework=self._framework.rank_state().to_tree(),
-            rng=rng.capture(),
+            rng=process,
             windows=self.windows.lengths(),
             memory=self.memory,
         )
-
-    def hold(self) -> DeferredState:
-        """Return what this rank would save for itself now, as it stays: most of it is made where it is asked for."""
-        process = rng.capture_process()
-        framework, memory = self._framework.hold_rank_state(), FrozenState(self.memory) if self.memory else NOTHING
-        epoch, begun, losses, windows = self._epoch, self.passes.begun, self.metrics.losses(), self.windows.lengths()
-        loaders = self.passes.hold(process)
-
-        def make() -> LoopRankState:
-            return LoopRankState(
-                epoch=epoch,
-                begun=begun,
-                loaders=[each() for each in loaders],
-                losses=losses,
-                framework=framework.tree,
-                rng=process.to_tree(),
-                windows=windows,
-                memory=memory.tree,
-            )
-
-        return DeferredState(make, (framework, memory))
 
     def parts(self) -> dict[str, Stateful]:
         """Return the best metrics: alike on all ranks."""

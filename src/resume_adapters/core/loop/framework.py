@@ -19,7 +19,6 @@ from resume_adapters.core.session.framework import FrameworkFacts, Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 
@@ -143,10 +142,6 @@ class LoopFramework(abc.ABC):
     @abc.abstractmethod
     def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
-
-    def hold_rank_state(self) -> FrozenState | DeferredState:
-        """Return what :meth:`rank_state` would return now, as it stays."""
-        return FrozenState(self.rank_state())
 
     @abc.abstractmethod
     def settings(self) -> LaunchSettings:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from resume_adapters.core.dataloader.progress import LoaderMark, LoaderPosition, length_of
+from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader
 from resume_adapters.core.loop.windows import other_length
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.loaders import LoaderRestorer, LoaderShape
 from resume_adapters.core.session.records import LoaderState
-from resume_adapters.core.state.rng import ProcessState
 
 _OVER = object()
 """In the place of a batch: the pass has none left."""
@@ -45,35 +44,6 @@ class PassState(LoaderState):
     left_at: list[int] | None = None
     alike: list[int] | None = None
     begun: int | None = None
-
-
-class HeldPass(NamedTuple):
-    """Where a loader is at one moment, of which its state is made later. Nothing that happens later changes it.
-
-    Attributes:
-        mark: where the torch loader beneath is; ``None`` where the pass is restored, and not yet begun.
-        known: what else is known; where there is no mark, the state that was restored.
-        begun: the passes over it that the framework has counted.
-    """
-
-    mark: LoaderMark | None
-    known: PassState
-    begun: int | None
-
-    def state(self, alike: Callable[[LoaderPosition], list[int]], *, made_in_loop: bool) -> PassState:
-        """Return the state.
-
-        Args:
-            alike: counts the loaders that have the shape of a position, as :attr:`PassState.alike` says.
-            made_in_loop: it did not exist yet when the loop began.
-        """
-        known = self.known
-        if self.mark is not None:
-            position = self.mark.position()
-            return replace(known, position=position, made_in_loop=made_in_loop, alike=alike(position))
-        if known.position is None or known.alike is not None:
-            return known
-        return replace(known, alike=alike(known.position), begun=self.begun)  # restored from an older version's
 
 
 class LoopLoader:
@@ -232,33 +202,48 @@ class LoopLoader:
         """Open a pass again that the script has left early."""
         self.number = number
 
-    def hold(self, loaders: LoaderRestorer, process: ProcessState, begun: int | None) -> HeldPass:
-        """Return where the loader is now; the count of what the framework wraps around it is the framework's.
+    def state(
+        self,
+        loaders: LoaderRestorer,
+        process: Mapping[str, Any],
+        begun: int | None,
+        alike: Callable[[LoaderPosition], list[int]],
+        *,
+        made_in_loop: bool,
+    ) -> PassState:
+        """Return where the loader is now.
 
         Args:
             loaders: restores the torch loader beneath.
-            process: the current random state of the process.
+            process: the current random state of the process, as a tree.
             begun: the passes over it that the framework has counted.
+            alike: counts the loaders that have the shape of a position, as :attr:`PassState.alike` says.
+            made_in_loop: it did not exist yet when the loop began.
         """
-        if self._restored is not None:  # and not yet begun
-            return HeldPass(None, self._restored, begun)
+        restored = self._restored
+        if restored is not None:  # and not yet begun
+            if restored.position is None or restored.alike is not None:
+                return restored
+            return replace(restored, alike=alike(restored.position), begun=begun)  # from an older version's
         if self.number is None or self.is_at_limit:
-            mark = self.tracked.mark_between(process)
+            position = self.tracked.position_between(process)
         else:
-            mark = self.tracked.mark(min(self.consumed * self.fetches_per_batch, self.tracked.fetched), process)
-        known = loaders.state(None, self.consumed, self.global_batch)
-        state = PassState(
-            None,
+            used = min(self.consumed * self.fetches_per_batch, self.tracked.fetched)
+            position = self.tracked.position(used, process)
+        known = loaders.state(position, self.consumed, self.global_batch)
+        return PassState(
+            position,
             known.consumed,
             known.global_batch,
             known.samples,
             number=self.number,
             numbers=self.numbers,
             is_reused=self.is_reused,
+            made_in_loop=made_in_loop,
             left_at=self._left_at,
+            alike=alike(position),
             begun=begun,
         )
-        return HeldPass(mark, state, begun)
 
     def restore(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
@@ -14,8 +14,6 @@ from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.registered import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state import rng
-from resume_adapters.core.state.rng import ProcessState
 from resume_adapters.errors import UnsupportedSetting
 
 _SEED = 8
@@ -182,27 +180,24 @@ class EpochPasses:
 
     # ---- In a checkpoint
 
-    def states(self) -> list[PassState]:
-        """Return where each loader is, with those that this launch has not come to yet."""
-        return [each() for each in self.hold(rng.capture_process())]
-
-    def hold(self, process: ProcessState) -> list[Callable[[], PassState]]:
-        """Return what returns the state of each loader as it is now, whatever happens later; see :meth:`states`.
+    def states(self, process: Mapping[str, Any]) -> list[PassState]:
+        """Return where each loader is, with those that this launch has not come to yet.
 
         Args:
-            process: the current random state of the process.
+            process: the current random state of the process, as a tree.
         """
         unseen = [state for index, state in enumerate(self._saved) if index not in self._paired]
-        return [
-            *(functools.partial(_unchanged, state) for state in unseen),
-            *(self._hold(loader, process) for loader in self._loaders),
-        ]
+        return [*unseen, *(self._state(loader, process) for loader in self._loaders)]
 
-    def _hold(self, loader: LoopLoader, process: ProcessState) -> Callable[[], PassState]:
-        held = loader.hold(self._session.loaders, process, self._framework.passes_begun(loader.prepared))
+    def _state(self, loader: LoopLoader, process: Mapping[str, Any]) -> PassState:
         beside = self._beside(loader)
-        made_in_loop, shapes = beside.made_in_loop, beside.shapes()
-        return lambda: held.state(lambda position: _alike(shapes, position), made_in_loop=made_in_loop)
+        return loader.state(
+            self._session.loaders,
+            process,
+            self._framework.passes_begun(loader.prepared),
+            functools.partial(_alike, beside.shapes()),
+            made_in_loop=beside.made_in_loop,
+        )
 
     def restore(self, loaders: Sequence[PassState], begun: int, epoch: int) -> int:
         """Restore the passes, each loader when the script comes to it.

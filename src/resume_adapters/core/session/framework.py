@@ -19,7 +19,6 @@ from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.frozen import DeferredState, FrozenState
 from resume_adapters.core.state.stateful import Stateful
 
 
@@ -145,9 +144,6 @@ class TrainingLoop(Protocol):
 
     def rank_state(self) -> RankState:
         """Return what belongs to this rank alone; after :meth:`Framework.save`, which may draw random numbers."""
-
-    def hold(self) -> FrozenState | DeferredState:
-        """Return what :meth:`rank_state` would return now, as it stays whatever the training does later."""
 
     def parts(self) -> Mapping[str, Stateful]:
         """Return the parts of the loop that are alike on all ranks."""

@@ -26,7 +26,7 @@ from resume_adapters.core.session.framework import CheckpointFacts, Framework, T
 from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
-from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuffers, FrozenState
+from resume_adapters.core.state.frozen import NOTHING, FrozenBuffers, FrozenState
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.stop.signals import StopFlag
@@ -83,7 +83,7 @@ class _Moment(NamedTuple):
     form: SaveForm
     loop: TrainingLoop
     facts: CheckpointFacts
-    state: FrozenState | DeferredState
+    state: FrozenState
     observed: FrozenState
     parts: FrozenState
     own: FrozenState
@@ -142,7 +142,7 @@ class HeldCall:
         """
         self.attempt.updates.begin_holding()
         self._session.observed.before_hold(compares=self._moment is not None or not self.is_resumed)
-        state, observed = loop.hold(), FrozenState(self._session.observed.capture())
+        state, observed = FrozenState(loop.rank_state()), FrozenState(self._session.observed.capture())
         parts = {**self._session.options.parts, **self._framework.parts(), **self._session.observed.parts()}
         self._moment = _Moment(
             step,

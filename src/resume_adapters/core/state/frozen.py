@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 from resume_adapters.core.state.comparison import same_bits
@@ -69,35 +69,6 @@ class FrozenState:
 
 NOTHING = FrozenState({})
 """An empty tree, which most parts of most states are."""
-
-
-class DeferredState:
-    """A record as it would be now, which is made when it is asked for, of what was kept for it.
-
-    Most states of a step are never asked for.
-
-    Args:
-        make: returns the record, of what nothing changes.
-        parts: what of that is a :class:`FrozenState`, or one of these.
-    """
-
-    def __init__(self, make: Callable[[], Record], parts: Sequence[FrozenState | DeferredState] = ()) -> None:
-        self._make: Callable[[], Record] | None = make
-        self._parts = parts
-        self._record: Record | None = None
-
-    @property
-    def tree(self) -> Any:
-        """The record as a tree, like :attr:`FrozenState.tree`."""
-        if self._make is not None:
-            self._record, self._make = self._make(), None
-        assert self._record is not None, "it was made"
-        return self._record.to_tree()
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether the large tensors are what they were, as far as torch counts what changes them."""
-        return all(each.is_intact for each in self._parts)
 
 
 class FrozenBuffers:
