@@ -744,7 +744,7 @@ def test_a_save_to_memory_is_copied_too(tmp_path: Path, monkeypatch: pytest.Monk
     tier = training.run.context.memory
     assert tier is not None
     settle(training)
-    monkeypatch.setattr(training.run, "save", training.run.saver.save_to_memory)
+    monkeypatch.setattr(training.run.saver, "save", training.run.saver.save_to_memory)
     training.disk.go_on.clear()
     name = training.save().name
     with torch.no_grad():
