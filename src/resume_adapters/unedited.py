@@ -119,7 +119,7 @@ class LoopWatch:
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     def dismiss(self) -> None:
-        """Say nothing any more: there is a Trainer."""
+        """Stop looking: there is a Trainer."""
         if self._hook is not None:
             self._hook.remove()
             atexit.unregister(self._say_at_exit)
@@ -141,5 +141,5 @@ _WATCH = LoopWatch()
 
 
 def trainer_was_made() -> None:
-    """Let the watch for hand-written loops end: this process has a Trainer."""
+    """End the watch for hand-written loops: this process has a Trainer."""
     _WATCH.dismiss()

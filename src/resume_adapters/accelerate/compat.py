@@ -71,7 +71,7 @@ def _empty_without_batches(native: Callable[[Any], Iterator[Any]]) -> Callable[[
 
 
 def install() -> None:
-    """Let a loader that has nothing left give no batch: before 1.9 it gives ``None``, and then fails; once."""
+    """Wrap loaders so that an empty one yields no batch, once: before 1.9 it yields ``None``, and then fails."""
     if is_before("1.9") and not hasattr(DataLoaderShard.__iter__, "__wrapped__"):
         loader: Any = DataLoaderShard
         loader.__iter__ = _empty_without_batches(loader.__iter__)  # seam: accelerate 1.6

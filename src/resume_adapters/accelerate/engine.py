@@ -90,7 +90,7 @@ class EngineStrategy:
         return names.owner(file) or files.owner(file)
 
     def load(self, context: RestoreContext) -> None:
-        """Let DeepSpeed load, and load the schedulers that it does not know."""
+        """Load by DeepSpeed, and then the schedulers that it does not know."""
         self._engine.load(context, context.path, "pytorch_model")
         self._prepared.call_load_hooks([], context.path)
         self._prepared.load_schedulers(context, self.schedulers)

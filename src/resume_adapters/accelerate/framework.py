@@ -160,7 +160,7 @@ class AccelerateFramework(LoopFramework):
         self._strategy.compare()
 
     def save(self, directory: Path) -> None:
-        """Let ``save_state`` write; what every rank writes to the same path, rank zero writes alone."""
+        """Write by ``save_state``; what every rank would write to the same path, rank zero writes alone."""
         accelerator, config = self.accelerator, self.accelerator.project_configuration
         config.iteration = self._number
         with contextlib.ExitStack() as stack:

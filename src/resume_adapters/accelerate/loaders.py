@@ -125,7 +125,7 @@ class PreparedLoaders:
             LoaderRandomState(_base(loader)).restore_generators(state.generators)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let every loader count as many passes as there were epochs."""
+        """Set every loader's count of passes to the epochs done."""
         for loader in self._prepared:
             if hasattr(loader, "iteration"):
                 loader.iteration = epoch
@@ -208,7 +208,7 @@ class LocalSteps:
         return None if self._current is None else self._current.num_steps
 
     def restore(self, count: int | None) -> None:
-        """Let the one that the script is in, or enters next, go on with this count; ``None``: with its own."""
+        """Set the count of the one that the script is in, or enters next; ``None`` leaves it its own."""
         self._resumed = count
         self._continue()
 

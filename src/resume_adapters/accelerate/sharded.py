@@ -87,7 +87,7 @@ class ShardedStrategy:
         return files.owner(file)
 
     def load(self, context: RestoreContext) -> None:
-        """Let Accelerate load models and optimizers, verify them, and load the schedulers."""
+        """Load models and optimizers by Accelerate, verify them, and load the schedulers."""
         path, plugin = context.path, self._accelerator.state.fsdp_plugin
         with distributed_metadata.reading(context.files):
             for index, model in enumerate(self.models):

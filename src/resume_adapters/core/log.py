@@ -33,15 +33,15 @@ class Voice:
             self._logger.disabled = False  # a configuration of others turns off each logger that it does not name
 
     def info(self, message: str, *arguments: object) -> None:
-        """Say what a user expects."""
+        """Log at INFO: what a user expects."""
         self._say(logging.INFO, message, arguments)
 
     def warning(self, message: str, *arguments: object) -> None:
-        """Say what a user should look at."""
+        """Log at WARNING: what a user should look at."""
         self._say(logging.WARNING, message, arguments)
 
     def error(self, message: str, *arguments: object) -> None:
-        """Say what went wrong."""
+        """Log at ERROR: what went wrong."""
         self._say(logging.ERROR, message, arguments)
 
     @property

@@ -133,7 +133,7 @@ class DeepSpeedFramework(LoopFramework):
         return names.tag(step)
 
     def save(self, directory: Path) -> None:
-        """Let ``save_checkpoint`` write."""
+        """Write by ``save_checkpoint``."""
         with self._state.saving():
             self.engine.save_checkpoint(str(directory.parent), tag=directory.name, save_latest=False)
 
@@ -162,7 +162,7 @@ class DeepSpeedFramework(LoopFramework):
     # ---- Loading
 
     def load(self, context: RestoreContext) -> None:
-        """Let ``load_checkpoint`` load, and verify what it loaded."""
+        """Load by ``load_checkpoint``, and verify what it loaded."""
         self._state.load(context, context.path.parent, context.path.name)
 
     def load_rank_state(self, record: EngineRankState) -> None:

@@ -100,7 +100,7 @@ class FabricFramework(LoopFramework):
             self.restore_passes(loader, begun + 1)
 
     def restore_passes(self, loader: Any, begun: int) -> None:
-        """Let a loader have begun that many passes."""
+        """Set the number of passes that a loader has begun."""
         loader._num_iter_calls = begun  # seam: lightning 2.4-2.6
 
     # ---- Saving
@@ -125,7 +125,7 @@ class FabricFramework(LoopFramework):
             self._replicas.compare()
 
     def save(self, directory: Path) -> None:
-        """Let ``fabric.save`` write."""
+        """Write the framework's files by ``fabric.save``."""
         plugins = importlib.import_module(f"{self.about.channel}.plugins.io")
         with writing_directly(plugins.TorchCheckpointIO):
             self._fabric.save(directory / FILE, self._objects.by_name())

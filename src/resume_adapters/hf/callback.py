@@ -100,7 +100,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
 
     @contextlib.contextmanager
     def training(self, trainer: Any, resume: Any, ignore_keys: list[str] | None) -> Iterator[TrainerSession]:
-        """Have a session while a training call lasts; what it patched, started and registered is undone at the end.
+        """Return the context of a session; what it patched, started and registered is undone at the end.
 
         Args:
             trainer: the trainer.
@@ -119,7 +119,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
                 session.close()
 
     def _output_moved(self, args: Any) -> contextlib.AbstractContextManager[None]:
-        """Let the trainer write into the run directory that the user named, unless the environment names one."""
+        """Set the trainer's output directory to the one that the user named, unless the environment names one."""
         if self._run_dir is None or run_directory_override() is not None:
             return contextlib.nullcontext()
         return replaced(args, "output_dir", os.fspath(self._run_dir))
@@ -132,7 +132,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     # ---- Events
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the trainer write where the environment says, if it does: also what it writes after the training."""
+        """Set the trainer's output directory to that of the environment, if it names one: also after the training."""
         _move_output(args)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -183,7 +183,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
             self.session.evaluation.end_batch()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Let a new best force a save, so that the best is what was saved."""
+        """Save at each new best, so that the best is what was saved."""
         if self.session is not None:
             self.session.evaluation.end(metrics or {}, control)
 

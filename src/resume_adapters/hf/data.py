@@ -137,7 +137,7 @@ class TrainingData:
             self._first_slice.restore(send_to_device(first_slice, self._trainer.args.device))
 
     def end_pass(self, state: TrainerRankState) -> None:
-        """Let the pass count as ended, with the random state of a checkpoint."""
+        """Count the pass as ended, with the random state of a checkpoint."""
         assert self.loader is not None and state.position is not None, "the trainer has its loader, and saved it"
         self.loader.restore(replace(state.position, ended=True))
 

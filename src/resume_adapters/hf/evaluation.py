@@ -116,7 +116,7 @@ class InterruptibleEvaluation:
         ]
 
     def close(self) -> None:
-        """Let the loaders forget the run. They stay tracked: their workers may be running."""
+        """Detach the loaders from the run. They stay tracked: their workers may be running."""
         while self._tracked:
             self._tracked.popitem()[1].release()
 
@@ -159,7 +159,7 @@ class InterruptibleEvaluation:
             raise EvaluationInterrupted
 
     def run_interruptible(self, native: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Let the trainer log, evaluate and save as is due; an interrupted evaluation is due in the next launch."""
+        """Log, evaluate and save as is due; an interrupted evaluation is due in the next launch."""
         self._is_interruptible = True
         try:
             native(*args, **kwargs)

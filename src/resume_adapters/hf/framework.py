@@ -95,7 +95,7 @@ class TrainerFramework:
         return [each.tb_writer for each in self._tensorboards() if each.tb_writer is not None]
 
     def continue_tensorboards(self) -> None:
-        """Let TensorBoard's callbacks write into the directories that they had in the checkpoint."""
+        """Point TensorBoard's callbacks to the directories that they had in the checkpoint."""
         for each, directory in zip(self._tensorboards(), self.trackers.directories, strict=False):
             if each.tb_writer is None:
                 where = each if hasattr(each, "logging_dir") else self.trainer.args  # transformers 4 has it there
@@ -105,7 +105,7 @@ class TrainerFramework:
 
     @contextlib.contextmanager
     def saving(self, native: Callable[[], None], *, pushes: bool = True) -> Iterator[None]:
-        """Let :meth:`save` call the trainer's own save, as the trainer was about to.
+        """Return the context in which :meth:`save` calls the trainer's own save, as the trainer was about to.
 
         What it pushes to the hub is pushed once the checkpoint has its name.
 
@@ -159,7 +159,7 @@ class TrainerFramework:
         return saving
 
     def save(self, directory: Path) -> None:
-        """Let the trainer write its checkpoint."""
+        """Write the checkpoint by the trainer's own save."""
         assert self._native is not None, "a save is under way"
         trainer = self.trainer
         with contextlib.ExitStack() as stack:
@@ -269,7 +269,7 @@ class TrainerFramework:
         self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
 
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
-        """Let the trainer load optimizer and schedule, where FSDP has sharded them too."""
+        """Load optimizer and schedule by the trainer, where FSDP has sharded them too."""
         if self.sharded is None or context is None:
             with safe_load.allowing(safe_load.data_classes()):
                 native()
@@ -333,7 +333,7 @@ class TrainerFramework:
             self.engine.load_rank_state(state.engine)
 
     def observe_grad_norm(self, observe: Callable[[Any], None]) -> None:
-        """Let a function see each gradient norm that the trainer computes, until :meth:`close`."""
+        """Call a function with each gradient norm that the trainer computes, until :meth:`close`."""
 
         def clip(native: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             norm = native(*args, **kwargs)

@@ -72,7 +72,7 @@ class LoopEvents:
 
     @contextlib.contextmanager
     def patched(self) -> Iterator[None]:
-        """Stand in what the loop calls and no class of a trainer can override."""
+        """Wrap what the loop calls and no class of a trainer can override."""
         events = self.trainer.callback_handler
         with (
             wrapped(events, "on_train_begin", self.begin_training),
@@ -88,7 +88,7 @@ class LoopEvents:
             native(*args, **kwargs)
 
     def restore_counters(self) -> None:
-        """Say where to go on, when the counters are loaded and the loop is about to ask."""
+        """Set where to go on, when the counters are loaded and the loop is about to ask."""
         epoch, steps = divmod(self.trainer.state.global_step, int(self.per_epoch))
         native = (epoch, steps * self.trainer.args.gradient_accumulation_steps)
         self.per_epoch.position = self.session.restore_counters(native, self.max_steps, self.epochs)
@@ -150,7 +150,7 @@ class LoopEvents:
             self.trainer._total_loss_scalar += self.trainer._tr_loss.item()
 
     def measure_speed(self, native: Callable[..., Any], split: str, start_time: float, **kwargs: Any) -> Any:
-        """Let the speed of the whole run count the time of all its launches."""
+        """Count the time of all launches in the speed of the whole run."""
         is_of_the_run = split == "train" and "num_steps" in kwargs
         return native(split, start_time - (self.session.seconds if is_of_the_run else 0.0), **kwargs)
 

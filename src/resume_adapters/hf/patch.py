@@ -129,7 +129,7 @@ def _begin_epoch(session: TrainerSession, native: Callable[..., Any], *args: Any
 
 @contextlib.contextmanager
 def _resuming_trainer(trainer: Any, session: TrainerSession) -> Iterator[None]:
-    """Let the methods of the seams stand in for a trainer's own while a training call lasts."""
+    """Replace a trainer's methods by those of the seams while a training call lasts."""
     managed = os.path.abspath(trainer.args.output_dir)
     seams = TrainerSeams(trainer, session)
     with contextlib.ExitStack() as stack:

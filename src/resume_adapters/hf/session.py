@@ -205,7 +205,7 @@ class TrainerSession:
         return self.epoch + 1, self.data.consumed
 
     def _name_best(self) -> None:
-        """Say where the best checkpoint is now: the run directory may have moved."""
+        """Set where the best checkpoint is now: the run directory may have moved."""
         live = self.trainer.state
         best = self.run.directory / f"checkpoint-{live.best_global_step}"
         as_given = Path(self.trainer.args.output_dir) / best.name

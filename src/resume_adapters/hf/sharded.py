@@ -44,7 +44,7 @@ class ShardedModel:
         return {"model": dict(trainer.model.named_parameters()), "optimizer": trainer.optimizer.state_dict()}
 
     def load(self, files: CheckpointFiles, native: Callable[[], None]) -> None:
-        """Let the trainer load what it has saved, without running code from it.
+        """Load by the trainer what it has saved, without running code from it.
 
         Args:
             files: those of the checkpoint.

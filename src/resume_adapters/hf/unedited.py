@@ -50,5 +50,5 @@ class CallbackOfEnvironment(ResumeCallback):
 
 
 def install() -> None:
-    """Let each trainer that is made from now on have the callback."""
+    """Add the callback to each trainer that is made from now on."""
     cast("list[Any]", trainer.DEFAULT_CALLBACKS).append(CallbackOfEnvironment)

@@ -13,7 +13,7 @@ from resume_adapters.core.patching import wrapped
 
 
 def reset_accelerate() -> None:
-    """Let the next ``Accelerator`` of this process, or ``TrainingArguments``, find out again how it was launched."""
+    """Reset what Accelerate knows of the launch, for the next ``Accelerator`` or ``TrainingArguments``."""
     AcceleratorState._reset_state(reset_partial_state=True)  # seam: accelerate 1.6-1.15
     PartialState._reset_state()  # seam: accelerate 1.6-1.15
     GradientState._reset_state()  # seam: accelerate 1.6-1.15

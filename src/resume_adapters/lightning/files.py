@@ -61,7 +61,7 @@ def _read(file: Path, is_read: Callable[[str], bool]) -> tuple[dict[str, Any], s
 
 @contextlib.contextmanager
 def standing_in(files: Iterable[Path], is_read: Callable[[str], bool]) -> Iterator[None]:
-    """Let Lightning read files with stand-ins in place of objects, once it is known that those are not used.
+    """Return the context in which Lightning reads stand-ins in place of objects that are not used.
 
     Args:
         files: what it reads. Whatever else it reads may have stand-ins for no more than what these hold; one of torch's

@@ -155,7 +155,7 @@ class LightningFramework:
             self.under_way = None
 
     def save(self, directory: Path) -> None:
-        """Let Lightning's own ``save_checkpoint`` write.
+        """Write by Lightning's own ``save_checkpoint``.
 
         Raises:
             OSError: :class:`ResumeCheckpointIO` could not write.
@@ -228,7 +228,7 @@ class LightningFramework:
         return {name: each for name, each in found.items() if each is not None}
 
     def _give_back(self, context: RestoreContext, loaded: dict[str, Any]) -> None:
-        """Let hooks take this launch's own objects from a checkpoint, where those of the run were saved.
+        """Put this launch's own objects into what hooks are given, where those of the run were saved.
 
         Raises:
             StateMismatch: this launch has another object there.
@@ -308,7 +308,7 @@ class LightningFramework:
         return None if found is None else Checkpoint(Path(path), found.step, None)
 
     def load(self, context: RestoreContext, native: Callable[[Path], object]) -> None:
-        """Let Lightning load a checkpoint, as data, and make what it read fit this launch.
+        """Load a checkpoint by Lightning, as data, and make what it read fit this launch.
 
         Args:
             context: what is being restored.

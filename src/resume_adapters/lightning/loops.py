@@ -209,7 +209,7 @@ class Loops:
         return self.fit._combined_loader is not None
 
     def forget_loaders(self) -> None:
-        """Let the fit loop make the training loaders once more, and begin the pass over them again."""
+        """Drop the training loaders, so that the fit loop makes them once more and begins the pass again."""
         self.fit._combined_loader = None
 
     def run_from(self, point: SavePoint, restore: Callable[[], None], restore_random_state: Callable[[], None]) -> None:
@@ -239,7 +239,7 @@ class Loops:
         loop.on_run_end()
 
     def _take_turn(self) -> bool:
-        """Let the fit loop do an epoch; return whether it goes on."""
+        """Run an epoch of the fit loop; return whether it goes on."""
         try:
             self.fit.on_advance_start()
             self.fit.advance()
@@ -297,7 +297,7 @@ class Loops:
 
     @contextlib.contextmanager
     def _finishing_batch(self, point: SavePoint, restore_random_state: Callable[[], None]) -> Iterator[None]:
-        """Let the first turn of the loops begin with what was left of the batch after which was saved."""
+        """Begin the first turn of the loops with what was left of the batch after which was saved."""
         loop, skips_validation = self.epoch, False
 
         def on_advance_start() -> None:

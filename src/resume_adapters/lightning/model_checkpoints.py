@@ -30,7 +30,7 @@ def place(callback: Any, trainer: Any) -> str:
 
 
 def move_directories(trainer: Any) -> frozenset[Path]:
-    """Let each checkpoint callback save where the environment says, if it does.
+    """Move the directory of each checkpoint callback to that of the environment, if it names one.
 
     The first ModelCheckpoint saves into that directory, others that had another directory beside it; so does what
     Lightning writes below ``default_root_dir``. Loggers keep their directories: they are made before.
@@ -152,7 +152,7 @@ def _restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
 
 
 def mark_saved(trainer: Any, step: int) -> None:
-    """Let no ModelCheckpoint save a step once more, in the middle of the next."""
+    """Mark a step as saved, so that no ModelCheckpoint saves it once more in the middle of the next."""
     for each in saving(trainer):
         each._last_global_step_saved = step  # seam: lightning 2.4-2.6
 

@@ -75,12 +75,12 @@ class ResumingTrainer:
         self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
 
     def _leave_out_hooks(self, callback: Any) -> None:
-        """Let Lightning not call the hooks of each step that a callback does not have: a call to one takes 5 us."""
+        """Leave out the hooks of each step that a callback inherits: a call to one takes 5 us."""
         for name in _OF_EACH_STEP:
             self.leave_out(callback, name, pl.Callback)
 
     def leave_out(self, callback: Any, name: str, kind: type[Any]) -> None:
-        """Let Lightning not call a hook of each step from now on, if it is that of a class, and not a user's own."""
+        """Leave out a hook of each step from now on, if it is that of a class, and not a user's own."""
         if getattr(type(callback), name) is getattr(kind, name) and name not in vars(callback):
             self._undo.enter_context(replaced(callback, name, None))
 
@@ -103,7 +103,7 @@ class ResumingTrainer:
         self._undo.enter_context(wrapped(owner, name, unless_tuning))
 
     def _tune(self, native: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Let a finder search as if this package were not there; where a checkpoint is loaded, use what it found."""
+        """Run a finder as if this package were not there; where a checkpoint is loaded, use what it found."""
         session = self.session
         if session is not None and session.restore_tuned():
             return
@@ -170,7 +170,7 @@ class ResumingTrainer:
         self._wrap(connector, "teardown", teardown)  # seam: lightning 2.4-2.6
 
     def _save_after_module(self, module: Any) -> None:
-        """Let checkpoints be saved after the module's own ``on_train_batch_end``, where it has one.
+        """Save checkpoints after the module's own ``on_train_batch_end``, where it has one.
 
         Lightning calls it after the callbacks, so what it does in the step of a checkpoint would be lost.
         """

@@ -245,7 +245,7 @@ class FitSession:
         return self._session.trace is not None or self._session.held is not None
 
     def begin_saves(self, outputs: Any) -> None:
-        """Let a checkpoint be saved after this batch, from now on until the next one begins.
+        """Allow saves after this batch, from now on until the next one begins.
 
         Args:
             outputs: what ``training_step`` returned; the trace gets the loss among them, where there is one.

@@ -60,7 +60,7 @@ class CallbackOfEnvironment(ResumeCallback):
 
 
 def come_before_configs(callback: CallbackOfEnvironment) -> None:
-    """Let a callback come before that of LightningCLI, which refuses a directory with a config, until the fit ends.
+    """Move a callback before that of LightningCLI, which refuses a directory with a config, until the fit ends.
 
     LightningCLI writes the config once: a second fit of the trainer finds it written.
 

@@ -430,7 +430,7 @@ class TrackedLoader:
     # ---- One pass
 
     def _keep_functions(self) -> None:
-        """Stand before the functions of the loader's workers, also those that the script has set since."""
+        """Wrap ``worker_init_fn`` and ``collate_fn``, also those that the script has set since."""
         loader = self.loader
         if self.workers and not isinstance(loader.collate_fn, WorkerCollate):
             loader.collate_fn = WorkerCollate(loader.collate_fn)
@@ -468,7 +468,7 @@ class TrackedLoader:
 
     @contextlib.contextmanager
     def _comparing(self) -> Iterator[None]:
-        """Let the first worker that is started meanwhile fetch a batch again, if that is still to be done."""
+        """Return the context in which the first worker that starts fetches a batch again, if that is due."""
         position, self._to_compare = self._to_compare, None
         # At the end of a pass the script may have told the dataset of the next one by now.
         if position is None or self._worker_init is None or (position.ended and self._log.content()):

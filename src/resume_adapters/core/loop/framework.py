@@ -81,7 +81,7 @@ class LoopFramework(abc.ABC):
 
     @abc.abstractmethod
     def skip_micro_batches(self, batches: int) -> None:
-        """Let the next optimizer step come that many batches sooner."""
+        """Bring the next optimizer step forward by that many batches."""
 
     def grad_norm(self) -> Any:
         """Return the gradient norm of the step that has ended; ``None`` where the framework does not have it."""
@@ -92,7 +92,7 @@ class LoopFramework(abc.ABC):
         return None
 
     def restore_passes(self, loader: Any, begun: int) -> None:
-        """Let a loader have begun that many passes, as :meth:`passes_begun` returned them."""
+        """Set the number of passes that a loader has begun, as :meth:`passes_begun` returned it."""
         return
 
     def skip_pass(self, loader: Any, *, is_left: bool = False, is_iterated: bool = False) -> None:
@@ -133,7 +133,7 @@ class LoopFramework(abc.ABC):
 
     @abc.abstractmethod
     def save(self, directory: Path) -> None:
-        """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
+        """Write the framework's own files into a pending checkpoint. Every rank calls it."""
 
     @abc.abstractmethod
     def owner_of(self, file: Path) -> int:

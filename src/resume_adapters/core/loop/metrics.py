@@ -107,7 +107,7 @@ class LoopMetrics:
     # ---- In a checkpoint
 
     def assign(self, checkpoint: str, step: int, last_commit: int | None) -> None:
-        """Let a checkpoint say what came since the one before it, and be the best if a best value did.
+        """Attach the metrics since the last checkpoint, and mark it as the best if one improved.
 
         Where the save before it failed, it says what that one was to say, too. It is the best in its place if it comes
         a step later. Weights of much later are not those that were evaluated.

@@ -161,7 +161,7 @@ class EpochPasses:
     # ---- Where the loop cannot be wrapped
 
     def track_external(self, prepared: Any) -> None:
-        """Let the script iterate over a loader itself; its first pass yields what is left.
+        """Track a loader that the script iterates over itself; its first pass yields what is left.
 
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
@@ -216,7 +216,7 @@ class EpochPasses:
         return next((each.consumed for each in loaders if each.number is not None), 0)
 
     def restore_foreign(self, consumed: int) -> None:
-        """Let the first pass begin after some batches; nothing more is known."""
+        """Begin the first pass after some batches; nothing more is known."""
         self._saved = [PassState(position=None, consumed=consumed, global_batch=0, samples=0, number=0)]
 
     # ---- Which saved loader is which

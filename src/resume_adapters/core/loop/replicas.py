@@ -37,7 +37,7 @@ class Replicas:
         self._is_compared = False
 
     def train_apart(self) -> None:
-        """Let each rank save its own copy: the script lets them train apart, though they may be alike for a moment."""
+        """Save each rank's own copy: the script trains them apart, though they may be alike for a moment."""
         self.are_apart = True
 
     def compare(self) -> None:
@@ -58,7 +58,7 @@ class Replicas:
         return {_PART: StatefulGroup({**models, **optimizers})}
 
     def expect(self, context: RestoreContext) -> None:
-        """Let :meth:`parts` return what a checkpoint holds of each rank.
+        """Find out from a checkpoint whether each rank has a copy of its own.
 
         Raises:
             StateMismatch: it holds that of a different number of ranks.

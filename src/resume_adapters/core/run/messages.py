@@ -31,7 +31,7 @@ class RunMessages:
         self._unsaid = 0
 
     def committed(self, name: str, place: str) -> None:
-        """Say that a checkpoint is committed; at most once a minute. Called on the thread that commits.
+        """Log that a checkpoint is committed; at most once a minute. Called on the thread that commits.
 
         Args:
             name: the checkpoint.
@@ -48,22 +48,22 @@ class RunMessages:
         logger.info("%s saved at %s%s.", name, place or "its step", since)
 
     def staging(self, decision: str) -> None:
-        """Say which way saves go from now on, and why."""
+        """Log which way saves go from now on, and why."""
         if self._speaks:
             logger.info("staging of saves: %s.", decision)
 
     def waited(self, seconds: float) -> None:
-        """Say how long a save has waited for the commit before it, where that is long."""
+        """Log how long a save has waited for the commit before it, where that is long."""
         if self._speaks and seconds >= _LONG:
             logger.info("waited %.1f s for the commit of the save before this one.", seconds)
 
     def stopping(self, reason: str) -> None:
-        """Say that the run will save and leave. Called on any thread, as soon as this rank knows."""
+        """Log that the run will save and leave. Called on any thread, as soon as this rank knows."""
         if self._speaks and self._stopping.acquire(blocking=False):
             logger.info("%s: saving at the end of this step ...", reason)
 
     def stopped(self, step: int, checkpoint: str | None) -> None:
-        """Say where the run has stopped.
+        """Log where the run has stopped.
 
         Args:
             step: optimizer steps completed.
@@ -77,7 +77,7 @@ class RunMessages:
             logger.info("stopped at step %d (%s); the same command resumes", step, checkpoint)
 
     def halted(self, step: int, reason: str, release: str) -> None:
-        """Say where the run was halted, and what lets it continue.
+        """Log where the run was halted, and what lets it continue.
 
         Args:
             step: optimizer steps completed.

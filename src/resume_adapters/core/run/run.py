@@ -298,7 +298,7 @@ class ResumableRun:
         self.context.mirrors.require_owned()
 
     def undo_at_close(self, undo: Callable[[], object]) -> None:
-        """Let :meth:`close` call a function first, which undoes what was patched for the run.
+        """Call a function at the beginning of :meth:`close`, which undoes what was patched for the run.
 
         A run closes itself where it is left or cannot be opened.
         """

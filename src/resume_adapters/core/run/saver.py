@@ -74,7 +74,7 @@ class Saver:
             self.engine.continue_from(checkpoint.step)
 
     def begin(self, resumed: Checkpoint | None) -> None:
-        """Know how large a checkpoint is, and copy the one from which the run resumes to the tiers that lack it."""
+        """Set the size of a checkpoint, and copy the one from which the run resumes to the tiers that lack it."""
         if resumed is None or resumed.manifest is None:
             return
         self._last_manifest = resumed.manifest

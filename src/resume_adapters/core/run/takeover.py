@@ -317,7 +317,7 @@ class Takeover:
         return choice
 
     def _set_aside_on_tiers(self) -> None:
-        """Let what was set aside in the run directory be set aside on the tiers too, or a resume would fetch it."""
+        """Set aside on the tiers what was set aside in the run directory, or a resume would fetch it."""
         if self.resume == "scratch!":
             self._set_aside_after(-1, self.generation)
         history = self.control.journal.history()

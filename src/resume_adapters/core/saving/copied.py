@@ -77,7 +77,7 @@ class CopiedSave:
     # ---- On the training's thread, while the framework writes
 
     def torch_save(self, native: Callable[..., None], obj: Any, f: Any, *arguments: Any, **keywords: Any) -> None:
-        """Stand in for ``torch.save``."""
+        """Copy in place of ``torch.save``."""
         stream = f.raw if type(f).__name__ == "NoCloseWriter" else f  # seam: torch 2.7-2.13
         path = self._relative(f if isinstance(f, os.PathLike) else getattr(stream, "name", f))
         is_open = path is not None and hasattr(stream, "fileno")
@@ -97,7 +97,7 @@ class CopiedSave:
     def save_file(
         self, native: Callable[..., None], tensors: dict[str, Any], filename: Any, metadata: Any = None
     ) -> None:
-        """Stand in for ``safetensors.torch.save_file``."""
+        """Copy in place of ``safetensors.torch.save_file``."""
         path = self._relative(filename)
         if path is not None:
             self._forget(path, 0)
@@ -161,7 +161,7 @@ class CopiedSave:
         return region.size
 
     def _add(self, path: Path, descriptor: int | None, at: int, size: int) -> bool:
-        """Let what was just written into the block belong to a file; return whether enough files can be open."""
+        """Assign what was just written into the block to a file; return whether enough files can be open."""
         file = next((each for each in self._files if each.path == path and at), None)
         if file is None:
             opened = OpenFile.create(self._directory / path) if descriptor is None else OpenFile.same_as(descriptor)

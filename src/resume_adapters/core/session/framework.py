@@ -88,7 +88,7 @@ class Framework(Protocol):
         """Return how saves are copied, as far as the framework knows: who reads the files, and who writes them."""
 
     def save(self, directory: Path) -> None:
-        """Let the framework write its own files into a pending checkpoint. Every rank calls it."""
+        """Write the framework's own files into a pending checkpoint. Every rank calls it."""
 
     def loaded_files(self, directory: Path) -> Iterable[Path]:
         """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""

@@ -43,7 +43,7 @@ class HoldingSession(Protocol):
     observed: ObservedState
 
     def write_files(self, directory: Path) -> None:
-        """Let the framework write its files."""
+        """Write the framework's files."""
 
     def capture_held(self, loop: TrainingLoop, name: str, state: RankState, facts: CheckpointFacts) -> Captured:
         """Return what is added to what is held."""
@@ -279,7 +279,7 @@ class HeldCall:
             logger.error("The status of the run could not be written: %s", of_status)
 
     def end(self) -> None:
-        """Know that the call is closed; not where a failure is why."""
+        """Mark the call as closed; not where a failure is why."""
         self.is_over = self.is_over or not self.attempt.is_left
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class LoaderRestorer:
         return [line for loader in self._tracked for line in missing_lines(loader.missing)]
 
     def close(self) -> None:
-        """Let the loaders forget the run. They stay tracked: their workers may be running."""
+        """Detach the loaders from the run. They stay tracked: their workers may be running."""
         while self._tracked:
             self._tracked.pop().release()
 

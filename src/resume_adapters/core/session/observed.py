@@ -236,7 +236,7 @@ class ObservedState:
             self._find_gradients()
 
     def hold(self) -> None:
-        """Let :meth:`capture` return the state of now, until :meth:`release`: an evaluation may be interrupted."""
+        """Freeze the state that :meth:`capture` returns, until :meth:`release`: an evaluation may be interrupted."""
         if self.has_begun:
             if self._censuses < _CENSUSES:
                 self._compare()
@@ -245,7 +245,7 @@ class ObservedState:
             self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
     def release(self) -> None:
-        """Let :meth:`capture` return the state of the moment again: the evaluation is over.
+        """Return the state of the moment from :meth:`capture` again: the evaluation is over.
 
         What the first one of a launch has changed is found: it may come after the saves that are looked at.
         """

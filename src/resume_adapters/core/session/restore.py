@@ -147,7 +147,7 @@ class Restorer:
         context.reader.restore({**self._options.parts, **parts}, verify=self._options.verify)
 
     def align_buckets(self, module: Any) -> None:
-        """Let DDP reduce gradients in the order of the uninterrupted run; a no-op for other modules.
+        """Set the order in which DDP reduces gradients to that of the uninterrupted run; a no-op for other modules.
 
         Call it before the first step, with no gradients held; for several modules, in the same order in every launch.
         """

@@ -276,7 +276,7 @@ class Session:
         self.run.saver.drain()
 
     def set_reason(self, reason: str) -> None:
-        """Say why the next checkpoint is saved."""
+        """Set why the next checkpoint is saved."""
         self.reason = reason
 
     def require_metrics(self, found: Iterable[str]) -> None:
@@ -332,7 +332,7 @@ class Session:
         self.has_saved = self.has_saved or is_written
 
     def write_files(self, directory: Path) -> None:
-        """Let the framework write its files; each rank looks at its own at the first save.
+        """Write the framework's files; each rank looks at its own at the first save.
 
         Raises:
             UnsupportedSetting: the model's tensors have changed their names, dtypes or shapes.

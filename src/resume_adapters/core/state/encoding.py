@@ -77,7 +77,7 @@ def _pairs(value: Mapping[Any, Any]) -> list[Any]:
 
 
 def _unnamed() -> Any:
-    """Stand for what a ``defaultdict`` makes where a checkpoint cannot name it."""
+    """Replace what a ``defaultdict`` makes where a checkpoint cannot name it."""
     raise NotSerialisable("what this defaultdict makes is not known from the checkpoint")
 
 

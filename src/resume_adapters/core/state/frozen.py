@@ -135,19 +135,19 @@ class FrozenBuffers:
         return {key: copied for key, (_, _, copied) in self._taken.items()}
 
     def load(self, taken: Mapping[str, Any]) -> None:
-        """Let the buffers be what :meth:`taken` returned, of other modules of the same kind."""
+        """Set the buffers to what :meth:`taken` returned, of other modules of the same kind."""
         for key, (holder, name) in self._places.items():
             _set(holder, name, holder.get(name), taken[key])
 
     def restore(self) -> None:
-        """Let the buffers be what was taken last."""
+        """Set the buffers to what was taken last."""
         for key, (holder, name) in self._places.items():
             live, _, copied = self._taken[key]
             _set(holder, name, live, copied)
 
 
 def _set(holder: MutableMapping[str, Any], name: str, live: Any, content: Any) -> None:
-    """Let a buffer be a tensor that there is with another content; without one, a copy of that; or absent."""
+    """Set a buffer to a tensor with a content; where it is absent, to a copy of that; or remove it."""
     if content is None:
         if name in holder:
             holder[name] = None

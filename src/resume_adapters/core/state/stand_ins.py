@@ -121,7 +121,7 @@ def _inside(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def standing_in(names: Set[str] | None = None) -> Iterator[set[str]]:
-    """Let ``torch.load(weights_only=True)`` read files that hold more than data, with stand-ins for the rest.
+    """Return the context in which ``torch.load(weights_only=True)`` reads stand-ins for what is not data.
 
     Args:
         names: of what may be stood in for; ``None``: of anything.

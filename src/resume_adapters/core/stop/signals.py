@@ -48,12 +48,12 @@ class StopFlag:
         self._interrupted = False
 
     def install(self) -> None:
-        """Let the signals set it: not SIGINT in an interactive interpreter, and none outside the main thread."""
+        """Install the handlers: not of SIGINT in an interactive interpreter, and none outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             _HANDLERS.add(self)
 
     def uninstall(self) -> None:
-        """Let no signal set it, and restore the previous handlers of those that no other flag waits for."""
+        """Remove the handlers, and restore the previous ones of signals that no other flag waits for."""
         _HANDLERS.remove(self)
 
     def request(self, reason: str) -> None:
@@ -101,7 +101,7 @@ class _Handlers:
         self._process = os.getpid()
 
     def add(self, flag: StopFlag) -> None:
-        """Let the signals of a flag set it."""
+        """Install the handlers of a flag's signals."""
         self._process = os.getpid()
         _restore_in_children()
         self._flags[flag] = None
@@ -110,7 +110,7 @@ class _Handlers:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self, flag: StopFlag) -> None:
-        """Let no signal set a flag; what no flag waits for any more gets its previous handler."""
+        """Remove a flag; a signal for which none is left gets its previous handler."""
         self._flags.pop(flag, None)
         for number in set(self._previous).difference(*map(_signals_of, self._flags)):
             if signal.getsignal(number) == self._handle:  # what replaced it may still call it

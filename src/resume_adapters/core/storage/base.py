@@ -118,14 +118,14 @@ class Storage(Protocol):
     # ---- A directory itself, whatever its name
 
     def hold(self, directory: Path) -> None:
-        """Let the path of a directory stand for this very directory until :meth:`release`, wherever it is moved to.
+        """Bind the path of a directory to this very directory until :meth:`release`, wherever it is moved to.
 
         That holds for what is done with it and with its files: ``write``, ``sync``, ``replace`` and ``remove_file``.
         Once the directory is removed they fail, also where another one has its name.
         """
 
     def release(self, directory: Path) -> None:
-        """Let the path of a held directory be a name again."""
+        """Unbind the path of a held directory."""
 
 
 def is_present(storage: Storage, path: Path) -> bool:

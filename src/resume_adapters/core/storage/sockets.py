@@ -66,7 +66,7 @@ class Connection:
         return not any(map(any, waiting))
 
     def end_reading(self) -> None:
-        """Let each read of this side return the end of the stream. What it writes still goes out."""
+        """End each read of this side. What it writes still goes out."""
         with contextlib.suppress(OSError):  # the peer has ended it
             self._connection.shutdown(socket.SHUT_RD)
 

@@ -153,7 +153,7 @@ class EngineState:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Let ``save_checkpoint`` write data only, also where the groups of the engine are gone after a failure.
+        """Return the context in which ``save_checkpoint`` writes data only, also where the engine's groups are gone.
 
         Raises:
             Exception: the first error of this rank's writes.
@@ -164,7 +164,7 @@ class EngineState:
 
     @contextlib.contextmanager
     def data_only(self) -> Iterator[files.DataCheckpointEngine]:
-        """Let ``save_checkpoint`` and ``load_checkpoint`` write and read data, and no pickled code.
+        """Return the context in which ``save_checkpoint`` and ``load_checkpoint`` use data, and no pickled code.
 
         Raises:
             Exception: the first error of this rank's writes.
@@ -226,7 +226,7 @@ class EngineState:
 
     @contextlib.contextmanager
     def loading(self, context: RestoreContext) -> Iterator[None]:
-        """Let ``load_checkpoint``, called while the context lasts, read data only; then verify what it loaded.
+        """Return the context in which ``load_checkpoint`` reads data only; then verify what it loaded.
 
         Raises:
             NotRestored: it loaded nothing or something else, or the ranks are at different steps.

@@ -52,7 +52,7 @@ def require_reenterable(engine: Any) -> None:
 
 
 def watching_updates(engine: Any, updates: UpdateWatch) -> contextlib.AbstractContextManager[None]:
-    """Let an update begin where the engine begins one, while the context lasts.
+    """Begin an update where the engine begins one, while the context lasts.
 
     Before torch's optimizer makes its step, and where it makes none, DeepSpeed changes the loss scale; after it, the
     weights of ZeRO, the schedule and the counters.
@@ -68,7 +68,7 @@ def watching_updates(engine: Any, updates: UpdateWatch) -> contextlib.AbstractCo
 
 @contextlib.contextmanager
 def saving_after_failure(engine: Any) -> Iterator[None]:
-    """Let ``save_checkpoint`` write what an engine holds whose groups are gone, in the groups that there are now.
+    """Return the context in which ``save_checkpoint`` writes what an engine holds whose groups are gone.
 
     The engine cannot train afterwards.
     """
@@ -128,5 +128,5 @@ def _forget_released() -> None:
 
 
 def _forget_groups() -> None:
-    """Let DeepSpeed make its group of all ranks once more: the one that it knows was destroyed."""
+    """Reset DeepSpeed's group of all ranks: the one that it knows was destroyed."""
     groups._WORLD_GROUP = None  # seam: deepspeed 0.19
