@@ -26,7 +26,6 @@ class FaultyStore:
     Attributes:
         before: is called before each request that changes something, with its number from 0 and the key.
         down: every request fails.
-        knows_no_condition: it refuses to be asked to create only.
         lies: it overwrites what it is asked to create only.
         refuses: what returns whether an object cannot be read.
         hides: what returns whether a listing leaves a key out.
@@ -36,7 +35,7 @@ class FaultyStore:
     def __init__(self, url: str) -> None:
         self._store = ObjectStore(url, timedelta(seconds=5))
         self.before: Callable[[int, str], object] = lambda number, key: None
-        self.down = self.lies = self.knows_no_condition = False
+        self.down = self.lies = False
         self.refuses: Callable[[str], bool] = lambda key: False
         self.hides: Callable[[str], bool] = lambda key: False
         self.cuts = 0
@@ -63,8 +62,6 @@ class FaultyStore:
 
     def create(self, key: str, content: bytes) -> None:
         self._change(key)
-        if self.knows_no_condition:
-            raise TierUnavailable(f"could not write {self.label}/{key}: If-None-Match is not implemented")
         (self._store.put if self.lies else self._store.create)(key, content)
 
     def put_parts(self, key: str, parts: Iterator[bytes], size: int) -> None:

@@ -103,7 +103,7 @@ def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
     file.write_bytes(os.urandom(2 * transfer.PART + 1000))
     entry = FileEntry("file", *storage.digest(file))
     patience = timedelta(seconds=5 if fault == "refused" else LIMIT)
-    tier = RemoteTier(ObjectStore(url, patience), storage, "0", "a test")
+    tier = RemoteTier(ObjectStore(url, patience), storage, "a test")
     counts: list[int] = []
 
     def fail(number: int, method: str, path: str) -> str | None:

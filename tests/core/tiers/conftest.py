@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from resume_adapters import Remote
-from resume_adapters.core.tiers import claims, mirror, mirrors
+from resume_adapters.core.tiers import mirror, mirrors
 from waiting import LIMIT
 
 from object_stores import FaultyStore, forget_settings
@@ -37,10 +37,9 @@ def url() -> str:
 
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
-    """The store of :func:`url`, through which the tiers of the test go; settling takes no time."""
+    """The store of :func:`url`, through which the tiers of the test go."""
     found = FaultyStore(url)
     monkeypatch.setattr(mirrors, "ObjectStore", lambda *arguments: found)
-    monkeypatch.setattr(claims, "_SETTLE", 0.0)
     return found
 
 

@@ -25,9 +25,9 @@ from resume_adapters.core.stop.walltime import Deadline
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import mirror as tier_mirror
 from resume_adapters.core.tiers import mirrors
-from resume_adapters.core.tiers.claims import Claims
 from resume_adapters.core.tiers.mirror import TierMirror
 from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.core.tiers.remote import Claims
 from resume_adapters.errors import (
     CheckpointDamaged,
     CheckpointsExist,
@@ -345,6 +345,23 @@ def test_a_newest_copy_that_was_removed_is_passed_over(
     job.run.close()
 
 
+@pytest.mark.parametrize("name", ["src", "latest", ".ckpt", "checkpoint-1.superseded"])
+def test_what_has_no_name_that_a_framework_gives_is_passed_over_by_name(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """It would be written under that name, over what is there."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    for key in store._store.list("checkpoint-2/"):
+        store._store.put(key.replace("checkpoint-2", name), store._store.get(key))
+        store._store.discard([key])
+    store._store.put("latest", b"")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert job.step == 1
+    assert "is not used: " in caplog.text and "is no name that a framework gives to a checkpoint" in caplog.text
+    job.run.close()
+
+
 def test_a_manifest_that_is_damaged_is_said_once(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -378,14 +395,10 @@ def test_a_file_that_the_store_has_lost_is_copied_again(tmp_path: Path, remote: 
     job.run.close()
 
 
-@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
 def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
-    tmp_path: Path, remote: Mirror, store: FaultyStore, lies: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, remote: Mirror, store: FaultyStore
 ) -> None:
-    store.lies = lies
     first = train(tmp_path / "a", remote(), 1)
-    assert ("overwrites what exists" in caplog.text) == lies
-    assert bool(first.run.context.mirrors.states[0].note) == lies
     second = begin_elsewhere(tmp_path / "b", remote())
     assert second.step == 1
     with pytest.raises(FencedOff, match="Two jobs were started with one mirror"):
@@ -402,17 +415,27 @@ def test_of_two_jobs_with_one_mirror_the_earlier_is_fenced_off(
     second.run.close()
 
 
-def test_a_store_that_knows_no_condition_is_used_like_one_that_lies(
+def test_a_store_that_overwrites_is_refused_at_the_start(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    """Two jobs could not know of each other there."""
+    store.lies = True
+    with pytest.raises(UnsupportedSetting, match="overwrites what exists where it is asked to create it only"):
+        Miniature(tmp_path, mirror=remote())
+
+
+def test_a_store_that_overwrites_and_is_asked_late_ends_no_training(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.knows_no_condition = True
-    finish(train(tmp_path / "a", remote(), 1), 1)
-    assert caplog.text.count("refuses to be asked") == 1
-    lose(tmp_path / "a")
-    job = train(tmp_path / "b", remote(), 2)
-    assert job.step == 1 and manifests(store) == [1, 2]
-    assert job.run.context.mirrors.states[0].note
+    store.down = True
+    job = begin(tmp_path, [])
+    job.commit(1)
     job.run.close()
+    job = begin(tmp_path, remote())
+    store.down, store.lies = False, True
+    job.commit(2)
+    until(lambda: "overwrites what exists" in job.run.context.mirrors.states[0].problem)
+    job.commit(3)
+    job.run.close()
+    assert manifests(store) == [] and job.run.flag.reason is None
 
 
 def test_a_claim_of_another_start_that_is_not_visible_yet_is_passed_over(store: FaultyStore) -> None:
@@ -425,7 +448,7 @@ def test_a_claim_of_another_start_that_is_not_visible_yet_is_passed_over(store: 
         create(key, content)
 
     store.create = conflict  # type: ignore[method-assign]
-    assert Claims(store, "aa", "one").take(0) == 2
+    assert Claims(store, "one").take(0) == 2
 
 
 def test_retention_removes_nothing_once_a_later_start_owns_the_mirror(
@@ -445,20 +468,6 @@ def test_retention_removes_nothing_once_a_later_start_owns_the_mirror(
     store.before = lambda number, key: None
     assert manifests(store) == [1, 2] and "start 99" in (job.run.flag.reason or "")
     job.run.close()
-
-
-def test_of_two_claims_of_one_number_in_a_lying_store_one_wins(store: FaultyStore) -> None:
-    store.lies = True
-    one, two = Claims(store, "aa", "one"), Claims(store, "bb", "two")
-    one.take(0)
-    mine = one._mine
-    store.hides = lambda key: key.endswith("-aa")
-    two.take(0)
-    store.hides = lambda key: False
-    assert mine is not None and two._mine is not None and mine.generation == two._mine.generation == 1
-    two.require_owned()
-    with pytest.raises(FencedOff, match="two"):
-        one.require_owned()
 
 
 def test_a_store_that_is_down_never_stops_a_training(

@@ -53,7 +53,7 @@ class ThreadRanks:
 class ListTier:
     """A tier that is a list; ``problem`` is raised by a copy of rank one."""
 
-    label, note, unreadable = "list://", "", ()
+    label, unreadable = "list://", ()
 
     def __init__(self, rank: int, there: list[TierCheckpoint]) -> None:
         self.rank = rank

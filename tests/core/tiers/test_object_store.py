@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast, Remote
-from resume_adapters.core.tiers import claims
-from resume_adapters.core.tiers.keys import Claim, aside_in, claim_in, name_in, place_of
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import require_mirrors
+from resume_adapters.core.tiers.remote import Claims
 from resume_adapters.core.tiers.store import Secrets
 from resume_adapters.errors import MissingFramework, TierUnavailable, UnsupportedSetting
 from waiting import LIMIT
@@ -109,18 +108,8 @@ def test_what_is_no_list_of_tiers_is_refused(given: object) -> None:
     require_mirrors([Remote("memory://a", keep=KeepLast(1)), Remote("memory://b")])
 
 
-def test_keys_say_what_they_are() -> None:
-    place = place_of("checkpoint-5", 3, "abc", 1.5)
-    assert place == "checkpoint-5/@00000003-abc-5dc"
-    assert name_in(place) == "checkpoint-5" and name_in("checkpoint-5") is None
-    assert name_in(place.replace("checkpoint-5", "..")) is None, "it leads out of the run directory"
-    assert claim_in(".resume/claims/00000007-ab") == Claim(7, "ab")
-    assert claim_in("latest") is None and claim_in(".resume/claims/x") is None
-    assert aside_in(".resume/aside/00000003--1") == (3, -1) and aside_in("latest") is None
-
-
 def test_a_request_that_meets_its_own_first_attempt_has_succeeded(store: FaultyStore) -> None:
-    mine = claims.Claims(store, "aa", "me")
+    mine = Claims(store, "me")
     mine.take(0)
     store.hides = lambda key: key.endswith(("2", "3"))
     store.put(".resume/claims/00000002", b"me")
@@ -129,13 +118,26 @@ def test_a_request_that_meets_its_own_first_attempt_has_succeeded(store: FaultyS
     assert mine.take(2) == 4, "another start has the third, though no listing shows it"
 
 
-def test_a_probe_that_cannot_be_removed_and_a_claim_that_is_gone_do_no_harm(store: FaultyStore) -> None:
-    def refuse(number: int, key: str) -> None:
-        if number == 2:
-            raise TierUnavailable("no right to delete")
+def test_a_claim_whose_answer_was_lost_is_taken_later(store: FaultyStore) -> None:
+    """The start is later than it knows: it has another number in its own, new run directory."""
+    store.put(".resume/claims/00000007", b"me")
+    mine = Claims(store, "me")
+    mine.take_late(1)
+    mine.require_owned()
+    assert mine.generation == 7
 
-    store.before = refuse
-    mine = claims.Claims(store, "aa", "me")
+
+def test_a_claim_that_is_gone_does_no_harm(store: FaultyStore) -> None:
+    mine = Claims(store, "me")
     assert mine.owner() == (0, "")
-    assert mine.take(0) == 1 and mine.owner() == (1, "me") and mine.is_honest
-    assert mine._description(Claim(9)) == "unknown"
+    assert mine.take(0) == 1 and mine.owner() == (1, "me")
+    assert mine._owner_of(9) == "unknown"
+
+
+def test_a_number_that_is_no_start_is_passed_over_by_name(store: FaultyStore, caplog: pytest.LogCaptureFixture) -> None:
+    """No manifest could be read again that has it as its generation."""
+    store.put(f".resume/claims/{1 << 63}", b"somebody")
+    store.put(f".resume/claims/{'9' * 5000}", b"somebody")
+    mine = Claims(store, "me")
+    assert mine.take(0) == 1 and mine.take(0) == 2
+    assert caplog.text.count(f".resume/claims/{1 << 63} is passed over") == 1

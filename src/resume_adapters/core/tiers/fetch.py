@@ -17,7 +17,7 @@ from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.core.tiers.copying import write_copy
-from resume_adapters.core.tiers.tier import Source, TierCheckpoint, is_one_file
+from resume_adapters.core.tiers.tier import Tier, TierCheckpoint, is_one_file
 
 
 class Fetch:
@@ -51,7 +51,7 @@ class Fetch:
         self._journal = journal
         self._latest = latest
 
-    def bring(self, tier: Source, found: TierCheckpoint) -> None:
+    def bring(self, tier: Tier, found: TierCheckpoint) -> None:
         """Fetch a checkpoint and commit it in the run directory. All ranks that share the directory call it.
 
         A checkpoint that has its name there is set aside.
@@ -82,7 +82,7 @@ class Fetch:
             pending.release()
         self._ranks.barrier()
 
-    def _publish(self, pending: PendingCheckpoint, tier: Source, manifest: Manifest) -> None:
+    def _publish(self, pending: PendingCheckpoint, tier: Tier, manifest: Manifest) -> None:
         pending.publish(self._latest)
         self._journal.append(
             "commit",

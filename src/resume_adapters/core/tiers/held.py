@@ -24,7 +24,7 @@ from resume_adapters.errors import CheckpointDamaged, FormatTooNew
 
 
 class HeldCheckpoints:
-    """A :class:`~resume_adapters.core.tiers.tier.Source` in a directory of this node.
+    """A :class:`~resume_adapters.core.tiers.tier.Tier` in a directory of this node.
 
     Args:
         storage: the file operations.
@@ -84,10 +84,10 @@ class HeldCheckpoints:
             self._remove(name)
         return found[0] if found else None
 
-    def remove_after(self, step: int) -> None:
-        """Remove the checkpoints whose step is later; -1 for all of them."""
+    def set_aside(self, after: int, before: int = 0) -> None:
+        """Remove them: nobody else has them, and all are older than a start that has not looked at them."""
         found = self.checkpoints()
-        for name in (*(each.name for each in found if each.manifest.step > step), *self.unreadable):
+        for name in (*(each.name for each in found if each.manifest.step > after), *self.unreadable):
             self._remove(name)
 
     def _remove(self, name: str) -> None:

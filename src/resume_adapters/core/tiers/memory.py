@@ -29,7 +29,7 @@ from resume_adapters.core.storage.local import make_private_directory
 from resume_adapters.core.tiers.copying import write_copy
 from resume_adapters.core.tiers.held import HeldCheckpoints
 from resume_adapters.core.tiers.options import Memory
-from resume_adapters.core.tiers.tier import Source, is_one_file
+from resume_adapters.core.tiers.tier import Tier, is_one_file
 from resume_adapters.errors import (
     FencedOff,
     ResumeError,
@@ -160,7 +160,7 @@ class MemoryTier:
             after: the step; -1 for all of them.
             before: nothing here: what is in memory is older than a start that has not looked at it.
         """
-        self._held.remove_after(after)
+        self._held.set_aside(after)
 
     @property
     def label(self) -> str:
@@ -168,7 +168,7 @@ class MemoryTier:
         return self._held.label
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[Tier]:
         """What a resume may take a checkpoint from: this node's memory."""
         return [self._held]
 

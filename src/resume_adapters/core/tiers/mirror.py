@@ -23,8 +23,9 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
 from resume_adapters.core.tiers.options import OnBehind
+from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.store import Secrets
-from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, Tier, TierCheckpoint, prune
+from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff
 
 MIRROR_THREAD = "resume-adapters-mirror"
@@ -113,7 +114,7 @@ class TierMirror:
 
     def __init__(
         self,
-        tier: Tier,
+        tier: RemoteTier,
         settings: Settings,
         timeout: float,
         ranks: Ranks,
@@ -178,9 +179,7 @@ class TierMirror:
     @property
     def state(self) -> MirrorStatus:
         """What ``status.json`` says of the tier."""
-        return MirrorStatus(
-            tier=self.tier.label, step=self._step, behind=self.behind, problem=self._problem, note=self.tier.note
-        )
+        return MirrorStatus(tier=self.tier.label, step=self._step, behind=self.behind, problem=self._problem)
 
     @property
     def held(self) -> set[str]:
@@ -387,7 +386,7 @@ class TierMirror:
         self.tier.commit(job.checkpoint, self._generation)
         if self._settings.keep is not None:
             manifest = job.checkpoint.manifest
-            prune(self.tier, self._settings.keep, now=self._clock(), best=manifest.best)
+            self.tier.prune(self._settings.keep, now=self._clock(), best=manifest.best)
 
     def _drop(self, job: Job) -> None:
         """Forget a checkpoint, and those before it."""

@@ -16,12 +16,11 @@ from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.status import MirrorStatus, job_number
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.keys import place_of
 from resume_adapters.core.tiers.mirror import Job, TierMirror, close_all, finish_all
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.options import Remote
-from resume_adapters.core.tiers.remote import RemoteTier
-from resume_adapters.core.tiers.tier import LocalFile, Tier, TierCheckpoint
+from resume_adapters.core.tiers.remote import RemoteTier, place_of
+from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
 from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 
 _USED: dict[str, Path] = {}
@@ -55,9 +54,8 @@ def open_tier(
     url = f"{mirror.url.rstrip('/')}/{group}" if group else mirror.url
     job = f"job {job_number()}, " if job_number() else ""
     given = os.environ if environment is None else environment
-    return RemoteTier(
-        ObjectStore(url, mirror.timeout, given), storage, token[:_TOKEN], f"{job}on {socket.gethostname()}"
-    )
+    owner = f"{job}on {socket.gethostname()}, {token[:_TOKEN]}"
+    return RemoteTier(ObjectStore(url, mirror.timeout, given), storage, owner)
 
 
 class Mirrors:
@@ -111,7 +109,7 @@ class Mirrors:
         self._group = group
         self._token = ranks.gather(token)[group.leader]
         name = f"ranks-{group.leader:05d}" if group.is_partial else ""
-        tiers: list[Tier] = []
+        tiers: list[RemoteTier] = []
 
         def open_all() -> None:
             for settings in self._settings:
@@ -147,7 +145,7 @@ class Mirrors:
         _USED[url] = self._directory
 
     @property
-    def tiers(self) -> list[Tier]:
+    def tiers(self) -> list[RemoteTier]:
         """The tiers, in the user's order."""
         return [mirror.tier for mirror in self._mirrors]
 
@@ -160,7 +158,7 @@ class Mirrors:
         generation = after + 1
         for tier in self.tiers:
             try:
-                generation = max(generation, tier.claim(generation - 1))
+                generation = max(generation, tier.claims.take(generation - 1))
             except TierUnavailable as error:  # it is claimed before the first copy
                 logger.warning("%s is not claimed yet: %s", tier.label, error)
         return generation

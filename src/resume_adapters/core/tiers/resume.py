@@ -20,7 +20,7 @@ from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.fetch import Fetch
-from resume_adapters.core.tiers.tier import Identity, Source, TierCheckpoint
+from resume_adapters.core.tiers.tier import Identity, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, TierUnavailable
 
 OnLeaders = Callable[[Callable[[], Any], str], Mapping[int, Any]]
@@ -45,7 +45,7 @@ class TierCandidates:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[Tier],
         storage: Storage,
         catalog: Catalog,
         ranks: Ranks,
