@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.errors import TierUnavailable
 
@@ -64,18 +65,23 @@ class FaultyStore:
         self._change(key)
         (self._store.put if self.lies else self._store.create)(key, content)
 
-    def put_parts(self, key: str, parts: Iterator[bytes], size: int) -> None:
-        self._change(key)
-        self._store.put_parts(key, parts, size)
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
+        if size <= object_store.PART:
+            self.put(key, b"".join(pieces))
+        else:
+            self._change(key)
+            self._store.put_pieces(key, pieces, size)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = 1 << 30) -> bytes:
         self._ask(key)
-        found = self._store.get(key)
+        found = self._store.get(key, most)
         return found[: len(found) - self.cuts] if key.endswith("model.bin") else found
 
-    def get_range(self, key: str, begin: int, end: int) -> bytes:
+    get_pieces = ObjectStore.get_pieces
+
+    def _get_range(self, key: str, begin: int, end: int) -> memoryview:
         self._ask(key)
-        found = self._store.get_range(key, begin, end)
+        found = self._store._get_range(key, begin, end)
         return found[: len(found) - self.cuts]
 
     def list(self, prefix: str = "") -> dict[str, int]:

@@ -14,18 +14,20 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast, Remote
-from resume_adapters.core.checkpoint.manifest import FileEntry
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import object_store, transfer
+from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import RemoteTier
-from resume_adapters.core.tiers.tier import LocalFile
+from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, TierUnavailable
 from waiting import LIMIT, until
 
 import servers
 from miniature import Miniature
+
+MANIFEST = Manifest(step=1, epoch=0.0, world_size=1, generation=1, written=0.0, reason="", files=())
 
 pytest.importorskip("moto", reason="the extra `test` installs moto")
 
@@ -79,12 +81,13 @@ def test_an_empty_machine_resumes_from_s3(tmp_path: Path, url: str, proxy: serve
 
 def test_a_large_file_goes_in_parts(tmp_path: Path, url: str, proxy: servers.Proxy) -> None:
     file = tmp_path / "file"
-    file.write_bytes(os.urandom(transfer.PART + 1000))
-    store, storage = ObjectStore(url, timedelta(seconds=LIMIT)), LocalStorage()
+    file.write_bytes(os.urandom(object_store.PART + 1000))
+    storage = LocalStorage()
+    tier = RemoteTier(ObjectStore(url, timedelta(seconds=LIMIT)), storage, "a test")
     entry = FileEntry("file", *storage.digest(file))
-    transfer.upload(store, storage, [("file", LocalFile(file, entry))])
+    tier.copy("place", [LocalFile(file, entry)])
     assert sum("partNumber=" in path for _, path in proxy.requests) == 2
-    assert b"".join(transfer.download(store, "file", entry.bytes)) == file.read_bytes()
+    assert b"".join(tier.read(TierCheckpoint("place", "", MANIFEST), entry)) == file.read_bytes()
 
 
 def unfinished(port: int) -> int:
@@ -98,9 +101,9 @@ def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
     tmp_path: Path, s3: int, url: str, proxy: servers.Proxy, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts are in no listing, and paid for. Only of a process that is killed they stay."""
-    monkeypatch.setattr(object_store, "IN_FLIGHT", transfer.PART)  # one part at a time
+    monkeypatch.setattr(object_store, "IN_FLIGHT", object_store.PART)  # one part at a time
     file, storage = tmp_path / "file", LocalStorage()
-    file.write_bytes(os.urandom(2 * transfer.PART + 1000))
+    file.write_bytes(os.urandom(2 * object_store.PART + 1000))
     entry = FileEntry("file", *storage.digest(file))
     patience = timedelta(seconds=5 if fault == "refused" else LIMIT)
     tier = RemoteTier(ObjectStore(url, patience), storage, "a test")

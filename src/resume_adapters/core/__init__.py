@@ -46,7 +46,7 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 (captured, and restored). Likewise of what a launch was given: ``hf/observed.py`` -> ``session/settings.py``.
 
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` -> ``tiers/mirror.py`` (the
-thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
+thread) -> ``tiers/remote.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
 ``tiers/resume.py`` (which checkpoint) -> ``tiers/fetch.py`` -> ``checkpoint/commit.py``. In memory:
 ``saving/engine.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
 

@@ -164,7 +164,7 @@ def test_a_damaged_copy_is_found_and_the_one_before_taken(
     finish(train(tmp_path / "a", remote(), 1, 2), 2)
     lose(tmp_path / "a")
     key = next(key for key in store._store.list() if f"{miniature.name(2)}/" in key and key.endswith("ema.safetensors"))
-    content = bytearray(store._store.get(key))
+    content = bytearray(store.get(key))
     content[-1] ^= 1
     store._store.put(key, bytes(content))
     job = Miniature(tmp_path / "b", mirror=remote())
@@ -229,7 +229,7 @@ def test_where_every_copy_is_damaged_the_run_does_not_begin_from_zero(
     if fault == "missing":
         store._store.discard([key])
     else:
-        content = store._store.get(key)
+        content = store.get(key)
         store._store.put(key, content[:-1] if fault == "short" else b"\0" + content[1:])
     expected = TierUnavailable if fault == "manifest" else NoValidCheckpoint
     with pytest.raises(expected, match=r"manifest|model\.bin"):
@@ -353,7 +353,7 @@ def test_what_has_no_name_that_a_framework_gives_is_passed_over_by_name(
     finish(train(tmp_path / "a", remote(), 1, 2), 2)
     lose(tmp_path / "a")
     for key in store._store.list("checkpoint-2/"):
-        store._store.put(key.replace("checkpoint-2", name), store._store.get(key))
+        store._store.put(key.replace("checkpoint-2", name), store.get(key))
         store._store.discard([key])
     store._store.put("latest", b"")
     job = Miniature(tmp_path / "b", mirror=remote())

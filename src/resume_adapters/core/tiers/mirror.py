@@ -22,9 +22,9 @@ from resume_adapters.core.checkpoint.retention import Policy
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run_directory.status import MirrorStatus
+from resume_adapters.core.tiers.object_store import hide_secrets
 from resume_adapters.core.tiers.options import OnBehind
 from resume_adapters.core.tiers.remote import RemoteTier
-from resume_adapters.core.tiers.store import Secrets
 from resume_adapters.core.tiers.tier import SHORTAGES, Identity, LocalFile, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff
 
@@ -453,7 +453,7 @@ class TierMirror:
 def _described(error: BaseException) -> str:
     """Return what an error is that nobody expected, and where it was raised: its message may be a single word."""
     *_, raised = traceback.extract_tb(error.__traceback__)
-    said = Secrets(os.environ).hide(str(error))
+    said = hide_secrets(str(error), os.environ)
     return f"{type(error).__name__}{said and f': {said}'} ({Path(raised.filename).name}:{raised.lineno})"
 
 

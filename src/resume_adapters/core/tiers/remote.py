@@ -20,14 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import xxhash
+
 from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
-from resume_adapters.core.storage.base import Bytes, Storage
-from resume_adapters.core.tiers.store import Store
+from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
+from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
-from resume_adapters.core.tiers.transfer import download, upload
 from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, TierUnavailable, UnsupportedSetting
 
 CLAIMS, LATEST = ".resume/claims/", "latest"
@@ -41,6 +42,9 @@ _NAME = re.compile(r"(checkpoint[-_]|step-|global_step)\d+|(?!\.)[^/\x00-\x1f\x7
 
 _CLAIM = re.compile(rf"{re.escape(CLAIMS)}(\d{{1,12}})")
 """The key of a claim. No run has more starts; and a manifest could not be read again whose generation does not fit."""
+
+_LARGEST_MANIFEST, _LONGEST_TEXT = 64 << 20, 4096
+"""Bytes that are read of what should be a manifest, and of what should be a line of text."""
 
 _ASIDE = re.compile(r"\.resume/aside/(\d{1,18})-(-?\d{1,18})")
 
@@ -64,7 +68,7 @@ class Claims:
         generation: what this start has claimed; 0 if it has claimed nothing yet.
     """
 
-    def __init__(self, store: Store, owner: str) -> None:
+    def __init__(self, store: ObjectStore, owner: str) -> None:
         self.generation = 0
         self._store = store
         self._owner = owner
@@ -156,8 +160,8 @@ class Claims:
 
     def _owner_of(self, generation: int) -> str:
         try:
-            return self._store.get(f"{CLAIMS}{generation:08d}").decode(errors="replace")
-        except FileNotFoundError:  # somebody has removed it meanwhile
+            return self._store.get(f"{CLAIMS}{generation:08d}", _LONGEST_TEXT).decode(errors="replace")
+        except (FileNotFoundError, CheckpointDamaged):  # somebody has removed or replaced it meanwhile
             return "unknown"
 
     def _fenced_off(self, generation: int, newest: int) -> FencedOff:
@@ -183,7 +187,7 @@ class RemoteTier:
         claims: which start may add to it.
     """
 
-    def __init__(self, store: Store, storage: Storage, owner: str) -> None:
+    def __init__(self, store: ObjectStore, storage: Storage, owner: str) -> None:
         self.claims = Claims(store, owner)
         self._store = store
         self._storage = storage
@@ -214,8 +218,8 @@ class RemoteTier:
     def _hinted(self) -> set[str]:
         """Return the newest place as ``latest`` names it: a listing may lag behind."""
         try:
-            return {self._store.get(LATEST).decode(errors="replace").strip()}
-        except FileNotFoundError:
+            return {self._store.get(LATEST, _LONGEST_TEXT).decode(errors="replace").strip()}
+        except (FileNotFoundError, CheckpointDamaged):
             return set()
 
     def _manifest(self, place: str, name: str) -> Manifest | None:
@@ -225,7 +229,7 @@ class RemoteTier:
         try:
             if _NAME.fullmatch(name) is None:
                 raise CheckpointDamaged(f"{name!r} is no name that a framework gives to a checkpoint")
-            self._manifests[place] = decode_manifest(self._store.get(place + _MARKER))
+            self._manifests[place] = decode_manifest(self._store.get(place + _MARKER, _LARGEST_MANIFEST))
         except FileNotFoundError:  # retention has removed it meanwhile, or only the hint is left
             return None
         except (CheckpointDamaged, FormatTooNew) as error:
@@ -250,8 +254,33 @@ class RemoteTier:
             CheckpointDamaged: a file is no longer what the manifest says: it was pruned, or its name saved again.
         """
         there = self._store.list(f"{place}/")
-        missing = [(key, file) for file in files if there.get(key := f"{place}/{file.entry.path}") != file.entry.bytes]
-        upload(self._store, self._storage, missing, self._require_wanted)
+        for file in files:
+            key, size = f"{place}/{file.entry.path}", file.entry.bytes
+            if there.get(key) != size:
+                self._store.put_pieces(key, self._content(file), size)
+
+    def _content(self, file: LocalFile) -> Iterator[bytes]:
+        """Yield the content of a file, and raise behind it where it is not what the manifest says: it is not stored."""
+        hasher, left = xxhash.xxh3_128(), file.entry.bytes
+        self._require_wanted()
+        try:
+            for piece in read_pieces(self._storage, file.path):
+                self._require_wanted()
+                hasher.update(piece)
+                left -= len(piece)
+                if left < 0:
+                    break
+                yield piece
+        except TierUnavailable:
+            raise
+        except OSError as error:
+            raise CheckpointDamaged(
+                f"{file.entry.path} cannot be read ({error.strerror}): it is not copied", path=file.path
+            ) from error
+        if left or hasher.hexdigest() != file.entry.digest:
+            raise CheckpointDamaged(
+                f"{file.entry.path} is no longer what its manifest says: it is not copied", path=file.path
+            )
 
     def give_up(self) -> None:
         """Let a copy that is under way raise :class:`TierUnavailable` soon, and any other one; from another thread."""
@@ -295,7 +324,7 @@ class RemoteTier:
         self._store.put(LATEST, f"{found.place}\n".encode())
 
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[Bytes]:
-        return download(self._store, f"{found.place}/{entry.path}", entry.bytes)
+        return self._store.get_pieces(f"{found.place}/{entry.path}", entry.bytes)
 
     def prune(self, keep: Policy, *, now: float, best: str | None) -> None:
         """Remove the checkpoints that a policy does not keep.

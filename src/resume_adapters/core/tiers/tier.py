@@ -85,7 +85,7 @@ class Tier(Protocol):
         """Yield the content of a file, from its begin to its end.
 
         Raises:
-            CheckpointDamaged: it is not there, or does not have its size.
+            CheckpointDamaged: it is not there, or larger. One that is shorter, or has changed, its digest tells.
         """
 
     def set_aside(self, after: int, before: int) -> None:
