@@ -20,7 +20,7 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import RemoteTier
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, TierUnavailable
 from waiting import LIMIT, until
 
@@ -85,7 +85,7 @@ def test_a_large_file_goes_in_parts(tmp_path: Path, url: str, proxy: servers.Pro
     storage = LocalStorage()
     tier = RemoteTier(ObjectStore(url, timedelta(seconds=LIMIT)), storage, "a test")
     entry = FileEntry("file", *storage.digest(file))
-    tier.copy("place", [LocalFile(file, entry)])
+    tier.copy("place", tmp_path, [entry])
     assert sum("partNumber=" in path for _, path in proxy.requests) == 2
     assert b"".join(tier.read(TierCheckpoint("place", "", MANIFEST), entry)) == file.read_bytes()
 
@@ -108,12 +108,17 @@ def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
     patience = timedelta(seconds=5 if fault == "refused" else LIMIT)
     tier = RemoteTier(ObjectStore(url, patience), storage, "a test")
     counts: list[int] = []
+    ended: list[int] = []
+
+    def require_wanted() -> None:
+        if ended:
+            raise TierUnavailable("this run ends")
 
     def fail(number: int, method: str, path: str) -> str | None:
         if "partNumber=1" in path:
             counts.append(unfinished(s3))
             if fault == "ended":
-                tier.give_up()
+                ended.append(1)
         return "503" if fault == "refused" and "partNumber=2" in path else None
 
     proxy.fault = fail
@@ -122,7 +127,7 @@ def test_a_copy_that_fails_leaves_no_part_of_a_large_file(
             changed.seek(-1, os.SEEK_END)
             changed.write(bytes([file.read_bytes()[-1] ^ 1]))
     with pytest.raises(CheckpointDamaged if fault == "changed" else TierUnavailable):
-        tier.copy("place", [LocalFile(file, entry)])
+        tier.copy("place", tmp_path, [entry], require_wanted)
     assert set(counts) == {1} and unfinished(s3) == 0
 
 

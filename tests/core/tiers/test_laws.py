@@ -23,9 +23,8 @@ from resume_adapters.core.run_directory.journal import SET_ASIDE
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.stop.walltime import Deadline
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import mirror as tier_mirror
 from resume_adapters.core.tiers import mirrors
-from resume_adapters.core.tiers.mirror import TierMirror
+from resume_adapters.core.tiers.mirrors import TierMirror
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import Claims
 from resume_adapters.errors import (
@@ -147,7 +146,7 @@ def test_killed_before_any_request_of_a_copy_the_newest_manifest_resumes(
 
     store.before = die
     job.commit(2)
-    until(lambda: not mirror._thread.is_alive() or not mirror.behind)
+    until(lambda: not mirror._thread.is_alive() or not mirror.state.behind)
     store.before = lambda count, key: None
     found = manifests(store)
     assert found == ([1] if number <= 4 else [1, 2] if number <= 6 else [2])
@@ -479,7 +478,7 @@ def test_a_store_that_is_down_never_stops_a_training(
         job.commit(step)
     mirror = job.run.context.mirrors._mirrors[0]
     until(lambda: any(entry["event"] == "mirror-behind" for entry in job.run.control.journal.history()))
-    assert mirror.behind == 2 and "it is down" in mirror._problem
+    assert mirror.state.behind == 2 and "it is down" in mirror._problem
     assert "mirror behind" in caplog.text and "Training goes on" in caplog.text
     store.down = False
     finish(job, 3)
@@ -718,10 +717,10 @@ class Blocked:
         self.begun: list[str] = []
         self._released = threading.Semaphore(0)
 
-    def _blocked(self, place: str, files: Any) -> None:
+    def _blocked(self, place: str, *given: Any) -> None:
         self.begun.append(place.split("/")[0])
         assert self._released.acquire(timeout=LIMIT)
-        self._copy(place, files)
+        self._copy(place, *given)
 
     def until_begun(self, name: str) -> None:
         until(lambda: name in self.begun, lambda: self.begun)
@@ -785,7 +784,7 @@ def test_the_last_copy_is_begun_only_if_it_fits(
     mirror._rate = 1.0  # a byte a second
     job.save(2, describe=lambda: {"epoch": 1.0, "reason": "finished"})
     job.run.saver.flush()
-    tier_mirror.finish_all([mirror], 5.0)
+    mirrors.finish_all([mirror], 5.0)
     job.run.close()
     assert manifests(store) in ([1], [1, 2])
     if manifests(store) == [1]:
@@ -803,7 +802,7 @@ def test_a_run_that_fails_does_not_wait_for_long(
         job.run.steps.deadline = Deadline(time.time() + 0.5, "a test", time.time())
     else:
         monkeypatch.setattr(mirrors, "_LONGEST_CLOSE", 0.5)
-    monkeypatch.setattr(tier_mirror, "_LONGEST_GOODBYE", 0.5)
+    monkeypatch.setattr(mirrors, "_LONGEST_GOODBYE", 0.5)
     thread = job.run.context.mirrors._mirrors[0]._thread
     job.commit(1)
     blocked.until_begun("checkpoint-1")

@@ -12,7 +12,7 @@ from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import Claims, RemoteTier
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 from object_stores import FaultyStore
@@ -34,10 +34,10 @@ def tier(store: FaultyStore) -> RemoteTier:
     return RemoteTier(store, STORAGE, "a test")  # type: ignore[arg-type]
 
 
-def local_file(directory: Path, size: int) -> LocalFile:
+def written(directory: Path, size: int) -> FileEntry:
     path = directory / f"file-{size}"
     path.write_bytes(os.urandom(size))
-    return LocalFile(path, FileEntry(path.name, *STORAGE.digest(path)))
+    return FileEntry(path.name, *STORAGE.digest(path))
 
 
 # ---- Files
@@ -45,24 +45,25 @@ def local_file(directory: Path, size: int) -> LocalFile:
 
 @pytest.mark.parametrize("size", [0, 1, 100, 999, 1000, 1001, 2000, 7777, 20_001])
 def test_a_file_of_any_size_arrives(tmp_path: Path, store: FaultyStore, tier: RemoteTier, size: int) -> None:
-    file = local_file(tmp_path, size)
-    tier.copy("place", [file])
+    entry = written(tmp_path, size)
+    tier.copy("place", tmp_path, [entry])
     assert store.list() == {f"place/file-{size}": size}
-    assert b"".join(tier.read(FOUND, file.entry)) == file.path.read_bytes()
+    assert b"".join(tier.read(FOUND, entry)) == (tmp_path / entry.path).read_bytes()
 
 
 @pytest.mark.parametrize("size", [50, 500, 5000])
 def test_a_file_that_has_changed_does_not_get_its_key(
     tmp_path: Path, store: FaultyStore, tier: RemoteTier, size: int
 ) -> None:
-    file = local_file(tmp_path, size)
-    for content in (os.urandom(size), b"", file.path.read_bytes() + b"more"):
-        file.path.write_bytes(content)
+    entry = written(tmp_path, size)
+    file = tmp_path / entry.path
+    for content in (os.urandom(size), b"", file.read_bytes() + b"more"):
+        file.write_bytes(content)
         with pytest.raises(CheckpointDamaged, match="no longer what its manifest says"):
-            tier.copy("place", [file])
-    file.path.unlink()
+            tier.copy("place", tmp_path, [entry])
+    file.unlink()
     with pytest.raises(CheckpointDamaged, match="cannot be read"):
-        tier.copy("place", [file])
+        tier.copy("place", tmp_path, [entry])
     assert store.list() == {}
 
 
@@ -94,7 +95,7 @@ def test_what_should_be_a_manifest_and_is_a_file_of_data_is_not_read(
 def test_what_the_store_refuses_of_a_part_is_unavailable(tmp_path: Path, store: FaultyStore, tier: RemoteTier) -> None:
     store.down = True
     with pytest.raises(TierUnavailable):
-        tier.copy("place", [local_file(tmp_path, 5000)])
+        tier.copy("place", tmp_path, [written(tmp_path, 5000)])
 
 
 def test_very_large_files_have_few_parts(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:

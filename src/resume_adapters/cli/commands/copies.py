@@ -22,7 +22,7 @@ from resume_adapters.core.run_directory.upkeep import prepare
 from resume_adapters.core.storage.groups import shared_by_all
 from resume_adapters.core.tiers.fetch import Fetch
 from resume_adapters.core.tiers.remote import place_of
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 
 
@@ -80,7 +80,7 @@ def push(
     tier = open_url(url)
     is_there = any(each.identity == found.identity for each in tier.checkpoints())
     if not is_there:
-        tier.copy(place, LocalFile.of(STORAGE, row.path, manifest.files))
+        tier.copy(place, row.path, manifest.files)
         if (missing := tier.missing(found)) is not None:
             raise TierUnavailable(f"{url}/{missing} after it was copied: give the same command again")
         tier.publish(found)

@@ -18,17 +18,18 @@ What a store returns is not trusted: somebody else may have written it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import xxhash
 
-from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST
+from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST, locate
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
 from resume_adapters.core.tiers.object_store import ObjectStore
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, TierUnavailable, UnsupportedSetting
 
 CLAIMS, LATEST = ".resume/claims/", "latest"
@@ -193,7 +194,6 @@ class RemoteTier:
         self._storage = storage
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
-        self._is_given_up = False
 
     @property
     def label(self) -> str:
@@ -243,29 +243,37 @@ class RemoteTier:
     def unreadable(self) -> list[str]:
         return sorted(self._unreadable)
 
-    def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+    def copy(
+        self,
+        place: str,
+        checkpoint: Path,
+        entries: Sequence[FileEntry],
+        require_wanted: Callable[[], object] = bool,
+    ) -> None:
         """Copy files of a committed checkpoint; what an earlier call has copied is not copied again.
 
         Args:
             place: where to.
-            files: those that this rank answers for.
+            checkpoint: where they are.
+            entries: those that this rank answers for.
+            require_wanted: is called again and again, and raises where no more is to be copied.
 
         Raises:
             CheckpointDamaged: a file is no longer what the manifest says: it was pruned, or its name saved again.
         """
         there = self._store.list(f"{place}/")
-        for file in files:
-            key, size = f"{place}/{file.entry.path}", file.entry.bytes
-            if there.get(key) != size:
-                self._store.put_pieces(key, self._content(file), size)
+        for entry in entries:
+            if there.get(key := f"{place}/{entry.path}") != entry.bytes:
+                content = self._content(locate(self._storage, checkpoint, entry.path), entry, require_wanted)
+                self._store.put_pieces(key, content, entry.bytes)
 
-    def _content(self, file: LocalFile) -> Iterator[bytes]:
+    def _content(self, file: Path, entry: FileEntry, require_wanted: Callable[[], object]) -> Iterator[bytes]:
         """Yield the content of a file, and raise behind it where it is not what the manifest says: it is not stored."""
-        hasher, left = xxhash.xxh3_128(), file.entry.bytes
-        self._require_wanted()
+        hasher, left = xxhash.xxh3_128(), entry.bytes
+        require_wanted()
         try:
-            for piece in read_pieces(self._storage, file.path):
-                self._require_wanted()
+            for piece in read_pieces(self._storage, file):
+                require_wanted()
                 hasher.update(piece)
                 left -= len(piece)
                 if left < 0:
@@ -275,20 +283,10 @@ class RemoteTier:
             raise
         except OSError as error:
             raise CheckpointDamaged(
-                f"{file.entry.path} cannot be read ({error.strerror}): it is not copied", path=file.path
+                f"{entry.path} cannot be read ({error.strerror}): it is not copied", path=file
             ) from error
-        if left or hasher.hexdigest() != file.entry.digest:
-            raise CheckpointDamaged(
-                f"{file.entry.path} is no longer what its manifest says: it is not copied", path=file.path
-            )
-
-    def give_up(self) -> None:
-        """Let a copy that is under way raise :class:`TierUnavailable` soon, and any other one; from another thread."""
-        self._is_given_up = True
-
-    def _require_wanted(self) -> None:
-        if self._is_given_up:
-            raise TierUnavailable(f"{self.label} gets nothing more: this run ends")
+        if left or hasher.hexdigest() != entry.digest:
+            raise CheckpointDamaged(f"{entry.path} is no longer what its manifest says: it is not copied", path=file)
 
     def commit(self, found: TierCheckpoint, generation: int) -> None:
         """Check that all files of a checkpoint are there, and write its manifest: from then on it is on the tier.

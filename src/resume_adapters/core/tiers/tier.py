@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from resume_adapters.core.checkpoint.layout import EXTRAS, locate
+from resume_adapters.core.checkpoint.layout import EXTRAS
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.storage.base import Bytes, Storage
-from resume_adapters.errors import ResumeError
-
-SHORTAGES = (ResumeError, OSError, RuntimeError, MemoryError)
-"""What a copy may fail with and succeed later: what this package raises, and what a machine lacks. Where no thread can
-be started, Python raises a RuntimeError.
-"""
+from resume_adapters.core.storage.base import Bytes
 
 
 class Identity(NamedTuple):
@@ -53,18 +47,6 @@ class TierCheckpoint:
     def identity(self) -> Identity:
         """Which save it is."""
         return Identity.of(self.name, self.manifest)
-
-
-class LocalFile(NamedTuple):
-    """A file of a committed checkpoint in the run directory, and what its manifest says of it."""
-
-    path: Path
-    entry: FileEntry
-
-    @classmethod
-    def of(cls, storage: Storage, checkpoint: Path, entries: Iterable[FileEntry]) -> tuple[LocalFile, ...]:
-        """Return files of a committed checkpoint, by their entries in its manifest."""
-        return tuple(cls(locate(storage, checkpoint, entry.path), entry) for entry in entries)
 
 
 class Tier(Protocol):
