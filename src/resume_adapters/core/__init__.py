@@ -47,7 +47,7 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` (a thread) ->
 ``tiers/remote.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
-``tiers/resume.py`` (which checkpoint) -> ``tiers/fetch.py`` -> ``checkpoint/commit.py``. In memory:
+``tiers/resume.py`` (which checkpoint) -> ``tiers/copying.py`` -> ``checkpoint/commit.py``. In memory:
 ``saving/engine.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
 
 **A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through

@@ -168,7 +168,7 @@ def test_a_damaged_copy_is_found_and_the_one_before_taken(
     store._store.put(key, bytes(content))
     job = Miniature(tmp_path / "b", mirror=remote())
     assert (job.step, job.text) == (1, "state at 1")
-    assert "ema.safetensors has the digest" in caplog.text
+    assert "ema.safetensors has 82 bytes with the digest" in caplog.text
     job.run.close()
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from resume_adapters.core.checkpoint.layout import EXTRAS
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.storage.base import Bytes
 
@@ -77,8 +75,3 @@ class Tier(Protocol):
             after: the step; -1 for all of them.
             before: the generation. That of this start may be later than the one with which it has claimed the tier.
         """
-
-
-def is_one_file(name: str, manifest: Manifest) -> bool:
-    """Return whether the framework's part of a checkpoint is one file of the checkpoint's name."""
-    return [entry.path for entry in manifest.files if Path(entry.path).parts[0] != EXTRAS] == [name]
