@@ -88,10 +88,6 @@ class FaultyStore:
         self._ask()
         return {key: size for key, size in self._store.list(prefix).items() if not self.hides(key)}
 
-    def size(self, key: str) -> int | None:
-        self._ask()
-        return self._store.size(key)
-
     def discard(self, keys: Any) -> None:
         for key in keys:
             self._change(key)

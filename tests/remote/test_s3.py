@@ -144,14 +144,12 @@ def test_the_commands_know_urls(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("fault", ["503", "timeout", "cut", "flip", "hide", "late"])
+@pytest.mark.parametrize("fault", ["503", "timeout", "cut", "flip", "late"])
 def test_requests_that_go_wrong_now_and_then_change_nothing(
     tmp_path: Path, url: str, proxy: servers.Proxy, fault: str
 ) -> None:
     def every_third(number: int, method: str, path: str) -> str | None:
         listing = "list-type" in path
-        if fault == "hide":
-            return fault if listing else None
         if fault in ("cut", "flip"):
             is_file = method == "GET" and not listing and "model.bin" in path
             return fault if is_file and number % 2 else None

@@ -184,7 +184,7 @@ def test_the_last_save_that_the_first_rank_has_copied_is_not_due_when_another_on
     pair: Pair, there: list[TierCheckpoint]
 ) -> None:
     for mirror in pair:
-        mirror._settings = Remote("memory://pair", every=2, timeout=timedelta(seconds=LIMIT))
+        mirror.settings = Remote("memory://pair", every=2, timeout=timedelta(seconds=LIMIT))
     tier: Any = pair[1].tier
     tier.problem = TierUnavailable("it is down")
     for step in (1, 2):
@@ -310,7 +310,7 @@ def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there:
 def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     """The other one may train on, or wait for the first in a collective of the training."""
     pair[0].submit(saved(1))
-    ranks: Any = pair[0]._ranks
+    ranks: Any = pair[0].ranks
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     began = time.monotonic()
     close_all([pair[0]], LIMIT)
@@ -457,8 +457,8 @@ def test_what_nobody_expected_ends_the_copies_of_all_ranks_and_is_said(
 
 def test_a_channel_that_is_cut_ends_the_copies_and_is_said(pair: Pair, journal: FullJournal, asked: list[str]) -> None:
     """Another rank is gone. A block that is run again copies again, so nothing is asked to stop."""
-    pair[0]._settings = Remote("memory://pair", on_behind="stop")
-    ranks: Any = pair[0]._ranks
+    pair[0].settings = Remote("memory://pair", on_behind="stop")
+    ranks: Any = pair[0].ranks
     pair[0].submit(saved(1))
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     ranks._meeting.barrier.abort()

@@ -83,9 +83,9 @@ def test_what_should_be_a_manifest_and_is_a_file_of_data_is_not_read(
     store: FaultyStore, tier: RemoteTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("resume_adapters.core.tiers.remote._LARGEST_MANIFEST", 100)
-    monkeypatch.setattr("resume_adapters.core.tiers.remote._LONGEST_TEXT", 100)
+    monkeypatch.setattr("resume_adapters.core.tiers.remote._LONGEST_CLAIM", 100)
     place = "checkpoint-1/@00000001-aa-0"
-    for key in (f"{place}/resume/manifest.json", "latest", ".resume/claims/00000001"):
+    for key in (f"{place}/resume/manifest.json", ".resume/claims/00000001"):
         store.put(key, b"x" * 101)
     assert tier.checkpoints() == [] and tier.unreadable == [place]
     assert "has 101 bytes; expected at most 100" in caplog.text

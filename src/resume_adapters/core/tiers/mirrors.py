@@ -16,10 +16,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.log import logger
@@ -58,10 +58,6 @@ _TO_LEAVE = 2.0
 _MARGIN = 1.5
 """By how much a copy may be slower than the one before it and still be done in time."""
 
-_SHORTAGES = (ResumeError, OSError, RuntimeError, MemoryError)
-"""What a copy may fail with and succeed later: what this package raises, and what a machine lacks. Where no thread can
-be started, Python raises a RuntimeError."""
-
 _USED: dict[str, Path] = {}
 """The run directory of each URL that a run of this process has used."""
 
@@ -80,17 +76,11 @@ class _Job(NamedTuple):
     may_be_there: bool
 
 
-class _Failure(NamedTuple):
-    """Why a rank could not copy: try again; the checkpoint is gone; a later start owns the tier; nobody expected it."""
-
-    message: str
-    kind: Literal["shortage", "gone", "fenced", "unexpected"]
-
-
+@dataclass(eq=False)
 class TierMirror:
     """Copies to one tier.
 
-    Args:
+    Attributes:
         tier: the tier.
         settings: what the user has set for it.
         ranks: those that share the run directory, on a channel for the thread, which it closes. The first one leads.
@@ -98,38 +88,28 @@ class TierMirror:
         append: appends an entry to the journal.
         ask_to_stop: asks the run to stop, with the reason.
         clock: returns seconds since 1970.
+        fenced_off: a later start owns the tier; ``None``: not as far as the thread has seen.
     """
 
-    def __init__(
-        self,
-        tier: RemoteTier,
-        settings: Remote,
-        ranks: Ranks,
-        own_files: Callable[[TierCheckpoint], tuple[Path, Sequence[FileEntry]]],
-        append: Callable[..., object],
-        ask_to_stop: Callable[[str], object],
-        clock: Callable[[], float],
-    ) -> None:
-        self.tier = tier
+    tier: RemoteTier
+    settings: Remote
+    ranks: Ranks
+    own_files: Callable[[TierCheckpoint], tuple[Path, Sequence[FileEntry]]]
+    append: Callable[..., object]
+    ask_to_stop: Callable[[str], object]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.fenced_off: FencedOff | None = None
-        self._settings = settings
-        self._timeout = settings.timeout.total_seconds()
-        self._ranks = ranks
-        self._leads = ranks.rank == 0
-        self._own_files = own_files
-        self._append = append
-        self._ask_to_stop = ask_to_stop
-        self._clock = clock
+        self._timeout = self.settings.timeout.total_seconds()
+        self._leads = self.ranks.rank == 0
         self._changed = threading.Condition()
         self._due: list[_Job] = []
         self._copying: _Job | None = None
         self._left_out: _Job | None = None
-        self._submitted = self._commits = self._done = 0
-        self._generation = 0
+        self._submitted = self._commits = self._done = self._generation = self._attempts = 0
         self._closing_at: float | None = None
         self._abandoned_at: float | None = None
-        self._was_waited_for = False
-        self._attempts = 0
         self._failing_since: float | None = None
         self._problem = ""
         self._rate: float | None = None
@@ -154,7 +134,7 @@ class TierMirror:
             checkpoint: where it goes.
             may_be_there: an earlier start has committed it, and may have copied it.
         """
-        is_due = may_be_there or self._commits % self._settings.every == 0
+        is_due = may_be_there or self._commits % self.settings.every == 0
         self._commits += not may_be_there
         self._submitted += 1
         job = _Job(self._submitted, checkpoint, may_be_there)
@@ -179,7 +159,7 @@ class TierMirror:
         with self._changed:
             return {job.checkpoint.name for job in self._due if job in (self._copying, self._due[-1])}
 
-    def ask_to_finish(self, seconds_left: float | None) -> float:
+    def ask_to_finish(self, seconds_left: float | None) -> bool:
         """Let the newest checkpoint be due now, and the thread end once it is copied; see :func:`finish_all`.
 
         Only here is it known that a save was the last one: a trainer saves at its last step as at any other.
@@ -188,24 +168,22 @@ class TierMirror:
             seconds_left: until the process is ended from outside; a copy that does not fit is not begun.
 
         Returns:
-            When that is given up, by :func:`time.monotonic`.
+            Whether it is the first time.
         """
         with self._changed:
-            if self._closing_at is None:
-                left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
-                self._closing_at, self._attempts = time.monotonic() + left, 0
-                if self._left_out is not None:
-                    self._add(self._left_out)
-                self._changed.notify()
-            return self._closing_at
+            if self._closing_at is not None:
+                return False
+            left = self._timeout if seconds_left is None else min(self._timeout, seconds_left - _TO_LEAVE)
+            self._closing_at, self._attempts = time.monotonic() + left, 0
+            if self._left_out is not None:
+                self._add(self._left_out)
+            self._changed.notify()
+            return True
 
     def wait_until_finished(self) -> None:
-        """Wait for a thread that was asked to finish, and say what it has not copied; the second time do nothing."""
-        ends = self.ask_to_finish(0.0)
-        if self._was_waited_for:
-            return
-        self._was_waited_for = True
-        self._join(ends)  # a store that hangs keeps nobody
+        """Wait for a thread that was asked to finish, and say what it has not copied."""
+        assert self._closing_at is not None, "it was asked to"
+        self._join(self._closing_at)  # a store that hangs keeps nobody
         due = self._due  # the thread may copy it at any moment
         if due and self.fenced_off is None and self._leads:
             logger.warning(
@@ -214,11 +192,6 @@ class TierMirror:
                 due[-1].checkpoint.name,
                 f" ({self._problem})" if self._problem else ", which would not have been copied in the time left",
             )
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other rank copies with this one."""
-        return self._ranks.world_size == 1
 
     def abandon(self, at: float) -> None:
         """Let the thread begin no other copy: other ranks may never join it.
@@ -238,7 +211,7 @@ class TierMirror:
         """
         self._join(ends)
         if not self._thread.is_alive():
-            self._ranks.close()
+            self.ranks.close()
 
     def _join(self, ends: float) -> None:
         if self._thread.ident is not None:
@@ -249,7 +222,7 @@ class TierMirror:
     def _work(self) -> None:
         try:
             while self._wait():
-                job = self._ranks.broadcast(self._next() if self._leads else None, 0)
+                job = self.ranks.broadcast(self._next() if self._leads else None, 0)
                 if job is None or not self._copy(job):
                     return
         except RuntimeError as error:  # of the channel: a rank is gone, and perhaps the run with it
@@ -286,27 +259,27 @@ class TierMirror:
         is_there, failure = self._looked_for(job)
         if failure is None and not is_there:
             failure = self._on_all(
-                lambda: self.tier.copy(checkpoint.place, *self._own_files(checkpoint), self._require_wanted)
+                lambda: self.tier.copy(checkpoint.place, *self.own_files(checkpoint), self._require_wanted)
             ) or self._on_all(lambda: self._commit(checkpoint) if self._leads else None)
-        if failure is None:
-            self._succeeded(job, None if is_there else time.monotonic() - began)
-        elif failure.kind == "shortage":
-            self._failed(job, failure.message)
-        elif failure.kind == "gone":
-            logger.warning("%s is not copied to %s: %s", checkpoint.name, self.tier.label, failure.message)
-            self._finished(job)
-        elif failure.kind == "fenced":
-            self.fenced_off = FencedOff(failure.message)
-            self._ask_to_stop(failure.message)
-            return False
-        else:
-            if self._leads:
-                logger.warning("%s: %s. Training goes on, without copies.", self.tier.label, failure.message)
-            self._ended(failure.message, is_unexpected=True)
-            return False
-        return True
+        match failure:
+            case None:
+                self._succeeded(job, None if is_there else time.monotonic() - began)
+            case CheckpointDamaged():
+                logger.warning("%s is not copied to %s: %s", checkpoint.name, self.tier.label, failure)
+                self._finished(job)
+            case FencedOff():
+                self.fenced_off = failure
+                self.ask_to_stop(failure.message)
+            case ResumeError():
+                self._failed(job, failure.message)
+            case _:
+                if self._leads:
+                    logger.warning("%s: %s. Training goes on, without copies.", self.tier.label, failure)
+                self._ended(str(failure), is_unexpected=True)
+                return False
+        return self.fenced_off is None
 
-    def _looked_for(self, job: _Job) -> tuple[bool, _Failure | None]:
+    def _looked_for(self, job: _Job) -> tuple[bool, Exception | None]:
         """Return whether an earlier start has copied a checkpoint, and why that is not known; alike on all ranks."""
         if not job.may_be_there:
             return False, None
@@ -316,11 +289,11 @@ class TierMirror:
             found.extend(each.identity == job.checkpoint.identity for each in self.tier.checkpoints())
 
         failure = self._on_all(look if self._leads else bool)
-        return self._ranks.broadcast(any(found), 0), failure
+        return self.ranks.broadcast(any(found), 0), failure
 
-    def _on_all(self, work: Callable[[], object]) -> _Failure | None:
+    def _on_all(self, work: Callable[[], object]) -> Exception | None:
         """Do a part of a copy, on all ranks together; return why a rank could not, alike on all."""
-        return next((each for each in self._ranks.gather(_attempt(work)) if each is not None), None)
+        return next((each for each in self.ranks.gather(_attempt(work)) if each is not None), None)
 
     def _require_wanted(self) -> None:
         if self._abandoned_at is not None and time.monotonic() > self._abandoned_at:
@@ -328,8 +301,8 @@ class TierMirror:
 
     def _commit(self, checkpoint: TierCheckpoint) -> None:
         self.tier.commit(checkpoint, self._generation)
-        if self._settings.keep is not None:
-            self.tier.prune(self._settings.keep, now=self._clock(), best=checkpoint.manifest.best)
+        if self.settings.keep is not None:
+            self.tier.prune(self.settings.keep, now=self.clock(), best=checkpoint.manifest.best)
 
     def _finished(self, job: _Job) -> None:
         """Forget a checkpoint and those before it, and the failures so far: the next one is the first again."""
@@ -366,8 +339,8 @@ class TierMirror:
             logger.warning("mirror behind: %s: %s. Training goes on; it is tried again.", name, message)
             self._record("mirror-behind", behind=len(self._due), reason=message)
         late = time.monotonic() - self._failing_since
-        if self._settings.on_behind == "stop" and late >= self._timeout:
-            self._ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")
+        if self.settings.on_behind == "stop" and late >= self._timeout:
+            self.ask_to_stop(f"{self.tier.label} is behind for {late:.0f} s: {message}")
 
     def _ended(self, reason: str, *, is_unexpected: bool = False) -> None:
         """Say that this thread copies nothing more. A launch copies again, and so does a block that is run again."""
@@ -375,26 +348,25 @@ class TierMirror:
         if not self._leads:
             return
         self._record("mirror-ended", behind=len(self._due), reason=reason)
-        if is_unexpected and self._settings.on_behind == "stop":
-            self._ask_to_stop(f"{self.tier.label} gets no more copies: {reason}")
+        if is_unexpected and self.settings.on_behind == "stop":
+            self.ask_to_stop(f"{self.tier.label} gets no more copies: {reason}")
 
     def _record(self, event: str, **facts: Any) -> None:
         """Append to the journal, if its disk takes it: the copies go on."""
         with contextlib.suppress(OSError):
-            self._append(event, tier=self.tier.label, **facts)
+            self.append(event, tier=self.tier.label, **facts)
 
 
-def _attempt(work: Callable[[], object]) -> _Failure | None:
+def _attempt(work: Callable[[], object]) -> Exception | None:
+    """Return what ``work`` raises, as all ranks can be told: one that may succeed later is a ``ResumeError``."""
     try:
         work()
-    except FencedOff as error:
-        return _Failure(error.message, "fenced")
-    except CheckpointDamaged as error:
-        return _Failure(error.message, "gone")
-    except _SHORTAGES as error:
-        return _Failure(str(error) or type(error).__name__, "shortage")
+    except ResumeError as error:
+        return error
+    except (OSError, RuntimeError, MemoryError) as error:  # what a machine lacks; RuntimeError: threads
+        return TierUnavailable(str(error) or type(error).__name__)
     except Exception as error:  # of any kind: the other ranks must learn of it, and then none copies any more
-        return _Failure(_described(error), "unexpected")
+        return AssertionError(_described(error))
     return None
 
 
@@ -408,15 +380,14 @@ def _described(error: BaseException) -> str:
 def finish_all(mirrors: Sequence[TierMirror], seconds_left: float | None = None) -> None:
     """Wait for the copies of the newest checkpoint, which is due now; then end the threads. Every rank calls it.
 
-    All are told before the first is waited for: two stores take as long as the slower one.
+    All are told before the first is waited for: two stores take as long as the slower one. The second time it does
+    nothing.
 
     Args:
         mirrors: the tiers.
         seconds_left: until the process is ended from outside; ``None`` if nobody knows.
     """
-    for mirror in mirrors:
-        mirror.ask_to_finish(seconds_left)
-    for mirror in mirrors:
+    for mirror in [each for each in mirrors if each.ask_to_finish(seconds_left)]:
         mirror.wait_until_finished()
 
 
@@ -427,7 +398,7 @@ def close_all(mirrors: Sequence[TierMirror], seconds_left: float) -> None:
         mirrors: the tiers.
         seconds_left: for which a single rank may wait for them.
     """
-    finish_all([mirror for mirror in mirrors if mirror.is_alone], seconds_left)
+    finish_all([mirror for mirror in mirrors if mirror.ranks.world_size == 1], seconds_left)
     ends = time.monotonic() + _LONGEST_GOODBYE
     for mirror in mirrors:
         mirror.abandon(ends)
@@ -452,11 +423,12 @@ def open_tier(mirror: Remote, storage: Storage, token: str, group: str = "") -> 
     return RemoteTier(ObjectStore(url, mirror.timeout), storage, f"{job}on {socket.gethostname()}, {token}")
 
 
+@dataclass(eq=False)
 class Mirrors:
     """The object stores to which one start of a run copies its checkpoints.
 
-    Args:
-        mirrors: what the user wrote; none: nothing here does anything.
+    Attributes:
+        settings: what the user wrote; none: nothing here does anything.
         storage: the file operations of the run directory.
         directory: the run directory.
         journal: the history of the run.
@@ -464,26 +436,20 @@ class Mirrors:
         clock: returns seconds since 1970.
     """
 
-    def __init__(
-        self,
-        mirrors: Sequence[Remote],
-        storage: Storage,
-        directory: Path,
-        journal: Journal,
-        ask_to_stop: Callable[[str], object],
-        clock: Callable[[], float],
-    ) -> None:
-        self._settings = tuple(replace(each, url=each.url.replace("{run}", directory.name)) for each in mirrors)
-        self._storage = storage
-        self._directory = directory
-        self._journal = journal
-        self._ask_to_stop = ask_to_stop
-        self._clock = clock
+    settings: Sequence[Remote]
+    storage: Storage
+    directory: Path
+    journal: Journal
+    ask_to_stop: Callable[[str], object]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.settings = [replace(each, url=each.url.replace("{run}", self.directory.name)) for each in self.settings]
         self._mirrors: list[TierMirror] = []
         self._token = ""
 
     def __bool__(self) -> bool:
-        return bool(self._settings)
+        return bool(self.settings)
 
     def connect(self, ranks: Ranks, group: StorageGroup, token: str) -> None:
         """Make the tiers. Every rank calls it; nothing is read or written yet.
@@ -497,26 +463,26 @@ class Mirrors:
             MissingFramework: what a tier needs is not installed.
             PeerFailed: another rank could not make one.
         """
-        if not self._settings:
+        if not self.settings:
             return
         self._token = ranks.gather(token)[group.leader][:12]
         name = f"ranks-{group.leader:05d}" if group.is_partial else ""
         tiers: list[RemoteTier] = []
 
         def open_all() -> None:
-            for settings in self._settings:
+            for settings in self.settings:
                 self._require_own(settings.url)
-                tiers.append(open_tier(settings, self._storage, self._token, name))
+                tiers.append(open_tier(settings, self.storage, self._token, name))
 
         def own_files(found: TierCheckpoint) -> tuple[Path, list[FileEntry]]:
             mine = [each for each in found.manifest.files if group.owner_in_group(each.rank) == group.rank]
-            return self._directory / found.name, mine
+            return self.directory / found.name, mine
 
         run_on_all_ranks(ranks, open_all, "open the mirrors")
-        for settings, tier in zip(self._settings, tiers, strict=True):
+        for settings, tier in zip(self.settings, tiers, strict=True):
             channel = group_ranks(ranks, group)
             self._mirrors.append(
-                TierMirror(tier, settings, channel, own_files, self._journal.append, self._ask_to_stop, self._clock)
+                TierMirror(tier, settings, channel, own_files, self.journal.append, self.ask_to_stop, self.clock)
             )
 
     def _require_own(self, url: str) -> None:
@@ -525,13 +491,13 @@ class Mirrors:
         Raises:
             UnsupportedSetting: its run directory is still there.
         """
-        former = _USED.setdefault(url, self._directory)
-        if former != self._directory and self._storage.exists(former):
+        former = _USED.setdefault(url, self.directory)
+        if former != self.directory and self.storage.exists(former):
             raise UnsupportedSetting(
-                f"the mirror {url} has the copies of the run in {former}, and this run is in {self._directory}; "
+                f"the mirror {url} has the copies of the run in {former}, and this run is in {self.directory}; "
                 f"expected a URL for each run: {url}/{{run}} has the name of the run directory in it"
             )
-        _USED[url] = self._directory
+        _USED[url] = self.directory
 
     @property
     def tiers(self) -> list[RemoteTier]:
@@ -601,7 +567,7 @@ class Mirrors:
         Args:
             ends: when the process is ended from outside, in seconds since 1970; ``None`` if nobody knows.
         """
-        finish_all(self._mirrors, None if ends is None else ends - self._clock())
+        finish_all(self._mirrors, None if ends is None else ends - self.clock())
 
     def close(self, ends: float | None = None) -> None:
         """End the threads, and release what the tiers hold; a run that has failed does not wait for long.
@@ -610,7 +576,7 @@ class Mirrors:
             ends: see :meth:`finish`.
         """
         mirrors, self._mirrors = self._mirrors, []
-        close_all(mirrors, _LONGEST_CLOSE if ends is None else min(_LONGEST_CLOSE, ends - self._clock()))
+        close_all(mirrors, _LONGEST_CLOSE if ends is None else min(_LONGEST_CLOSE, ends - self.clock()))
 
 
 def group_ranks(ranks: Ranks, group: StorageGroup) -> Ranks:

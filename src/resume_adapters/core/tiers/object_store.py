@@ -140,12 +140,6 @@ class ObjectStore:
             found = [each for batch in self._api.list(self._store, prefix or None) for each in batch]
         return {str(each["path"]): int(each["size"]) for each in found}
 
-    def size(self, key: str) -> int | None:
-        """Return the size of an object; ``None`` if there is none."""
-        with self._translated("look at", key), contextlib.suppress(FileNotFoundError):
-            return int(self._api.head(self._store, key)["size"])
-        return None
-
     def discard(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there are removed."""
         with self._translated("remove", keys[0] if keys else ""):

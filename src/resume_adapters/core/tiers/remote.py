@@ -7,10 +7,9 @@ Below the URL of a run there is::
                                                  /resume/manifest.json      last: it makes the checkpoint exist
     .resume/claims/00000003                      a start has taken the URL over
     .resume/aside/00000003-400                   of earlier starts, nothing later than step 400 is resumed from
-    latest                                       names the newest manifest; a hint, for a listing that lags behind
 
 The directory ``@GENERATION-TOKEN-TIME`` is one save of one start. So no two jobs write the same key, and nothing is
-ever overwritten but ``latest``.
+ever overwritten. A store lists what it has; where its listing lags behind, a copy is tried again until it does not.
 
 What a store returns is not trusted: somebody else may have written it.
 """
@@ -32,11 +31,12 @@ from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, TierUnavailable, UnsupportedSetting
 
-CLAIMS, LATEST = ".resume/claims/", "latest"
+CLAIMS = ".resume/claims/"
 
 _MARKER = f"/{EXTRAS}/{MANIFEST}"
 
-_PLACE = re.compile(r"([^/]+)/@\d{8,}-[0-9a-f]+-[0-9a-f]+")
+_PLACE = re.compile(rf"(([^/]+)/@\d{{8,}}-[0-9a-f]+-[0-9a-f]+){re.escape(_MARKER)}")
+"""The key of a manifest: where the checkpoint is, and its name."""
 
 _NAME = re.compile(r"(checkpoint[-_]|step-|global_step)\d+|(?!\.)[^/\x00-\x1f\x7f]+\.ckpt")
 """The names that the frameworks give to checkpoints. Under another one a store could write anywhere."""
@@ -44,7 +44,7 @@ _NAME = re.compile(r"(checkpoint[-_]|step-|global_step)\d+|(?!\.)[^/\x00-\x1f\x7
 _CLAIM = re.compile(rf"{re.escape(CLAIMS)}(\d{{1,12}})")
 """The key of a claim. No run has more starts; and a manifest could not be read again whose generation does not fit."""
 
-_LARGEST_MANIFEST, _LONGEST_TEXT = 64 << 20, 4096
+_LARGEST_MANIFEST, _LONGEST_CLAIM = 64 << 20, 4096
 """Bytes that are read of what should be a manifest, and of what should be a line of text."""
 
 _ASIDE = re.compile(r"\.resume/aside/(\d{1,18})-(-?\d{1,18})")
@@ -161,7 +161,7 @@ class Claims:
 
     def _owner_of(self, generation: int) -> str:
         try:
-            return self._store.get(f"{CLAIMS}{generation:08d}", _LONGEST_TEXT).decode(errors="replace")
+            return self._store.get(f"{CLAIMS}{generation:08d}", _LONGEST_CLAIM).decode(errors="replace")
         except (FileNotFoundError, CheckpointDamaged):  # somebody has removed or replaced it meanwhile
             return "unknown"
 
@@ -208,19 +208,12 @@ class RemoteTier:
         listed = self._store.list()
         aside = [(int(each[1]), int(each[2])) for key in listed if (each := _ASIDE.fullmatch(key)) is not None]
         found = []
-        for place in sorted({key.removesuffix(_MARKER) for key in listed if key.endswith(_MARKER)} | self._hinted()):
-            parts = _PLACE.fullmatch(place)
-            manifest = None if parts is None else self._manifest(place, parts[1])
+        for key in sorted(listed):
+            parts = _PLACE.fullmatch(key)
+            manifest = None if parts is None else self._manifest(parts[1], parts[2])
             if parts is not None and manifest is not None and not _is_aside(manifest, aside):
-                found.append(TierCheckpoint(place, parts[1], manifest))
+                found.append(TierCheckpoint(parts[1], parts[2], manifest))
         return sorted(found, key=lambda each: each.identity, reverse=True)
-
-    def _hinted(self) -> set[str]:
-        """Return the newest place as ``latest`` names it: a listing may lag behind."""
-        try:
-            return {self._store.get(LATEST, _LONGEST_TEXT).decode(errors="replace").strip()}
-        except (FileNotFoundError, CheckpointDamaged):
-            return set()
 
     def _manifest(self, place: str, name: str) -> Manifest | None:
         """Return the manifest at a place, which is read once; ``None`` where it is gone, or cannot be used."""
@@ -230,7 +223,7 @@ class RemoteTier:
             if _NAME.fullmatch(name) is None:
                 raise CheckpointDamaged(f"{name!r} is no name that a framework gives to a checkpoint")
             self._manifests[place] = decode_manifest(self._store.get(place + _MARKER, _LARGEST_MANIFEST))
-        except FileNotFoundError:  # retention has removed it meanwhile, or only the hint is left
+        except FileNotFoundError:  # retention has removed it meanwhile
             return None
         except (CheckpointDamaged, FormatTooNew) as error:
             if place not in self._unreadable:
@@ -310,16 +303,14 @@ class RemoteTier:
         there = self._store.list(f"{found.place}/")
         for entry in found.manifest.files:
             key = f"{found.place}/{entry.path}"
-            size = there[key] if key in there else self._store.size(key)  # a listing may lag behind
-            if size != entry.bytes:
-                return f"{key} has {'no' if size is None else size} bytes, its manifest says {entry.bytes}"
+            if there.get(key) != entry.bytes:
+                return f"{key} has {there.get(key, 'no')} bytes, its manifest says {entry.bytes}"
         return None
 
     def publish(self, found: TierCheckpoint) -> None:
         """Write the manifest of a checkpoint of which all files are there."""
         self._store.put(found.place + _MARKER, encode_manifest(found.manifest))
         self._manifests[found.place] = found.manifest
-        self._store.put(LATEST, f"{found.place}\n".encode())
 
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[Bytes]:
         return self._store.get_pieces(f"{found.place}/{entry.path}", entry.bytes)
