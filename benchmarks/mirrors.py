@@ -30,8 +30,7 @@ from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.object_store import ObjectStore
-from resume_adapters.core.tiers.tier import LocalFile
-from resume_adapters.core.tiers.transfer import download, upload
+from resume_adapters.core.tiers.remote import RemoteTier
 
 GOAL_BLOCKED, GOAL_TRANSFER = 0.02, 0.8
 MEGABYTES = 512
@@ -109,14 +108,15 @@ def _transfers(rounds: int, file: Path, url: str, what: str) -> list[Figure]:
 
     store = ObjectStore(f"{url}/transfers", timedelta(minutes=1))
     size, digest = LocalStorage().digest(file)
-    local = LocalFile(file, FileEntry("file", size, digest))
+    entry = FileEntry(file.name, size, digest)
+    tier = RemoteTier(store, LocalStorage(), "a benchmark")
     up: list[float] = []
     down: list[float] = []
     target = file.with_name("target")
     for number in range(rounds):
-        keys = f"alone-{number}", f"ours-{number}"
+        keys = f"alone-{number}", f"ours-{number}/{file.name}"
         alone = _timed(lambda key=keys[0]: obstore.put(store._store, key, file))
-        up.append(alone / _timed(lambda key=keys[1]: upload(store, LocalStorage(), [(key, local)])))
+        up.append(alone / _timed(lambda number=number: tier.copy(f"ours-{number}", file.parent, [entry])))
         alone = _timed(lambda key=keys[0]: _download_alone(store, key, target))
         down.append(alone / _timed(lambda key=keys[1]: _download(store, key, size, target)))
         store.discard(keys)
@@ -146,7 +146,7 @@ def _download(store: ObjectStore, key: str, size: int, target: Path) -> None:
 
     hasher, offset, storage = xxhash.xxh3_128(), 0, LocalStorage()
     storage.write(target, b"")
-    for piece in download(store, key, size):
+    for piece in store.get_pieces(key, size):
         storage.write_range(target, offset, piece)
         hasher.update(piece)
         offset += len(piece)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.errors import TierUnavailable
 
@@ -26,7 +27,6 @@ class FaultyStore:
     Attributes:
         before: is called before each request that changes something, with its number from 0 and the key.
         down: every request fails.
-        knows_no_condition: it refuses to be asked to create only.
         lies: it overwrites what it is asked to create only.
         refuses: what returns whether an object cannot be read.
         hides: what returns whether a listing leaves a key out.
@@ -36,7 +36,7 @@ class FaultyStore:
     def __init__(self, url: str) -> None:
         self._store = ObjectStore(url, timedelta(seconds=5))
         self.before: Callable[[int, str], object] = lambda number, key: None
-        self.down = self.lies = self.knows_no_condition = False
+        self.down = self.lies = False
         self.refuses: Callable[[str], bool] = lambda key: False
         self.hides: Callable[[str], bool] = lambda key: False
         self.cuts = 0
@@ -63,31 +63,30 @@ class FaultyStore:
 
     def create(self, key: str, content: bytes) -> None:
         self._change(key)
-        if self.knows_no_condition:
-            raise TierUnavailable(f"could not write {self.label}/{key}: If-None-Match is not implemented")
         (self._store.put if self.lies else self._store.create)(key, content)
 
-    def put_parts(self, key: str, parts: Iterator[bytes], size: int) -> None:
-        self._change(key)
-        self._store.put_parts(key, parts, size)
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
+        if size <= object_store.PART:
+            self.put(key, b"".join(pieces))
+        else:
+            self._change(key)
+            self._store.put_pieces(key, pieces, size)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = 1 << 30) -> bytes:
         self._ask(key)
-        found = self._store.get(key)
+        found = self._store.get(key, most)
         return found[: len(found) - self.cuts] if key.endswith("model.bin") else found
 
-    def get_range(self, key: str, begin: int, end: int) -> bytes:
+    get_pieces = ObjectStore.get_pieces
+
+    def _get_range(self, key: str, begin: int, end: int) -> memoryview:
         self._ask(key)
-        found = self._store.get_range(key, begin, end)
+        found = self._store._get_range(key, begin, end)
         return found[: len(found) - self.cuts]
 
     def list(self, prefix: str = "") -> dict[str, int]:
         self._ask()
         return {key: size for key, size in self._store.list(prefix).items() if not self.hides(key)}
-
-    def size(self, key: str) -> int | None:
-        self._ask()
-        return self._store.size(key)
 
     def discard(self, keys: Any) -> None:
         for key in keys:

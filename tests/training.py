@@ -99,7 +99,7 @@ def draws() -> list[float]:
 def settle() -> None:
     """Wait for the commits, prunes and copies in flight, so that what a kill leaves does not depend on the load."""
     from resume_adapters.core.saving.engine import SaveEngine
-    from resume_adapters.core.tiers.mirror import TierMirror
+    from resume_adapters.core.tiers.mirrors import TierMirror
 
     found = gc.get_objects()
     engines = [each for each in found if issubclass(type(each), SaveEngine)]
@@ -109,7 +109,7 @@ def settle() -> None:
             each.wait()
     mirrors = [each for each in found if issubclass(type(each), TierMirror)]
     # A thread ends by itself where another rank has died.
-    until(lambda: not any(each.behind and each._thread.is_alive() for each in mirrors), lambda: mirrors[0].state)
+    until(lambda: not any(each.state.behind and each._thread.is_alive() for each in mirrors), lambda: mirrors[0].state)
 
 
 def has_running_run() -> bool:

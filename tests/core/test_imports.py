@@ -384,11 +384,11 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "upkeep.sweep",
         "prune.prune",
         "placeholder.remove",
-        "held._remove",  # of the copies in memory
-        "held.pending",
+        "memory._remove",  # of the copies in memory
+        "memory.pending",
         "object_store.discard",  # objects of a tier, by the client's function of that name
     }
-    assert callers("delete_all") == {"memory.clear"}
+    assert callers("delete_all") == {"memory.clear", "memory.give_back"}
     assert callers("delete_leftover") == {"upkeep.sweep"}
     assert callers("delete_begun") == {"commit._abandon", "commit._delete_emptied", "workspace.take", "workspace.close"}
     assert callers("remove_tree") == {

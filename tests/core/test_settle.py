@@ -12,7 +12,7 @@ import pytest
 from resume_adapters import Remote
 from resume_adapters.core.saving import engine
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers import claims, mirrors
+from resume_adapters.core.tiers import mirrors
 from waiting import LIMIT
 
 import training
@@ -62,7 +62,6 @@ def test_it_waits_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     url, go_on = f"memory://{tmp_path.name}", threading.Event()
     store = FaultyStore(url)
     monkeypatch.setattr(mirrors, "ObjectStore", lambda *arguments: store)
-    monkeypatch.setattr(claims, "_SETTLE", 0.0)
     job = Miniature(tmp_path, mirror=[Remote(url, timeout=timedelta(seconds=LIMIT))])
     job.run.begin(0, 0.0)
     store.before = lambda number, key: go_on.wait(LIMIT)

@@ -169,7 +169,7 @@ class Proxy:
     """Passes requests on to a server, and lets some go wrong.
 
     The faults: ``503``; ``timeout`` (the connection is cut without an answer); ``cut`` (an answer is half as long, and
-    says so); ``hide`` (a listing lacks its last key); ``flip`` (one bit of an answer); ``late`` (after the others).
+    says so); ``flip`` (one bit of an answer); ``late`` (after the others).
 
     Args:
         upstream: the server's port.
@@ -235,10 +235,6 @@ class Proxy:
             content = content[: len(content) // 2]
         elif fault == "flip" and content:
             content = bytes([content[0] ^ 1]) + content[1:]
-        elif fault == "hide":
-            last = content.rfind(b"<Contents>")
-            if last >= 0:
-                content = content[:last] + content[content.rfind(b"</Contents>") + len(b"</Contents>") :]
         skipped = ("content-length", "transfer-encoding", "connection")
         headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
         length = answer.getheader("Content-Length") if handler.command == "HEAD" else None

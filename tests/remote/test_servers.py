@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from resume_adapters import KeepLast, Remote
-from resume_adapters.core.tiers import mirrors
-from resume_adapters.errors import FencedOff
-from waiting import LIMIT, until, until_ended
+from resume_adapters.errors import UnsupportedSetting
+from waiting import LIMIT, until
 
 import servers
 from miniature import Miniature, MiniatureContent, committed
@@ -61,33 +60,9 @@ def weed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Process]:
     server.kill()
 
 
-def test_a_store_that_lies_is_used_safely_with_one_warning(
-    tmp_path: Path, lying: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two jobs with one mirror: one is fenced off, and what the other saved is resumed."""
-    mirror = [Remote(lying, timeout=timedelta(seconds=LIMIT))]
-    first = Miniature(tmp_path / "a", mirror=mirror)
-    first.run.begin(0, 0.0)
-    assert caplog.text.count("overwrites what exists") == 1
-    assert "overwrites" in first.run.context.mirrors.states[0].note
-    first.commit(1)
-    wait(first)
-    mirrors._USED.clear()  # another machine does not see the run directory of the first
-    second = Miniature(tmp_path / "b", mirror=mirror)
-    second.run.begin(second.step, 0.0)
-    assert second.step == 1
-    with pytest.raises(FencedOff):
-        first.commit(2)
-        until_ended(first.run.context.mirrors._mirrors[0]._thread)
-        first.commit(3)
-    first.run.close()
-    second.commit(4)
-    second.run.finish_copies()
-    second.run.close()
-    shutil.rmtree(tmp_path / "b")
-    job = Miniature(tmp_path / "b", mirror=mirror)
-    assert job.step == 4
-    job.run.close()
+def test_a_store_that_lies_is_refused(tmp_path: Path, lying: str) -> None:
+    with pytest.raises(UnsupportedSetting, match="overwrites what exists"):
+        Miniature(tmp_path, mirror=[Remote(lying, timeout=timedelta(seconds=LIMIT))])
 
 
 def wait(job: Miniature) -> None:

@@ -45,9 +45,9 @@ position made of it) -> ``session/loaders.py`` (saved, and restored on this or a
 ``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``
 (captured, and restored). Likewise of what a launch was given: ``hf/observed.py`` -> ``session/settings.py``.
 
-**A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` -> ``tiers/mirror.py`` (the
-thread) -> ``tiers/remote.py`` -> ``tiers/transfer.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
-``tiers/resume.py`` (which checkpoint) -> ``tiers/fetch.py`` -> ``checkpoint/commit.py``. In memory:
+**A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` (a thread) ->
+``tiers/remote.py`` -> ``tiers/object_store.py``. At a start, ``run/takeover.py`` ->
+``tiers/resume.py`` (which checkpoint) -> ``tiers/copying.py`` -> ``checkpoint/commit.py``. In memory:
 ``saving/engine.py`` -> ``tiers/memory.py`` -> ``checkpoint/commit.py``.
 
 **A watched run**, as a drill starts it: ``trace/log.py`` (its lines, and the file operations that it counts through

@@ -33,7 +33,7 @@ from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.held import HeldCall
 from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.core.tiers.mirror import MIRROR_THREAD
+from resume_adapters.core.tiers.mirrors import MIRROR_THREAD
 from resume_adapters.errors import Halted, PeerFailed, RunHalted, Stopped, UnsupportedSetting
 from resume_adapters.recovery import Attempt, Failure, Level, restartable
 from waiting import LIMIT, until

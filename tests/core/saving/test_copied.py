@@ -708,35 +708,6 @@ class TestDecision:
 # ---- To memory
 
 
-class ReadStorage(LocalStorage):
-    """A disk that knows which files were read piece by piece."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read_from: list[Path] = []
-
-    def read_range(self, path: Path, offset: int, count: int) -> bytes:
-        self.read_from.append(path)
-        return super().read_range(path, offset, count)
-
-
-def test_the_copy_in_memory_of_a_commit_is_not_read_from_the_disk(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    memory, storage = Memory(directory=str(tmp_path / "memory")), ReadStorage()
-    training = Training(tmp_path / "run", mirror=[memory], storage=storage)
-    settle(training)
-    storage.read_from.clear()
-    training.step()
-    path = training.commit()
-    tier = training.run.context.memory
-    assert tier is not None
-    for name in ("model.safetensors", "state.pt"):
-        assert (tier.directory / path.name / name).read_bytes() == (path / name).read_bytes()
-    assert tier.step == training.step_number
-    assert not [each for each in storage.read_from if each.parent == path]
-    training.run.close()
-
-
 def test_a_save_to_memory_is_copied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(every=100, save_every=1, directory=str(tmp_path / "memory"))
     (tmp_path / "memory").mkdir()

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from resume_adapters import Remote
-from resume_adapters.core.tiers import claims, mirror, mirrors
+from resume_adapters.core.tiers import mirrors
 from waiting import LIMIT
 
 from object_stores import FaultyStore, forget_settings
@@ -20,7 +20,7 @@ _NUMBER = itertools.count()
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies that have failed are soon tried again."""
-    monkeypatch.setattr(mirror, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(mirrors, "_LONGEST_PAUSE", 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +37,9 @@ def url() -> str:
 
 @pytest.fixture
 def store(url: str, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
-    """The store of :func:`url`, through which the tiers of the test go; settling takes no time."""
+    """The store of :func:`url`, through which the tiers of the test go."""
     found = FaultyStore(url)
     monkeypatch.setattr(mirrors, "ObjectStore", lambda *arguments: found)
-    monkeypatch.setattr(claims, "_SETTLE", 0.0)
     return found
 
 

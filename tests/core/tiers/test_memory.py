@@ -121,6 +121,17 @@ def test_saves_to_memory_alone_are_a_ring_and_no_checkpoint_of_the_run_directory
     kill(job)
 
 
+def test_copies_in_memory_leave_no_file_open(node: Node) -> None:
+    """A run has more saves than a process may have open files."""
+    job = node.start()
+    job.commit(1)
+    before = miniature.open_files()
+    for step in (2, 3, 4):
+        job.commit(step)
+    assert miniature.left_open(before) == {}
+    kill(job)
+
+
 @pytest.mark.parametrize("damage", ["flip", "lack", "manifest"])
 def test_what_is_damaged_in_memory_is_not_used(node: Node, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     job = node.start(save_every=1)

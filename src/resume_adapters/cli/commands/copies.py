@@ -20,9 +20,9 @@ from resume_adapters.core.ranks import SINGLE_PROCESS
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.upkeep import prepare
 from resume_adapters.core.storage.groups import shared_by_all
-from resume_adapters.core.tiers.fetch import Fetch
-from resume_adapters.core.tiers.keys import place_of
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers.copying import Fetch
+from resume_adapters.core.tiers.remote import place_of
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 
 
@@ -47,7 +47,7 @@ def pull(
     refuse_running(control.status.read(), directory, force)
     prepare(STORAGE, directory)
     # Later than the start that owns the URL: else a launch that claims it late would take that for a later one.
-    generation = control.fencing.take_over(tier.owner()[0])
+    generation = control.fencing.take_over(tier.claims.owner()[0])
     fence = functools.partial(control.fencing.require_owned, generation)
     # As `latest` names a checkpoint already, or as DeepSpeed needs it.
     bare: Pointer = "file" if found.manifest.framework.startswith("deepspeed ") else "link"
@@ -80,7 +80,7 @@ def push(
     tier = open_url(url)
     is_there = any(each.identity == found.identity for each in tier.checkpoints())
     if not is_there:
-        tier.copy(place, LocalFile.of(STORAGE, row.path, manifest.files))
+        tier.copy(place, row.path, manifest.files)
         if (missing := tier.missing(found)) is not None:
             raise TierUnavailable(f"{url}/{missing} after it was copied: give the same command again")
         tier.publish(found)

@@ -196,7 +196,7 @@ def _describe_url(url: str) -> Document:
     """Describe what is at a URL, and which start has claimed it."""
     tier = open_url(url)
     run = read_url(tier, url)
-    generation, owner = tier.owner()
+    generation, owner = tier.claims.owner()
     return {
         "run_directory": url,
         **_sizes(run),
@@ -320,7 +320,7 @@ def _mirror(found: dict[str, Any]) -> str:
     """Describe how far the copies on a tier are."""
     step = f"step {found['step']}" if found.get("step") is not None else ""
     behind = f"mirror behind: {found['behind']}" if found.get("behind") else ""
-    return ", ".join(filter(None, (found["tier"], step, behind, found.get("problem"), found.get("note"))))
+    return ", ".join(filter(None, (found["tier"], step, behind, found.get("problem"))))
 
 
 def _without_progress(document: Document) -> str:

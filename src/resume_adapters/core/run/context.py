@@ -27,8 +27,7 @@ from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.core.tiers.memory import MemoryTier
-from resume_adapters.core.tiers.mirror import MIRROR_THREAD
-from resume_adapters.core.tiers.mirrors import Mirrors
+from resume_adapters.core.tiers.mirrors import MIRROR_THREAD, Mirrors
 from resume_adapters.core.tiers.options import Memory, Mirror, Remote
 from resume_adapters.core.trace.log import TraceLog, open_trace
 

@@ -28,7 +28,7 @@ from resume_adapters.core.run_directory.launches import WastedLaunch, wasted_lau
 from resume_adapters.core.run_directory.status import RunStatus, may_start
 from resume_adapters.core.run_directory.upkeep import free_latest, is_checkpoint, prepare, set_aside, sweep
 from resume_adapters.core.storage.groups import shared_by_all
-from resume_adapters.core.tiers.fetch import Fetch
+from resume_adapters.core.tiers.copying import Fetch
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.core.tiers.mirrors import LONGEST_COPY, group_ranks
 from resume_adapters.core.tiers.resume import TierCandidates, identity_of
@@ -261,7 +261,7 @@ class Takeover:
         self._on_leaders(self._set_aside_on_tiers, "set aside the copies")
         if self.resume == "scratch!":
             return choice
-        of_nodes = [] if self.memory_tier is None else self.memory_tier.sources
+        of_nodes = [] if self.memory_tier is None else [self.memory_tier]
         candidates = TierCandidates(
             [*of_nodes, *self.mirrors.tiers],
             self.storage,

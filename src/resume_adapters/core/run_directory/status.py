@@ -68,14 +68,12 @@ class MirrorStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True
         step: of the newest checkpoint that this start has copied there.
         behind: how many saves are due there and not copied.
         problem: why; empty if nothing is wrong.
-        note: what else is to be known of it.
     """
 
     tier: str
     step: int | None = None
     behind: int = 0
     problem: str = ""
-    note: str = ""
 
 
 class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):

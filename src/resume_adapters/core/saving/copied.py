@@ -230,19 +230,6 @@ class CopiedSave:
             end = offset + len(content)
         return end, hasher.hexdigest()
 
-    def read(self, storage: Storage, directory: Path, path: Path) -> Iterator[Bytes] | None:
-        """Return the content of a file that :meth:`write` has written; ``None`` for one that was not copied.
-
-        Args:
-            storage: the file operations.
-            directory: where the checkpoint is now.
-            path: the file, relative to the checkpoint.
-        """
-        for each in self._files:
-            if each.path == path:
-                return (content for _, content, _ in self._parts(storage, directory / path, each.pieces))
-        return None
-
     def _parts(self, storage: Storage, path: Path, pieces: list[_Piece]) -> Iterator[tuple[int, Bytes, bool]]:
         """Yield a file from its begin to its end, each part with its offset and whether it comes from the block."""
         end = max(storage.size(path), pieces[-1].at + pieces[-1].bytes)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.staging import Staging
-from resume_adapters.core.storage.base import Bytes
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.memory import MemoryTier
 from resume_adapters.errors import ResumeError, SaveFailed
@@ -301,7 +300,7 @@ class SaveEngine:
             functools.partial(_after_commit_failed, pending),
         )
         if self._memory is not None:
-            self._memory.copy(self._ranks, pending.path, manifest, functools.partial(_copied, request))
+            self._memory.copy(self._ranks, pending.path, manifest)
         if pending.storage_group.is_leader and not request.is_last:
             pending.begin_next()
         return manifest
@@ -332,14 +331,6 @@ class SaveEngine:
             "prune",
             functools.partial(_prune_failed, self._pruner),
         )
-
-
-def _copied(request: SaveRequest, file: Path) -> Iterator[Bytes] | None:
-    """Return the content of a file of a save; ``None`` where nothing of it was copied."""
-    pending = request.pending
-    if request.copied is None or not file.is_relative_to(pending.path):
-        return None
-    return request.copied.read(pending.storage, pending.path, file.relative_to(pending.path))
 
 
 def _after_commit_failed(pending: PendingCheckpoint, cause: Exception) -> ResumeError:

@@ -6,18 +6,32 @@ the way leaves a pending checkpoint, which the next start removes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.latest import Pointer
+from resume_adapters.core.checkpoint.layout import EXTRAS, superseded_path
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
-from resume_adapters.core.storage.base import Bytes, write_pieces
+from resume_adapters.core.checkpoint.remove import Fence
+from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.run_directory.journal import Journal
+from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.storage.base import Bytes, Storage, write_pieces
+from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
+from resume_adapters.core.tiers.tier import Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 Read = Callable[[FileEntry], Iterator[Bytes]]
 """Yields the content of a file of the original. May raise :class:`CheckpointDamaged` and :class:`TierUnavailable`."""
+
+
+def is_one_file(name: str, manifest: Manifest) -> bool:
+    """Return whether the framework's part of a checkpoint is one file of the checkpoint's name."""
+    return [entry.path for entry in manifest.files if Path(entry.path).parts[0] != EXTRAS] == [name]
 
 
 def write_copy(
@@ -42,23 +56,16 @@ def write_copy(
     failure = next((each for each in found if each is not None), None)
     if failure is not None:
         pending.drop()
-        kind = CheckpointDamaged if failure.is_damage else TierUnavailable
-        raise kind(failure.message, path=pending.path, step=manifest.step)
+        raise failure
     pending.reveal()
     files = [(Path(entry.path), layout.locate(pending.storage, pending.path, entry.path)) for entry in entries]
-    digests = {entry.path: (entry.bytes, entry.digest) for entry in entries}
-    filled = {file: digests[path.as_posix()] for path, file in files}
-    pending.commit(pending.ranks, files, lambda _: manifest, lambda: filled)
+    digests = {file: (entry.bytes, entry.digest) for (_, file), entry in zip(files, entries, strict=True)}
+    pending.commit(pending.ranks, files, lambda _: manifest, lambda: digests)
 
 
-class _Failure(NamedTuple):
-    """Why a file of the original could not be copied."""
-
-    message: str
-    is_damage: bool
-
-
-def _write_files(pending: PendingCheckpoint, entries: Sequence[FileEntry], read: Read, source: str) -> _Failure | None:
+def _write_files(
+    pending: PendingCheckpoint, entries: Sequence[FileEntry], read: Read, source: str
+) -> CheckpointDamaged | TierUnavailable | None:
     """Write the files of this rank; return why one of the original cannot be used, ``None`` if all can."""
     pending.require_visible()
     for entry in entries:
@@ -69,11 +76,79 @@ def _write_files(pending: PendingCheckpoint, entries: Sequence[FileEntry], read:
             if found != (entry.bytes, entry.digest):  # on the way, perhaps: read it once more
                 found = write_pieces(pending.storage, target, read(entry))
         except (CheckpointDamaged, TierUnavailable) as error:
-            return _Failure(error.message, isinstance(error, CheckpointDamaged))
+            return error
         if found != (entry.bytes, entry.digest):
-            return _Failure(
-                f"{source}/{entry.path} has the digest {found[1]}, its manifest says {entry.digest}: its content has "
-                "changed",
-                is_damage=True,
+            return CheckpointDamaged(
+                f"{source}/{entry.path} has {found[0]} bytes with the digest {found[1]}, its manifest says "
+                f"{entry.bytes} with {entry.digest}: its content has changed"
             )
     return None
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Brings checkpoints from a tier to one run directory.
+
+    Attributes:
+        storage: the file operations.
+        ranks: those that share the run directory; all of them call :meth:`bring`.
+        group: the same ranks, by their numbers in the run.
+        directory: the run directory.
+        fence: raises if another start owns the run directory.
+        journal: gets an entry, as for a save.
+        latest: how ``latest`` names the newest checkpoint.
+    """
+
+    storage: Storage
+    ranks: Ranks
+    group: StorageGroup
+    directory: Path
+    fence: Fence
+    journal: Journal
+    latest: Pointer
+
+    def bring(self, tier: Tier, found: TierCheckpoint) -> None:
+        """Fetch a checkpoint and commit it in the run directory. All ranks that share the directory call it.
+
+        A checkpoint that has its name there is set aside.
+
+        Raises:
+            CheckpointDamaged: on all ranks: a file on the tier is not what the manifest says, and nothing is committed.
+            TierUnavailable: the tier does not answer.
+            SaveFailed: a file could not be written.
+        """
+        manifest = found.manifest
+        pending = PendingCheckpoint(
+            self.storage,
+            self.ranks,
+            self.directory / found.name,
+            manifest.step,
+            self.fence,
+            lambda away: set_aside(self.storage, away, self.fence),
+            is_file=is_one_file(found.name, manifest),
+            storage_group=shared_by_all(self.ranks),
+        )
+        mine = [entry for entry in manifest.files if self.group.owner_in_group(entry.rank) == self.group.rank]
+        read = functools.partial(tier.read, found)
+        try:
+            write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
+            if self.ranks.rank == 0:
+                self._publish(pending, tier, manifest)
+        finally:
+            pending.release()
+        self.ranks.barrier()
+
+    def _publish(self, pending: PendingCheckpoint, tier: Tier, manifest: Manifest) -> None:
+        pending.publish(self.latest)
+        self.journal.append(
+            "commit",
+            step=manifest.step,
+            checkpoint=pending.path.name,
+            reason=manifest.reason,
+            cursor=manifest.cursor,
+            fetched_from=tier.label,
+        )
+        pending.complete()
+        replaced = superseded_path(pending.path)
+        if layout.root_paths(self.storage, replaced):
+            set_aside(self.storage, replaced, self.fence)

@@ -1,17 +1,33 @@
-"""A :class:`~resume_adapters.core.tiers.store.Store` by obstore: S3 and what is compatible, GCS, Azure, and others."""
+"""The few operations that are needed of an object store, by obstore: S3 and what is compatible, GCS, Azure, and others.
+
+Keys are relative to the URL of the run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+from resume_adapters.core.storage.base import Bytes
 from resume_adapters.core.tiers.options import require_url
-from resume_adapters.core.tiers.store import Secrets
-from resume_adapters.core.tiers.transfer import IN_FLIGHT
-from resume_adapters.errors import MissingFramework, ResumeError
+from resume_adapters.errors import CheckpointDamaged, MissingFramework, ResumeError, TierUnavailable
+
+PART = 8 << 20
+"""Bytes of a part of a large object, and at most of one that goes as a whole; very large ones have larger parts. Memory
+of more than 32 MB would be mapped and cleared each time."""
+
+_MOST_PARTS = 9000
+"""Parts of an object; stores allow 10,000."""
+
+IN_FLIGHT = 128 << 20
+"""Bytes of the parts on their way, at most."""
+
+_READS_AT_ONCE = 8
 
 _RETRIES = 8
 """How often a request is tried again, at growing intervals with jitter."""
@@ -28,10 +44,15 @@ _MEMORY: dict[str, Any] = {}
 class ObjectStore:
     """The objects below a URL.
 
+    Every method may raise :class:`TierUnavailable`, after the client has tried again.
+
     Args:
         url: the URL; credentials come from the environment.
         retry: how long a request is tried again.
         environment: the environment variables.
+
+    Attributes:
+        label: the URL.
 
     Raises:
         MissingFramework: obstore is not installed.
@@ -45,47 +66,82 @@ class ObjectStore:
             import obstore.store
         except ImportError as error:
             raise MissingFramework(f"{url} needs obstore: pip install 'resume-adapters[remote]'") from error
+        self.label = url.rstrip("/")
         self._api: Any = obstore
-        self._label = url.rstrip("/")
-        self._secrets = Secrets(environment)
+        self._environment = environment
         with self._translated("open"):
             self._store = _open(url, retry, environment)
 
-    @property
-    def label(self) -> str:
-        return self._label
-
     def put(self, key: str, content: bytes) -> None:
+        """Create or replace an object."""
         with self._translated("write", key):
             self._api.put(self._store, key, content, use_multipart=False)
 
     def create(self, key: str, content: bytes) -> None:
+        """Create an object, where no object has that key.
+
+        Raises:
+            FileExistsError: one has. A store that does not know the condition replaces it instead.
+        """
         with self._translated("write", key):
             self._api.put(self._store, key, content, mode="create", use_multipart=False)
 
-    def put_parts(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put_pieces(self, key: str, pieces: Iterator[bytes], size: int) -> None:
+        """Create or replace an object from pieces, which have so many bytes together.
+
+        It exists once all are there. Where they raise, the store is told to forget what it has got of them.
+        """
+        if size <= PART:
+            self.put(key, b"".join(pieces))
+            return
+        part = PART * -(-size // (PART * _MOST_PARTS))
         with self._translated("write", key):
-            self._api.put(self._store, key, parts, chunk_size=size, max_concurrency=max(1, IN_FLIGHT // size))
+            self._api.put(self._store, key, pieces, chunk_size=part, max_concurrency=max(1, IN_FLIGHT // part))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int) -> bytes:
+        """Return the content of a small object.
+
+        Raises:
+            FileNotFoundError: there is none.
+            CheckpointDamaged: it has more than ``most`` bytes; it is not read.
+        """
         with self._translated("read", key):
-            return bytes(self._api.get(self._store, key).bytes())
+            found = self._api.get(self._store, key)
+            if found.meta["size"] > most:
+                raise CheckpointDamaged(f"{key} has {found.meta['size']} bytes; expected at most {most}")
+            return bytes(found.bytes())
 
-    def get_range(self, key: str, begin: int, end: int) -> memoryview:
+    def get_pieces(self, key: str, size: int) -> Iterator[Bytes]:
+        """Yield the content of an object of a known size; of a large one, parts are read in parallel.
+
+        What a store or a proxy has cut off is not noticed here: the digest of the content tells.
+
+        Raises:
+            CheckpointDamaged: there is none, or it is small and has more bytes.
+        """
+        try:
+            if size <= PART:  # without a range: some stores answer one of all bytes with the wrong status
+                yield self.get(key, size)
+                return
+            with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="resume-adapters-download") as pool:
+                for begin in range(0, size, PART * _READS_AT_ONCE):
+                    ends = range(begin, min(begin + PART * _READS_AT_ONCE, size), PART)
+                    yield from pool.map(lambda at: self._get_range(key, at, min(at + PART, size)), ends)
+        except FileNotFoundError:
+            raise CheckpointDamaged(f"{key} is missing") from None
+
+    def _get_range(self, key: str, begin: int, end: int) -> memoryview:
         with self._translated("read", key):
             return memoryview(self._api.get_range(self._store, key, start=begin, end=end))
 
     def list(self, prefix: str = "") -> dict[str, int]:
+        """Return the sizes of the objects whose keys begin so, by key."""
         with self._translated("list", prefix):
             found = [each for batch in self._api.list(self._store, prefix or None) for each in batch]
         return {str(each["path"]): int(each["size"]) for each in found}
 
-    def size(self, key: str) -> int | None:
-        with self._translated("look at", key), contextlib.suppress(FileNotFoundError):
-            return int(self._api.head(self._store, key)["size"])
-        return None
-
     def discard(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there are removed."""
         with self._translated("remove", keys[0] if keys else ""):
             try:
                 self._api.delete(self._store, list(keys))
@@ -98,8 +154,7 @@ class ObjectStore:
     def _translated(self, doing: str, key: str = "") -> Iterator[None]:
         """Translate what the client raises.
 
-        Raises:
-            TierUnavailable: see :meth:`Secrets.unavailable`.
+        Its own message may show how a request was signed: it is hidden, and so is where it was raised.
         """
         try:
             yield
@@ -108,7 +163,12 @@ class ObjectStore:
         except self._api.exceptions.AlreadyExistsError:
             raise FileExistsError(key) from None
         except (self._api.exceptions.BaseError, OSError, ValueError, NotImplementedError) as error:
-            raise self._secrets.unavailable(doing, f"{self._label}/{key}", error) from None
+            where = f"{self.label}/{key}".rstrip("/")
+            said = hide_secrets(str(error) or type(error).__name__, self._environment)
+            raise TierUnavailable(
+                f"could not {doing} {where}: {said}. Check that the store can be reached, and that the credentials in "
+                "the environment may do so"
+            ) from None
 
 
 def _open(url: str, retry: timedelta, environment: Mapping[str, str]) -> Any:
@@ -127,3 +187,21 @@ def _open(url: str, retry: timedelta, environment: Mapping[str, str]) -> Any:
         client_options={"timeout": longest, "connect_timeout": min(longest, _LONGEST_CONNECT), "allow_http": plain},
         retry_config={"max_retries": _RETRIES, "retry_timeout": longest},
     )
+
+
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
+"""What the names of environment variables have whose values are not to be shown."""
+
+_SIGNED = re.compile(r"[?&][^\s\"'>]*(?:sig|Signature|Credential|Token)=[^\s\"'>]*", re.IGNORECASE)
+
+_USER = re.compile(r"://[^/\s@]+@")
+"""The user and the password in a URL, such as that of a proxy."""
+
+
+def hide_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """Return the first line of a message, without signatures and the credentials in the environment."""
+    line = _USER.sub("://***@", _SIGNED.sub("", text.partition("\n")[0]))
+    hidden = [value for name, value in environment.items() if _SECRET.search(name.upper()) and len(value) >= 6]
+    for value in sorted(hidden, key=len, reverse=True):
+        line = line.replace(value, "***")
+    return line[:300].rstrip(". ")

@@ -1,95 +1,229 @@
-"""The tier in an object store."""
+"""The tier in an object store: copies of committed checkpoints, and which start may add to them.
+
+Below the URL of a run there is::
+
+    checkpoint-500/@00000003-9f1c20aa-18c2a6b1f40/<files of the framework>
+                                                 /resume/<files of this package>
+                                                 /resume/manifest.json      last: it makes the checkpoint exist
+    .resume/claims/00000003                      a start has taken the URL over
+    .resume/aside/00000003-400                   of earlier starts, nothing later than step 400 is resumed from
+
+The directory ``@GENERATION-TOKEN-TIME`` is one save of one start. So no two jobs write the same key, and nothing is
+ever overwritten. A store lists what it has; where its listing lags behind, a copy is tried again until it does not.
+
+What a store returns is not trusted: somebody else may have written it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST
+import xxhash
+
+from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST, locate
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
+from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
-from resume_adapters.core.storage.base import Bytes, Storage
-from resume_adapters.core.tiers import keys
-from resume_adapters.core.tiers.claims import Claims
-from resume_adapters.core.tiers.store import Store
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
-from resume_adapters.core.tiers.transfer import download, upload
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew, TierUnavailable
+from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
+from resume_adapters.core.tiers.object_store import ObjectStore
+from resume_adapters.core.tiers.tier import TierCheckpoint
+from resume_adapters.errors import CheckpointDamaged, FencedOff, FormatTooNew, TierUnavailable, UnsupportedSetting
+
+CLAIMS = ".resume/claims/"
 
 _MARKER = f"/{EXTRAS}/{MANIFEST}"
+
+_PLACE = re.compile(rf"(([^/]+)/@\d{{8,}}-[0-9a-f]+-[0-9a-f]+){re.escape(_MARKER)}")
+"""The key of a manifest: where the checkpoint is, and its name."""
+
+_NAME = re.compile(r"(checkpoint[-_]|step-|global_step)\d+|(?!\.)[^/\x00-\x1f\x7f]+\.ckpt")
+"""The names that the frameworks give to checkpoints. Under another one a store could write anywhere."""
+
+_CLAIM = re.compile(rf"{re.escape(CLAIMS)}(\d{{1,12}})")
+"""The key of a claim. No run has more starts; and a manifest could not be read again whose generation does not fit."""
+
+_LARGEST_MANIFEST, _LONGEST_CLAIM = 64 << 20, 4096
+"""Bytes that are read of what should be a manifest, and of what should be a line of text."""
+
+_ASIDE = re.compile(r"\.resume/aside/(\d{1,18})-(-?\d{1,18})")
+
+
+def place_of(name: str, generation: int, token: str, written: float) -> str:
+    """Return where a save goes."""
+    return f"{name}/@{generation:08d}-{token}-{round(written * 1000):x}"
+
+
+class Claims:
+    """The claims on one URL: a later start locks an earlier one out, on whatever machine it runs.
+
+    A start creates an object with the next number. The store must refuse to create what exists, so that two starts
+    never get one number; some accept that condition and overwrite, so each is asked.
+
+    Args:
+        store: the store.
+        owner: describes this start, for people; no other start has the same words.
+
+    Attributes:
+        generation: what this start has claimed; 0 if it has claimed nothing yet.
+    """
+
+    def __init__(self, store: ObjectStore, owner: str) -> None:
+        self.generation = 0
+        self._store = store
+        self._owner = owner
+        self._passed_over: set[str] = set()
+
+    def take(self, after: int) -> int:
+        """Claim the URL: from now on, earlier starts add nothing to it.
+
+        Args:
+            after: the highest generation that is known elsewhere.
+
+        Returns:
+            The generation of this start: higher than ``after`` and than any that has claimed the URL.
+
+        Raises:
+            TierUnavailable: the store does not answer.
+            UnsupportedSetting: it overwrites what exists.
+        """
+        generation = max(after, self._newest()) + 1
+        while not self._create(generation):
+            generation += 1
+        return generation
+
+    def take_late(self, generation: int) -> None:
+        """Claim a generation that this start has already, because the store did not answer at its begin.
+
+        Raises:
+            FencedOff: another start has claimed it or a later one meanwhile.
+        """
+        newest = max(self._newest(), generation)
+        if not self._create(newest):
+            raise self._fenced_off(generation, newest)
+
+    def _create(self, generation: int) -> bool:
+        """Claim a generation; return whether it is this start's now."""
+        key, mine = f"{CLAIMS}{generation:08d}", self._owner.encode()
+        try:
+            self._store.create(key, mine)
+        except FileExistsError:
+            # A request that was tried again may have met its own first attempt.
+            if self._owner_of(generation) != self._owner:
+                return False
+        else:
+            self._require_refused(key, mine)
+        self.generation = generation
+        return True
+
+    def _require_refused(self, key: str, content: bytes) -> None:
+        """Refuse a store that lets create what was just created.
+
+        Raises:
+            UnsupportedSetting: it does.
+        """
+        try:
+            self._store.create(key, content)
+        except FileExistsError:
+            return
+        raise UnsupportedSetting(
+            f"{self._store.label} overwrites what exists where it is asked to create it only (If-None-Match: *), so "
+            "two jobs with one mirror could not know of each other; expected a store that refuses: use another one, or "
+            "a later version of its server"
+        )
+
+    def _newest(self) -> int:
+        found = [0]
+        for key in self._store.list(CLAIMS):
+            claimed = _CLAIM.fullmatch(key)
+            if claimed is not None:
+                found.append(int(claimed[1]))
+            elif key not in self._passed_over:
+                self._passed_over.add(key)
+                logger.warning("%s/%s is passed over: it is no claim of a start.", self._store.label, key)
+        return max(found)
+
+    def require_owned(self) -> None:
+        """Check that no later start has claimed the URL, if this one has.
+
+        Raises:
+            FencedOff: one has.
+        """
+        newest = self._newest()
+        if 0 < self.generation < newest:
+            raise self._fenced_off(self.generation, newest)
+
+    def owner(self) -> tuple[int, str]:
+        """Return the generation that owns the URL, and who that is; zero and nothing if nobody has claimed it."""
+        newest = self._newest()
+        return newest, self._owner_of(newest) if newest else ""
+
+    def _owner_of(self, generation: int) -> str:
+        try:
+            return self._store.get(f"{CLAIMS}{generation:08d}", _LONGEST_CLAIM).decode(errors="replace")
+        except (FileNotFoundError, CheckpointDamaged):  # somebody has removed or replaced it meanwhile
+            return "unknown"
+
+    def _fenced_off(self, generation: int, newest: int) -> FencedOff:
+        return FencedOff(
+            f"this process is start {generation} of {self._store.label}, which start {newest} "
+            f"({self._owner_of(newest)}) owns now: nothing more is saved from here. Two jobs were started with one "
+            "mirror; the later one continues"
+        )
 
 
 class RemoteTier:
     """A :class:`~resume_adapters.core.tiers.tier.Tier` in an object store.
 
+    One start of a run uses it, from one thread at a time. Every rank copies the files that it answers for; the leader
+    of the run directory does the rest. What has raised :class:`TierUnavailable` may be called again.
+
     Args:
         store: the objects below the URL of the run.
         storage: the file operations of the run directory.
-        token: identifies this start; hexadecimal digits, alike on all ranks.
-        owner: describes this start, for people.
+        owner: describes this start, for people; no other start has the same words.
+
+    Attributes:
+        claims: which start may add to it.
     """
 
-    def __init__(self, store: Store, storage: Storage, token: str, owner: str) -> None:
+    def __init__(self, store: ObjectStore, storage: Storage, owner: str) -> None:
+        self.claims = Claims(store, owner)
         self._store = store
         self._storage = storage
-        self._claims = Claims(store, token, f"{owner}, {token}")
         self._manifests: dict[str, Manifest] = {}
         self._unreadable: set[str] = set()
-        self._is_given_up = False
 
     @property
     def label(self) -> str:
         return self._store.label
 
-    @property
-    def note(self) -> str:
-        is_honest = self._claims.is_honest
-        return (
-            "the store overwrites what exists, also if asked not to; it is used without relying on that"
-            if is_honest is False
-            else ""
-        )
-
-    def owner(self) -> tuple[int, str]:
-        """Return the generation that has claimed the tier, and who that is; zero and nothing if nobody has."""
-        return self._claims.owner()
-
-    def claim(self, after: int) -> int:
-        return self._claims.take(after)
-
-    def require_owned(self) -> None:
-        self._claims.require_owned()
-
     def set_aside(self, after: int, before: int) -> None:
-        if self._claims.generation is None:
+        if not self.claims.generation:
             raise TierUnavailable(f"{self.label} did not answer when this start began: launch the same command again")
-        self._store.put(keys.aside_key(before, after), b"")
+        self._store.put(f".resume/aside/{before:08d}-{after}", b"")
 
     def checkpoints(self) -> list[TierCheckpoint]:
         listed = self._store.list()
-        aside = [each for key in listed if (each := keys.aside_in(key)) is not None]
-        places = {key.removesuffix(_MARKER) for key in listed if key.endswith(_MARKER)} | self._hinted()
+        aside = [(int(each[1]), int(each[2])) for key in listed if (each := _ASIDE.fullmatch(key)) is not None]
         found = []
-        for place in sorted(places):
-            name = keys.name_in(place)
-            manifest = None if name is None else self._manifest(place)
-            if name is not None and manifest is not None and not _is_aside(manifest, aside):
-                found.append(TierCheckpoint(place, name, manifest))
+        for key in sorted(listed):
+            parts = _PLACE.fullmatch(key)
+            manifest = None if parts is None else self._manifest(parts[1], parts[2])
+            if parts is not None and manifest is not None and not _is_aside(manifest, aside):
+                found.append(TierCheckpoint(parts[1], parts[2], manifest))
         return sorted(found, key=lambda each: each.identity, reverse=True)
 
-    def _hinted(self) -> set[str]:
-        """Return the newest place as ``latest`` names it: a listing may lag behind."""
-        try:
-            return {self._store.get(keys.LATEST).decode(errors="replace").strip()}
-        except FileNotFoundError:
-            return set()
-
-    def _manifest(self, place: str) -> Manifest | None:
-        """Return the manifest at a place, which is read once; ``None`` where it is gone, or damaged."""
+    def _manifest(self, place: str, name: str) -> Manifest | None:
+        """Return the manifest at a place, which is read once; ``None`` where it is gone, or cannot be used."""
         if place in self._manifests:
             return self._manifests[place]
         try:
-            self._manifests[place] = decode_manifest(self._store.get(place + _MARKER))
-        except FileNotFoundError:  # retention has removed it meanwhile, or only the hint is left
+            if _NAME.fullmatch(name) is None:
+                raise CheckpointDamaged(f"{name!r} is no name that a framework gives to a checkpoint")
+            self._manifests[place] = decode_manifest(self._store.get(place + _MARKER, _LARGEST_MANIFEST))
+        except FileNotFoundError:  # retention has removed it meanwhile
             return None
         except (CheckpointDamaged, FormatTooNew) as error:
             if place not in self._unreadable:
@@ -102,24 +236,66 @@ class RemoteTier:
     def unreadable(self) -> list[str]:
         return sorted(self._unreadable)
 
-    def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+    def copy(
+        self,
+        place: str,
+        checkpoint: Path,
+        entries: Sequence[FileEntry],
+        require_wanted: Callable[[], object] = bool,
+    ) -> None:
+        """Copy files of a committed checkpoint; what an earlier call has copied is not copied again.
+
+        Args:
+            place: where to.
+            checkpoint: where they are.
+            entries: those that this rank answers for.
+            require_wanted: is called again and again, and raises where no more is to be copied.
+
+        Raises:
+            CheckpointDamaged: a file is no longer what the manifest says: it was pruned, or its name saved again.
+        """
         there = self._store.list(f"{place}/")
-        missing = [(key, file) for file in files if there.get(key := f"{place}/{file.entry.path}") != file.entry.bytes]
-        upload(self._store, self._storage, missing, self._require_wanted)
+        for entry in entries:
+            if there.get(key := f"{place}/{entry.path}") != entry.bytes:
+                content = self._content(locate(self._storage, checkpoint, entry.path), entry, require_wanted)
+                self._store.put_pieces(key, content, entry.bytes)
 
-    def give_up(self) -> None:
-        self._is_given_up = True
-
-    def _require_wanted(self) -> None:
-        if self._is_given_up:
-            raise TierUnavailable(f"{self.label} gets nothing more: this run ends")
+    def _content(self, file: Path, entry: FileEntry, require_wanted: Callable[[], object]) -> Iterator[bytes]:
+        """Yield the content of a file, and raise behind it where it is not what the manifest says: it is not stored."""
+        hasher, left = xxhash.xxh3_128(), entry.bytes
+        require_wanted()
+        try:
+            for piece in read_pieces(self._storage, file):
+                require_wanted()
+                hasher.update(piece)
+                left -= len(piece)
+                if left < 0:
+                    break
+                yield piece
+        except TierUnavailable:
+            raise
+        except OSError as error:
+            raise CheckpointDamaged(
+                f"{entry.path} cannot be read ({error.strerror}): it is not copied", path=file
+            ) from error
+        if left or hasher.hexdigest() != entry.digest:
+            raise CheckpointDamaged(f"{entry.path} is no longer what its manifest says: it is not copied", path=file)
 
     def commit(self, found: TierCheckpoint, generation: int) -> None:
+        """Check that all files of a checkpoint are there, and write its manifest: from then on it is on the tier.
+
+        Args:
+            found: the checkpoint; an earlier start may have saved it.
+            generation: of this start, which claims the tier with it where that has failed at its begin.
+
+        Raises:
+            FencedOff: a later start has claimed the tier.
+        """
         if (missing := self.missing(found)) is not None:
             raise TierUnavailable(f"{self.label}/{missing} after it was copied: it is copied again")
-        if self._claims.generation is None:
-            self._claims.take_late(generation)
-        self.require_owned()
+        if not self.claims.generation:
+            self.claims.take_late(generation)
+        self.claims.require_owned()
         self.publish(found)
 
     def missing(self, found: TierCheckpoint) -> str | None:
@@ -127,25 +303,57 @@ class RemoteTier:
         there = self._store.list(f"{found.place}/")
         for entry in found.manifest.files:
             key = f"{found.place}/{entry.path}"
-            size = there[key] if key in there else self._store.size(key)  # a listing may lag behind
-            if size != entry.bytes:
-                return f"{key} has {'no' if size is None else size} bytes, its manifest says {entry.bytes}"
+            if there.get(key) != entry.bytes:
+                return f"{key} has {there.get(key, 'no')} bytes, its manifest says {entry.bytes}"
         return None
 
     def publish(self, found: TierCheckpoint) -> None:
         """Write the manifest of a checkpoint of which all files are there."""
         self._store.put(found.place + _MARKER, encode_manifest(found.manifest))
         self._manifests[found.place] = found.manifest
-        self._store.put(keys.LATEST, f"{found.place}\n".encode())
 
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[Bytes]:
-        return download(self._store, f"{found.place}/{entry.path}", entry.bytes)
+        return self._store.get_pieces(f"{found.place}/{entry.path}", entry.bytes)
 
-    def remove(self, found: TierCheckpoint) -> None:
-        marker = found.place + _MARKER
+    def prune(self, keep: Policy, *, now: float, best: str | None) -> None:
+        """Remove the checkpoints that a policy does not keep.
+
+        Args:
+            keep: the policy.
+            now: seconds since 1970.
+            best: name of the best checkpoint.
+
+        Raises:
+            FencedOff: a later start has claimed the tier.
+        """
+        found = self.checkpoints()
+        newest: dict[str, str] = {}
+        for each in found:
+            newest.setdefault(each.name, each.place)
+        candidates = [
+            Candidate(
+                each.place,
+                each.manifest.step,
+                each.manifest.written,
+                each.manifest.metrics,
+                superseded=newest[each.name] != each.place,
+            )
+            for each in found
+        ]
+        anchor = found[0].place if found else None
+        plan = plan_retention(candidates, keep, now=now, anchor=anchor, best=newest.get(best or ""))
+        if plan.remove:
+            self.claims.require_owned()  # listing them may have taken minutes
+        for each in found:
+            if each.place in plan.remove:
+                self._remove(each.place)
+
+    def _remove(self, place: str) -> None:
+        """Remove a checkpoint: the manifest first, then the files."""
+        marker = place + _MARKER
         self._store.discard([marker])
-        self._manifests.pop(found.place, None)
-        self._store.discard(sorted({*self._store.list(f"{found.place}/")} - {marker}))
+        self._manifests.pop(place, None)
+        self._store.discard(sorted({*self._store.list(f"{place}/")} - {marker}))
 
 
 def _is_aside(manifest: Manifest, aside: Sequence[tuple[int, int]]) -> bool:

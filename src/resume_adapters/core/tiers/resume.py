@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +20,37 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.tiers.fetch import Fetch
-from resume_adapters.core.tiers.tier import Identity, Source, TierCheckpoint
+from resume_adapters.core.tiers.copying import Fetch
+from resume_adapters.core.tiers.tier import Identity, Tier, TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, TierUnavailable
 
 OnLeaders = Callable[[Callable[[], Any], str], Mapping[int, Any]]
 """Runs work on the leaders of all run directories, and returns their results by rank, on every rank."""
 
 
+@dataclass
 class TierCandidates:
     """The checkpoints of a run on its tiers, as one start finds them.
 
-    Args:
-        sources: what the checkpoints may be taken from; the first of those that have one is asked first.
+    Attributes:
+        tiers: what the checkpoints may be taken from; the first of those that have one is asked first.
         storage: the file operations of the run directory.
         catalog: the checkpoints of the run directory.
         ranks: the ranks of the run.
         group: those that share the run directory.
         on_leaders: runs work on the leaders.
-
-    Attributes:
         fetched: name and manifest of what this rank has fetched with :meth:`bring`, and proved; ``None`` where it has
             fetched nothing, because its run directory has the checkpoint.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        storage: Storage,
-        catalog: Catalog,
-        ranks: Ranks,
-        group: StorageGroup,
-        on_leaders: OnLeaders,
-    ) -> None:
-        self._sources = sources
-        self._storage = storage
-        self._catalog = catalog
-        self._ranks = ranks
-        self._group = group
-        self._on_leaders = on_leaders
-        self.fetched: tuple[str, Manifest] | None = None
-        self._here: dict[Identity, list[tuple[int, TierCheckpoint]]] = {}
+    tiers: Sequence[Tier]
+    storage: Storage
+    catalog: Catalog
+    ranks: Ranks
+    group: StorageGroup
+    on_leaders: OnLeaders
+    fetched: tuple[str, Manifest] | None = field(default=None, init=False)
+    _here: dict[Identity, list[tuple[int, TierCheckpoint]]] = field(default_factory=dict, init=False)
 
     def find(self, *, has_local: bool) -> list[Identity]:
         """Return the saves that all run directories have or can get, newest first. Every rank calls it.
@@ -70,28 +61,28 @@ class TierCandidates:
         Raises:
             TierUnavailable: a tier cannot be listed, and there is nothing else to resume from.
         """
-        found = self._on_leaders(self._list, "list the mirror")
+        found = self.on_leaders(self._list, "list the mirror")
         problem = next((error for _, error in found.values() if error), "")
         common = set.intersection(*(set(identities) for identities, _ in found.values()))
         if problem and not has_local and not common:
             raise TierUnavailable(
-                f"{problem}. There is no checkpoint in {self._catalog.directory}, and nobody knows whether one in the "
+                f"{problem}. There is no checkpoint in {self.catalog.directory}, and nobody knows whether one in the "
                 "mirror can be used: this run does not begin from zero in its place. Launch the same command again "
                 "when the store answers, or without the mirror to begin from zero"
             )
-        if problem and self._ranks.rank == 0:
+        if problem and self.ranks.rank == 0:
             logger.warning("%s. The run resumes from the checkpoints in %s.", problem, self._places(has_local))
         return sorted(common, reverse=True)
 
     def _places(self, has_local: bool) -> str:
         """Return where this rank has found checkpoints, for a message."""
         used = {number for copies in self._here.values() for number, _ in copies}
-        local = [str(self._catalog.directory)] if has_local or not used else []
-        return " and ".join([*local, *(self._sources[number].label for number in sorted(used))])
+        local = [str(self.catalog.directory)] if has_local or not used else []
+        return " and ".join([*local, *(self.tiers[number].label for number in sorted(used))])
 
     def _list(self) -> tuple[list[Identity], str]:
         problem = ""
-        for number, tier in enumerate(self._sources):
+        for number, tier in enumerate(self.tiers):
             try:
                 for each in tier.checkpoints():
                     self._here.setdefault(each.identity, []).append((number, each))
@@ -99,14 +90,14 @@ class TierCandidates:
                     problem = f"{tier.label} holds {len(tier.unreadable)} checkpoints, and no manifest can be read"
             except TierUnavailable as error:
                 problem = error.message
-        local = self._local() if self._group.is_partial else []
+        local = self._local() if self.group.is_partial else []
         return [*self._here, *local], problem
 
     def _local(self) -> list[Identity]:
         found = []
-        for name in self._catalog.committed():
+        for name in self.catalog.committed():
             with contextlib.suppress(CheckpointDamaged, FormatTooNew):
-                found.append(Identity.of(name, read_manifest(self._storage, self._catalog.directory / name)))
+                found.append(Identity.of(name, read_manifest(self.storage, self.catalog.directory / name)))
         return found
 
     def _has_whole(self, identity: Identity) -> bool:
@@ -114,11 +105,11 @@ class TierCandidates:
 
         Where all ranks share one directory, it has no newer one that is valid, or it would have been chosen.
         """
-        if not self._group.is_partial or identity not in self._local():
+        if not self.group.is_partial or identity not in self._local():
             return False
-        path = self._catalog.directory / identity.name
+        path = self.catalog.directory / identity.name
         with contextlib.suppress(CheckpointDamaged):
-            for _ in check_digests(self._storage, path, read_manifest(self._storage, path).files):
+            for _ in check_digests(self.storage, path, read_manifest(self.storage, path).files):
                 pass
             return True
         return False
@@ -134,34 +125,27 @@ class TierCandidates:
         Returns:
             Why no copy can be used, alike on all ranks; ``None`` if all have it now.
         """
-        lacking = self._on_leaders(
+        lacking = self.on_leaders(
             lambda: [] if self._has_whole(identity) else self._here.get(identity, []), "look at the mirror"
         )
-        sources: list[tuple[int, TierCheckpoint]] = lacking[self._group.leader]
-
         self.fetched = None
 
-        def bring() -> tuple[str, str]:
-            damage = unavailable = ""
-            for number, found in sources:
-                tier = self._sources[number]
-                if self._ranks.rank == 0:
-                    logger.info("%s is fetched from %s.", identity.name, tier.label)
+        def bring() -> list[CheckpointDamaged | TierUnavailable]:
+            errors = list[CheckpointDamaged | TierUnavailable]()
+            for number, found in lacking[self.group.leader]:
+                if self.ranks.rank == 0:
+                    logger.info("%s is fetched from %s.", identity.name, self.tiers[number].label)
                 try:
-                    fetch.bring(tier, found)
+                    fetch.bring(self.tiers[number], found)
+                except (CheckpointDamaged, TierUnavailable) as error:
+                    errors.append(error)
+                else:
                     self.fetched = found.name, found.manifest
-                    return "", ""
-                except CheckpointDamaged as error:
-                    damage = error.message
-                except TierUnavailable as error:
-                    unavailable = error.message
-            return damage, unavailable
+                    return []
+            return errors
 
-        found = run_on_all_ranks(ranks, bring, f"fetch {identity.name}")
-        if unavailable := next((each for _, each in found if each), ""):
-            return TierUnavailable(unavailable)
-        damage = next((each for each, _ in found if each), "")
-        return CheckpointDamaged(damage) if damage else None
+        errors = [each for found in run_on_all_ranks(ranks, bring, f"fetch {identity.name}") for each in found]
+        return next((each for each in errors if isinstance(each, TierUnavailable)), errors[0] if errors else None)
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:

@@ -1,4 +1,4 @@
-"""The threads that copy, on two ranks: they agree what to copy, and fail and end together."""
+"""The threads that copy, on two ranks: the first says what to copy, and they fail and end together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import pytest
 from resume_adapters import Remote
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS
-from resume_adapters.core.tiers import mirror as tier_mirror
-from resume_adapters.core.tiers.mirror import Job, TierMirror, close_all, finish_all
-from resume_adapters.core.tiers.tier import LocalFile, TierCheckpoint
+from resume_adapters.core.tiers import mirrors as tier_mirrors
+from resume_adapters.core.tiers.mirrors import TierMirror, close_all, finish_all
+from resume_adapters.core.tiers.tier import TierCheckpoint
 from resume_adapters.errors import CheckpointDamaged, FencedOff, TierUnavailable
 from waiting import LIMIT, until, until_ended
 
@@ -46,25 +47,27 @@ class ThreadRanks:
         self._meeting.barrier.wait(LIMIT)
         return found
 
+    def broadcast(self, value: Any, root: int) -> Any:
+        return self.gather(value)[root]
+
     def close(self) -> None:
         self.is_closed = True
+
+
+Wanted = Callable[[], object]
 
 
 class ListTier:
     """A tier that is a list; ``problem`` is raised by a copy of rank one."""
 
-    label, note, unreadable = "list://", "", ()
+    label, unreadable = "list://", ()
 
     def __init__(self, rank: int, there: list[TierCheckpoint]) -> None:
         self.rank = rank
         self.there = there
         self.problem: Exception | None = None
-        self.is_given_up = False
 
-    def give_up(self) -> None:
-        self.is_given_up = True
-
-    def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+    def copy(self, place: str, checkpoint: Path, entries: Sequence[FileEntry], require_wanted: Wanted) -> None:
         if self.problem is not None:
             raise self.problem
 
@@ -75,11 +78,21 @@ class ListTier:
         return self.there[::-1]
 
 
-def job(step: int, *, may_be_there: bool = False, written: float = 0.0) -> Job:
+def saved(step: int, *, written: float = 0.0) -> TierCheckpoint:
     entry = FileEntry("a", 1, "")
     manifest = Manifest(step=step, epoch=0.0, world_size=2, generation=1, written=written, reason="", files=(entry,))
-    found = TierCheckpoint(f"place-{step}", f"checkpoint-{step}", manifest)
-    return Job(found, (LocalFile(Path("a"), entry),), may_be_there)
+    return TierCheckpoint(f"place-{step}", f"checkpoint-{step}", manifest)
+
+
+def own_files(found: TierCheckpoint) -> tuple[Path, Sequence[FileEntry]]:
+    return Path(found.name), found.manifest.files
+
+
+def single(tier: Any, seconds: float = LIMIT, **options: Any) -> TierMirror:
+    """A thread of a run of one process, whose journal takes nothing down."""
+    ask = options.pop("ask", print)
+    settings = Remote("memory://x", timeout=timedelta(seconds=seconds), **options)
+    return TierMirror(tier, settings, SINGLE_PROCESS, own_files, lambda *_, **__: None, ask, time.time)
 
 
 Pair = tuple[TierMirror, TierMirror]
@@ -100,10 +113,12 @@ class FullJournal:
 
     def __init__(self) -> None:
         self.is_full = False
+        self.refused: list[str] = []
         self.events: list[str] = []
 
     def append(self, event: str, **facts: Any) -> None:
         if self.is_full:
+            self.refused.append(event)
             raise OSError(errno.ENOSPC, "no space left")
         self.events.append(event)
 
@@ -116,12 +131,12 @@ def journal() -> FullJournal:
 @pytest.fixture
 def pair(there: list[TierCheckpoint], asked: list[str], journal: FullJournal) -> Iterator[Pair]:
     meeting = Meeting()
-    settings = Remote("memory://pair")
+    settings = Remote("memory://pair", timeout=timedelta(seconds=LIMIT))
 
     def made(rank: int) -> TierMirror:
         tier: Any = ListTier(rank, there)
         ranks: Any = ThreadRanks(rank, meeting)
-        return TierMirror(tier, settings, LIMIT, ranks, journal.append, asked.append, time.time)
+        return TierMirror(tier, settings, ranks, own_files, journal.append, asked.append, time.time)
 
     found = made(0), made(1)
     for mirror in found:
@@ -141,32 +156,45 @@ def together(pair: Pair, work: Callable[[TierMirror], object]) -> None:
 
 def submit(pair: Pair, step: int) -> None:
     for mirror in pair:
-        mirror.submit(job(step))
+        mirror.submit(saved(step))
 
 
 def steps(there: list[TierCheckpoint]) -> list[int]:
     return [each.manifest.step for each in there]
 
 
-def test_a_rank_that_has_committed_less_is_waited_for(pair: Pair, there: list[TierCheckpoint]) -> None:
-    """Rank zero has step two already; then they copy the newest that both have."""
-    pair[0].submit(job(1))
-    pair[0].submit(job(2))
-    time.sleep(0.05)
-    pair[1].submit(job(1))
-    pair[1].submit(job(2))
+def test_the_first_rank_says_what_is_copied_also_to_one_that_has_seen_fewer_commits(
+    pair: Pair, there: list[TierCheckpoint]
+) -> None:
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("it is down")
+    submit(pair, 1)
+    until(lambda: pair[1].state.problem)
+    pair[0].submit(saved(2))
+    tier.problem = None
+    until(lambda: steps(there) == [2] and not pair[1].state.behind)
+    pair[1].submit(saved(2))
+    assert pair[1].state.behind == 0, "it was copied before it was told of"
     together(pair, lambda mirror: finish_all([mirror]))
-    assert steps(there)[-1] == 2 and pair[0].behind == pair[1].behind == 0
+    assert steps(there) == [2]
     together(pair, lambda mirror: close_all([mirror], LIMIT))
 
 
-def test_ranks_that_have_nothing_in_common_wait(pair: Pair, there: list[TierCheckpoint]) -> None:
-    pair[0].submit(job(1))
-    pair[1].submit(job(2))
-    time.sleep(0.15)
-    pair[0].submit(job(2))
+def test_the_last_save_that_the_first_rank_has_copied_is_not_due_when_another_one_ends(
+    pair: Pair, there: list[TierCheckpoint]
+) -> None:
+    for mirror in pair:
+        mirror.settings = Remote("memory://pair", every=2, timeout=timedelta(seconds=LIMIT))
+    tier: Any = pair[1].tier
+    tier.problem = TierUnavailable("it is down")
+    for step in (1, 2):
+        submit(pair, step)
+    until(lambda: pair[0].state.problem)
+    pair[0].ask_to_finish(None)
+    tier.problem = None
+    until(lambda: steps(there) == [2])
     together(pair, lambda mirror: finish_all([mirror]))
-    assert steps(there) == [2]
+    assert pair[1].state.behind == 0 and steps(there) == [2]
 
 
 def test_what_was_saved_last_is_copied_last_whatever_the_clock_said(pair: Pair, there: list[TierCheckpoint]) -> None:
@@ -174,8 +202,8 @@ def test_what_was_saved_last_is_copied_last_whatever_the_clock_said(pair: Pair, 
     tier: Any = pair[1].tier
     tier.problem = TierUnavailable("it is down")
     for mirror in pair:
-        mirror.submit(job(5, written=100.0))
-        mirror.submit(job(5, written=90.0))
+        mirror.submit(saved(5, written=100.0))
+        mirror.submit(saved(5, written=90.0))
     until(lambda: pair[0]._problem)
     tier.problem = None
     together(pair, lambda mirror: finish_all([mirror]))
@@ -188,7 +216,7 @@ def test_where_one_rank_fails_both_try_again(
     tier: Any = pair[1].tier
     tier.problem = TierUnavailable("rank one cannot reach it")
     for mirror in pair:
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
     until(lambda: "rank one cannot reach it" in caplog.text)
     assert there == []
     tier.problem = None
@@ -199,18 +227,18 @@ def test_where_one_rank_fails_both_try_again(
 def test_a_journal_whose_disk_is_full_keeps_no_copy_back(
     pair: Pair, there: list[TierCheckpoint], journal: FullJournal
 ) -> None:
-    """What it did not take is in it once there is room again."""
     tier: Any = pair[0].tier
     tier.problem = TierUnavailable("it is down")
     journal.is_full = True
     submit(pair, 1)
     until(lambda: pair[0]._problem, lambda: pair[0]._thread.is_alive())
     tier.problem = None
-    until(lambda: steps(there) == [1] and pair[0].behind == 0, lambda: pair[0]._thread.is_alive())
+    until(lambda: journal.refused == ["mirror-behind", "mirror"], lambda: pair[0]._thread.is_alive())
+    assert steps(there) == [1] and pair[0].state.behind == 0
     journal.is_full = False
     submit(pair, 2)
     together(pair, lambda mirror: finish_all([mirror]))
-    assert journal.events == ["mirror-behind", "mirror", "mirror"]
+    assert journal.events == ["mirror"]
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError("no room for a part")])
@@ -220,7 +248,7 @@ def test_a_machine_that_is_short_of_something_is_a_failure_like_any_other(
     tier: Any = pair[1].tier
     tier.problem = problem
     for mirror in pair:
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
     until(lambda: pair[0]._problem == str(problem), lambda: pair[0]._thread.is_alive())
     tier.problem = None
     together(pair, lambda mirror: finish_all([mirror]))
@@ -233,36 +261,35 @@ def test_where_the_file_of_one_rank_is_gone_both_leave_the_checkpoint_out(
     tier: Any = pair[1].tier
     tier.problem = CheckpointDamaged("it is gone")
     for mirror in pair:
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
     together(pair, lambda mirror: finish_all([mirror]))
-    assert there == [] and pair[0].behind == pair[1].behind == 0
+    assert there == [] and pair[0].state.behind == pair[1].state.behind == 0
 
 
 def test_both_learn_that_a_later_start_owns_the_tier(pair: Pair, asked: list[str]) -> None:
     tier: Any = pair[0].tier
     tier.problem = FencedOff("another start owns it")
     for mirror in pair:
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
     for mirror in pair:
         until_ended(mirror._thread)
     assert asked == ["another start owns it"] * 2
     for mirror in pair:
-        with pytest.raises(FencedOff):
-            mirror.require_owned()
+        assert isinstance(mirror.fenced_off, FencedOff)
 
 
 def test_what_an_earlier_start_has_copied_is_not_copied_again(pair: Pair, there: list[TierCheckpoint]) -> None:
-    there.append(job(1).checkpoint)
+    there.append(saved(1))
     for mirror in pair:
-        mirror.submit(job(1, may_be_there=True))
-        mirror.submit(job(3))
+        mirror.submit(saved(1), may_be_there=True)
+        mirror.submit(saved(3))
     together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1, 3]
 
 
 def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there: list[TierCheckpoint]) -> None:
     """The store may answer again a moment later, and have what an earlier start has copied."""
-    there.append(job(1).checkpoint)
+    there.append(saved(1))
     tier: Any = pair[0].tier
     looked: list[int] = []
 
@@ -274,7 +301,7 @@ def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there:
 
     tier.checkpoints = look
     for mirror in pair:
-        mirror.submit(job(1, may_be_there=True))
+        mirror.submit(saved(1), may_be_there=True)
     until(lambda: looked)
     together(pair, lambda mirror: finish_all([mirror]))
     assert steps(there) == [1] and len(looked) == 2
@@ -282,20 +309,22 @@ def test_what_cannot_be_looked_for_is_not_copied_until_it_can(pair: Pair, there:
 
 def test_a_rank_that_fails_closes_without_the_other(pair: Pair) -> None:
     """The other one may train on, or wait for the first in a collective of the training."""
-    pair[0].submit(job(1))
-    ranks: Any = pair[0]._ranks
+    pair[0].submit(saved(1))
+    ranks: Any = pair[0].ranks
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     began = time.monotonic()
     close_all([pair[0]], LIMIT)
     assert time.monotonic() - began < LIMIT / 2
     assert not ranks.is_closed, "its thread is in a collective"
-    assert pair[0].tier.is_given_up and not pair[1].tier.is_given_up  # type: ignore[attr-defined]
+    with pytest.raises(TierUnavailable, match="this run ends"):
+        pair[0]._require_wanted()
+    pair[1]._require_wanted()
 
 
 def test_a_mirror_that_never_began_closes(there: list[TierCheckpoint]) -> None:
     tier: Any = ListTier(0, there)
     ranks: Any = ThreadRanks(0, Meeting())
-    mirror = TierMirror(tier, Remote("memory://x"), 5.0, ranks, print, print, time.time)
+    mirror = TierMirror(tier, Remote("memory://x"), ranks, own_files, print, print, time.time)
     close_all([mirror], LIMIT)
     assert ranks.is_closed
 
@@ -305,13 +334,13 @@ def test_a_store_that_hangs_keeps_nobody(caplog: pytest.LogCaptureFixture) -> No
     released = threading.Event()
 
     class Hanging(ListTier):
-        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+        def copy(self, place: str, checkpoint: Path, entries: Sequence[FileEntry], require_wanted: Wanted) -> None:
             released.wait(LIMIT)
 
     tier: Any = Hanging(0, [])
-    mirror = TierMirror(tier, Remote("memory://x"), 60.0, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+    mirror = single(tier, 60.0)
     mirror.start(1)
-    mirror.submit(job(1))
+    mirror.submit(saved(1))
     waited: list[float] = []
     join = mirror._thread.join
 
@@ -332,19 +361,19 @@ def test_two_stores_that_hang_keep_a_run_no_longer_than_one(monkeypatch: pytest.
     begun: list[str] = []
 
     class Hanging(ListTier):
-        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+        def copy(self, place: str, checkpoint: Path, entries: Sequence[FileEntry], require_wanted: Wanted) -> None:
             begun.append(place)
             released.wait(LIMIT)
 
     def made() -> TierMirror:
         tier: Any = Hanging(0, [])
-        return TierMirror(tier, Remote("memory://x"), 60.0, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+        return single(tier, 60.0)
 
-    monkeypatch.setattr(tier_mirror, "_LONGEST_GOODBYE", 1.0)
+    monkeypatch.setattr(tier_mirrors, "_LONGEST_GOODBYE", 1.0)
     mirrors = made(), made()
     for mirror in mirrors:
         mirror.start(1)
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
     until(lambda: len(begun) == 2)
     waited: list[float] = []
     for mirror in mirrors:
@@ -371,21 +400,20 @@ def test_two_slow_stores_both_get_the_last_copy_in_the_time_of_the_slower(there:
     meeting = threading.Barrier(2)
 
     class Slow(ListTier):
-        def copy(self, place: str, files: Sequence[LocalFile]) -> None:
+        def copy(self, place: str, checkpoint: Path, entries: Sequence[FileEntry], require_wanted: Wanted) -> None:
             meeting.wait(5.0)
 
     def made() -> TierMirror:
         tier: Any = Slow(0, there)
-        settings = Remote("memory://x", every=2)
-        return TierMirror(tier, settings, LIMIT, SINGLE_PROCESS, lambda *_, **__: None, print, time.time)
+        return single(tier, every=2)
 
     mirrors = made(), made()
     for mirror in mirrors:
-        mirror.submit(job(1))
+        mirror.submit(saved(1))
         mirror.start(1)
-    until(lambda: mirrors[0].behind == mirrors[1].behind == 0)
+    until(lambda: mirrors[0].state.behind == mirrors[1].state.behind == 0)
     for mirror in mirrors:
-        mirror.submit(job(2))
+        mirror.submit(saved(2))
     finish_all(mirrors)
     assert steps(there) == [1, 1, 2, 2]
     close_all(mirrors, LIMIT)
@@ -422,16 +450,16 @@ def test_what_nobody_expected_ends_the_copies_of_all_ranks_and_is_said(
     submit(pair, 2)
     for mirror in pair:
         assert mirror.state.behind == 2
-        assert mirror.state.problem.startswith("the copies have ended: KeyError: 'ETag of ***' (test_mirror.py:")
+        assert mirror.state.problem.startswith("the copies have ended: KeyError: 'ETag of ***' (test_mirrors.py:")
     assert journal.events == ["mirror-ended"] and asked == []
     assert caplog.text.count("Training goes on, without copies") == 1
 
 
 def test_a_channel_that_is_cut_ends_the_copies_and_is_said(pair: Pair, journal: FullJournal, asked: list[str]) -> None:
     """Another rank is gone. A block that is run again copies again, so nothing is asked to stop."""
-    pair[0]._settings = Remote("memory://pair", on_behind="stop")
-    ranks: Any = pair[0]._ranks
-    pair[0].submit(job(1))
+    pair[0].settings = Remote("memory://pair", on_behind="stop")
+    ranks: Any = pair[0].ranks
+    pair[0].submit(saved(1))
     until(lambda: ranks._meeting.barrier.n_waiting == 1)
     ranks._meeting.barrier.abort()
     until_ended(pair[0]._thread)
@@ -446,9 +474,8 @@ def test_copies_that_have_ended_stop_a_run_where_that_is_asked_for() -> None:
 
     tier: Any = Broken(0, [])
     asked: list[str] = []
-    settings = Remote("memory://x", on_behind="stop")
-    mirror = TierMirror(tier, settings, 60.0, SINGLE_PROCESS, lambda *_, **__: None, asked.append, time.time)
-    mirror.submit(job(1))
+    mirror = single(tier, on_behind="stop", ask=asked.append)
+    mirror.submit(saved(1))
     mirror.start(1)
     until_ended(mirror._thread)
     assert len(asked) == 1 and asked[0].startswith("list:// gets no more copies: KeyError: 'ETag'")
