@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -188,3 +189,44 @@ def test_a_first_launch_is_not_told_that_a_last_checkpoint_is_missing(tmp_path: 
         trainer = pl.Trainer(callbacks=[ModelCheckpoint(dirpath=tmp_path / "ours"), ResumeCallback()], **options)
         trainer.fit(BoringModel(), ckpt_path="last")
     assert found and not [each for each in found if "last checkpoint" in str(each.message)]
+
+
+# ---- What a checkpoint says of others
+
+
+class Claims(pl.Callback):
+    """Says of ModelCheckpoint what a checkpoint might: which one it has saved before, and removes for a better one."""
+
+    def __init__(self, claimed: str) -> None:
+        self.claimed = claimed
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        (checkpoint,) = (each for each in trainer.callbacks if isinstance(each, ModelCheckpoint))
+        checkpoint.best_k_models = {self.claimed: torch.tensor(1e9)}
+        checkpoint.kth_best_model_path, checkpoint.kth_value = self.claimed, torch.tensor(1e9)
+
+
+@pytest.mark.parametrize("claimed", ["run/../victim", "run/train.py", "run/data", "victim/file.ckpt"])
+def test_what_a_checkpoint_says_removes_nothing_that_is_not_a_checkpoint_of_the_run(
+    claimed: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint is somebody's claim: bare Lightning removes the directory of a user, with all that is in it."""
+    run = tmp_path / "run"
+    kept = [tmp_path / "victim" / "file.ckpt", run / "train.py", run / "data" / "file"]
+    for each in kept:
+        each.parent.mkdir(parents=True, exist_ok=True)
+        each.write_text("a user's")
+    saves = ModelCheckpoint(run, monitor="loss", every_n_train_steps=1, save_top_k=1)
+
+    class Module(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            found = super().training_step(batch, batch_idx)
+            self.log("loss", found["loss"])
+            return found
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    callbacks = [Claims(str(tmp_path / claimed)), saves, ResumeCallback()]
+    with caplog.at_level("WARNING"):
+        pl.Trainer(max_steps=2, callbacks=callbacks, limit_val_batches=0, **quiet).fit(Module())
+    assert all(each.read_text() == "a user's" for each in kept)
+    assert "is not removed" in caplog.text or claimed == "victim/file.ckpt", "Lightning asks for that by itself"

@@ -116,6 +116,23 @@ def wanted(trainer: Any) -> frozenset[str]:
     return frozenset(Path(path).name for path in paths if path)
 
 
+def may_have_saved(trainer: Any, path: str) -> bool:
+    """Return whether a path is one that a ModelCheckpoint of this trainer could have saved to: within its directory.
+
+    A ModelCheckpoint knows its earlier checkpoints from the one that is resumed, which somebody else may have written.
+    """
+    places = [each for each in trainer.checkpoint_callbacks if getattr(each, "dirpath", None)]
+    return any(
+        path.endswith(each.FILE_EXTENSION) and _real(path).startswith(os.path.join(_real(each.dirpath), ""))
+        for each in places
+    )
+
+
+def _real(path: str | os.PathLike[str]) -> str:
+    """Return a path without links and dots; a URL as it is."""
+    return str(path) if "://" in str(path) else os.path.realpath(path)
+
+
 def capture(trainer: Any, path: Path) -> dict[str, dict[str, Any]]:
     """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way.
 

@@ -19,7 +19,7 @@ from resume_adapters.lightning import tuning
 from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
 from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import Loops
-from resume_adapters.lightning.model_checkpoints import named_by_rank_zero, saving
+from resume_adapters.lightning.model_checkpoints import may_have_saved, named_by_rank_zero, saving
 from resume_adapters.lightning.module_state import saves_directories
 from resume_adapters.lightning.session import FitSession
 
@@ -136,7 +136,7 @@ class ResumingTrainer:
         session = self.session = FitSession(trainer, self._options, path)
         self._undo.callback(session.close)
         self._wrap(trainer, "save_checkpoint", functools.partial(_save, session))
-        self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session))
+        self._wrap(trainer.strategy, "remove_checkpoint", functools.partial(_remove, session, trainer))
         self._wrap(trainer.fit_loop, "run", session.run_fit_loop)  # seam: lightning 2.4-2.6
         self._wrap(trainer.fit_loop, "on_run_end", session.end_training)  # seam: lightning 2.4-2.6
         self._wrap(session.loops.validation, "run", session.validate)  # seam: lightning 2.4-2.6
@@ -214,8 +214,11 @@ def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = N
         native(filepath, weights_only, *rest)
 
 
-def _remove(session: FitSession, native: Any, filepath: Any) -> None:
-    session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
+def _remove(session: FitSession, trainer: Any, native: Any, filepath: Any) -> None:
+    if may_have_saved(trainer, str(filepath)):
+        session.remove(Path(os.path.abspath(filepath)), functools.partial(native, filepath))
+    else:
+        logger.warning("%s is not removed: no ModelCheckpoint of this training saves there.", filepath)
 
 
 class AfterSaves(pl.Callback):  # type: ignore[misc]  # known at run time
