@@ -17,11 +17,13 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.run import monitor, step_control
+from resume_adapters.core.run_directory.control import StopFile
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.processes import start_time
 from resume_adapters.core.stop.walltime import VARIABLE
+from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
 from waiting import until
@@ -380,17 +382,47 @@ def test_a_process_that_ends_without_a_word_is_not_held_up(tmp_path: Path) -> No
 
 
 def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniature], tmp_path: Path) -> None:
-    """A stop file that cannot be read asks for a stop all the same; an entry without an event is ignored."""
+    """A directory of that name asks for no stop, and is in no launch's way; an entry without an event is ignored."""
     job = make()
     control = tmp_path / ".resume"
     (control / "stop").mkdir()
-    assert job.run.control.stop_file.reason() == "stop in .resume"
+    assert job.run.control.stop_file.reason() is None
+    job.run.control.stop_file.withdraw()
     before = job.run.control.journal.history()
     with (control / "journal.jsonl").open("a") as file:
         file.write('{"time": 1}\n{"event": "start"}\n[]\n')
     assert job.run.control.journal.history() == before
     (control / "journal.jsonl").unlink()
     assert job.run.control.journal.history() == []
+
+
+class Denied(LocalStorage):
+    """Lets nobody read one path, and list another."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
+
+    def read(self, path: Path) -> bytes:
+        self.look(path)
+        return super().read(path)
+
+    def entries(self, path: Path) -> list[Entry]:
+        self.look(path)
+        return super().entries(path)
+
+    def look(self, path: Path) -> None:
+        if path in self.paths:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+def test_an_error_of_looking_is_no_answer(tmp_path: Path) -> None:
+    """A server that denies everything for a moment asks for no stop; a stop file that may not be read does."""
+    file = tmp_path / "stop"
+    assert StopFile(Denied(file), tmp_path).reason() is None
+    with pytest.raises(PermissionError):
+        StopFile(Denied(file, tmp_path), tmp_path).reason()
+    file.touch()
+    assert StopFile(Denied(file), tmp_path).reason() == f"stop in {tmp_path.name}"
 
 
 def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:

@@ -73,15 +73,17 @@ class StopFile:
         """
         try:
             written = self._storage.read(self.path).decode(errors="replace").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
-        except (PermissionError, IsADirectoryError):  # it exists, and its name is the request
+        except PermissionError:  # of the file, whose name is the request; or of the directory, which is no answer
+            if not any(each.name == self.path.name for each in self._storage.entries(self.path.parent)):
+                return None
             written = ""
         return written[:_LONGEST] or f"{self.path.name} in {self.path.parent.name}"
 
     def withdraw(self) -> None:
         """Remove the request."""
-        if self._storage.exists(self.path):
+        if self._storage.is_file(self.path):
             self._storage.remove_file(self.path)
 
 
