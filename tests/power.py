@@ -151,7 +151,8 @@ class RecordingStorage(LocalStorage):
 
     def sync(self, path: Path) -> None:
         super().sync(path)
-        self.events.append(Forcing(self._node(path)))
+        if path not in self.root.parents:  # what is above is on the disk
+            self.events.append(Forcing(self._node(path)))
 
     def replace(self, source: Path, target: Path) -> None:
         super().replace(source, target)

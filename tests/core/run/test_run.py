@@ -29,6 +29,7 @@ from resume_adapters.errors import (
     RunDirectoryUnusable,
     SaveFailed,
     Stopped,
+    UnsupportedSetting,
 )
 
 import faults
@@ -511,3 +512,15 @@ def test_bytes_that_are_damaged_on_their_way_to_the_disk_are_not_committed(tmp_p
     with pytest.raises(SaveFailed, match=f"the stored bytes are not those that were written.*{damaged}"):
         job.commit(10)
     assert job.committed() == {}
+
+
+def test_a_name_that_could_never_be_removed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    job = Miniature(tmp_path, keep=KeepLast(1))
+    longest = "é" * 100
+    job.commit(1, under=longest)
+    with pytest.raises(UnsupportedSetting, match=r"has 201 bytes, expected at most 200"):
+        job.save(2, under=f"{longest}x")
+    job.commit(3, under=longest)
+    job.commit(4)
+    assert job.committed() == {"checkpoint-4": 4}
+    job.run.close()

@@ -24,7 +24,7 @@ from resume_adapters.core.saving.engine import SaveEngine, SaveRequest
 from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.saving.staging import Staging
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.errors import ResumeError
+from resume_adapters.errors import ResumeError, UnsupportedSetting
 
 
 class Saver:
@@ -107,10 +107,12 @@ class Saver:
             Whether it is written. ``False`` only with ``on_save_error="continue"``.
 
         Raises:
+            UnsupportedSetting: the name is too long.
             SaveFailed: this rank could not write; nothing is committed.
             PeerFailed: another rank could not.
             FencedOff: a later start owns the run directory.
         """
+        _require_short(name)
         context, path = self._context, self._context.directory / name
         began = time.monotonic()
         self.drain()
@@ -291,3 +293,21 @@ class Saver:
         self.newest, self._last_manifest = name, manifest
         context.mirrors.submit(name, manifest)
         context.messages.committed(name, describe_cursor(manifest.cursor))
+
+
+_LONGEST_NAME = 200
+"""Bytes of a checkpoint's name: what is put before and behind it until it is removed must fit into 255, too."""
+
+
+def _require_short(name: str) -> None:
+    """Refuse a name that could be saved and never removed.
+
+    Raises:
+        UnsupportedSetting: it is that long.
+    """
+    length = len(os.fsencode(name))
+    if length > _LONGEST_NAME:
+        raise UnsupportedSetting(
+            f"the name of a checkpoint has {length} bytes; expected at most {_LONGEST_NAME}, or it could not be "
+            f"removed: save it under a shorter name than {name[:60]!r}..."
+        )

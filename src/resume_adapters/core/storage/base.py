@@ -153,11 +153,18 @@ def is_temporary(name: str) -> bool:
 
 
 def make_durable_directory(storage: Storage, directory: Path) -> None:
-    """Create a directory and its parents, and force onto the disk that they exist."""
+    """Create a directory and its parents, and force onto the disk that they exist.
+
+    Parents that were there already may have been made a moment ago, by a framework that does not force them.
+    """
     missing = list(itertools.takewhile(lambda each: not storage.exists(each), (directory, *directory.parents)))
     storage.make_directory(directory)
-    for each in reversed(missing):
-        storage.sync(each.parent)
+    for each in reversed(directory.parents):
+        try:
+            storage.sync(each)
+        except PermissionError:  # a directory above may be closed to this user
+            if each in {made.parent for made in missing}:
+                raise
 
 
 def write_atomically(storage: Storage, path: Path, content: bytes) -> None:
