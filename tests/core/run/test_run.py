@@ -518,7 +518,7 @@ def test_a_name_that_could_never_be_removed_is_refused_before_anything_is_writte
     job = Miniature(tmp_path, keep=KeepLast(1))
     longest = "é" * 100
     job.commit(1, under=longest)
-    with pytest.raises(UnsupportedSetting, match=r"has 201 bytes, expected at most 200"):
+    with pytest.raises(UnsupportedSetting, match=r"has 201 bytes; expected at most 200"):
         job.save(2, under=f"{longest}x")
     job.commit(3, under=longest)
     job.commit(4)
