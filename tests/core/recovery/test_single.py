@@ -541,11 +541,11 @@ def test_who_fails_while_it_holds_a_step_holds_none(tmp_path: Path, monkeypatch:
     whole = Job(tmp_path / "whole")()
     take, taken = FrozenBuffers.take, []
 
-    def fail_once(self: FrozenBuffers) -> None:
+    def fail_once(self: FrozenBuffers) -> Any:
         taken.append(1)
         if len(taken) == 7:
             raise RuntimeError("while it holds")
-        take(self)
+        return take(self)
 
     monkeypatch.setattr(FrozenBuffers, "take", fail_once)
     job = Job(tmp_path / "run")

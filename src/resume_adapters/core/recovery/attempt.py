@@ -82,13 +82,15 @@ class HeldTraining(Protocol):
             is_updating: the weights may be those of the middle of a step.
         """
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
 
         Args:
             memory: the directory, of the same name on each node.
             ranks: the ranks of the block.
             group: those that share this rank's directory.
+            step: that which all ranks hold.
+            source: the rank whose weights all take; ``None``: each has its own.
         """
 
     def keep_stacks(self, stacks: str) -> None:
@@ -250,7 +252,8 @@ class RunningAttempt:
         report = training.report(is_updating=self.updates.is_updating)
         running = [each for each in self._trainings if not each.is_over]
         if sum(each.report(is_updating=False).step is not None for each in running) > 1 and not report.objection:
-            report = replace(report, objection="several trainings are under way at once, and one alone is held")
+            objection = "several trainings are under way at once, and one alone is held"
+            report = replace(report, objection=objection, former=None)
         return replace(report, failure=failure)
 
     def failure(self, error: BaseException, rank: int) -> Failure:

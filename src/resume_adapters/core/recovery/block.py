@@ -319,7 +319,7 @@ class Block:
                 with self._groups.remade():
                     ranks = current_ranks()
                     group = self._sharing_memory(ranks)
-                    path = training.write(self._memory.of_attempt(number + 1), ranks, group)
+                    path = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.step, plan.source)
                     group.close()
                     ranks.close()
             except (Exception, LeftByPeer) as error:  # of any kind: the others must learn of it

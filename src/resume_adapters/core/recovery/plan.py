@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Level(enum.Enum):
@@ -56,6 +57,9 @@ class Report(msgspec.Struct, frozen=True):
         step: the step whose state it holds; ``None`` where it holds none.
         place: where in the training that was, of several places at which one step's state is held.
         is_resumed: the step is the one that it has resumed from, in memory, and has not completed another since.
+        is_updating: its weights may be those of the middle of a step.
+        is_replica: weights, optimizers and schedules are alike on all ranks at the end of each step.
+        former: the step before, and the place at its end, where it holds that too but for what replicas share.
         objection: why that state cannot be used; empty where it can.
         failure: its own failure; ``None`` where it has left because of another rank.
     """
@@ -66,6 +70,9 @@ class Report(msgspec.Struct, frozen=True):
     failure: Failure | None = None
     place: str = ""
     is_resumed: bool = False
+    is_updating: bool = False
+    is_replica: bool = False
+    former: tuple[int, str] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -76,12 +83,14 @@ class Plan(msgspec.Struct, frozen=True):
         failure: what went wrong.
         step: the step from which they go on, if that is known.
         reason: why they do not go on at a cheaper level; empty where they do.
+        source: the rank whose weights all take; ``None``: each goes on with its own.
     """
 
     level: Level
     failure: Failure
     step: int | None = None
     reason: str = ""
+    source: int | None = None
 
 
 def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, former: Sequence[Failure]) -> Plan:
@@ -102,10 +111,29 @@ def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, forme
         return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
     if restarts >= max_restarts:
         return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
-    objection = _objection(reports)
+    together, source = _taken_back(reports)
+    objection = _objection(together)
     if objection:
         return Plan(Level.DISK, failure, reason=objection)
-    return Plan(Level.MEMORY, failure, reports[0].step)
+    return Plan(Level.MEMORY, failure, together[0].step, source=source)
+
+
+def _taken_back(reports: Sequence[Report]) -> tuple[Sequence[Report], int | None]:
+    """Take replicas back to the end of a step whose weights one of them still has; return that rank, if they need it.
+
+    One that fails before its update is a step behind those that have ended theirs.
+    """
+    step = min((each.step for each in reports if each.step is not None), default=None)
+    source = next((rank for rank, each in enumerate(reports) if each.step == step and not each.is_updating), None)
+    if source is None or not all(each.is_replica for each in reports):
+        return reports, None
+    taken = [
+        replace(each, step=step, place=each.former[1], objection="", is_updating=False)
+        if each.former is not None and each.former[0] == step
+        else replace(each, is_updating=False)
+        for each in reports
+    ]
+    return taken, None if taken == list(reports) else source
 
 
 def _objection(reports: Sequence[Report]) -> str:
@@ -113,6 +141,8 @@ def _objection(reports: Sequence[Report]) -> str:
     for rank, each in enumerate(reports):
         if each.step is None:
             return f"rank {rank} has not completed a step of its training yet"
+        if each.is_updating:
+            return f"rank {rank}: it had begun to update the weights, and had not done all that follows an update"
         if each.objection:
             return f"rank {rank}: {each.objection}"
     if len({each.directory for each in reports}) > 1:

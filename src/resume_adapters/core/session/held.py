@@ -2,7 +2,8 @@
 
 Weights and optimizers are held as they are: they do not change before the next update. So are schedules; one that moves
 before is copied then. What changes within a step is copied at its end: where the data are, random states, counters,
-buffers, the parts of the user.
+buffers, the parts of the user. Of that, the end of the step before is kept too: a replica goes back to it where another
+one fails before its update, and takes the weights of that one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from resume_adapters.core.session.framework import CheckpointFacts, Framework, T
 from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
-from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuffers, FrozenState
+from resume_adapters.core.state.ddp_buckets import are_replicas
+from resume_adapters.core.state.frozen import NOTHING, DeferredState, FrozenBuffers, FrozenState, TakenBuffer
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import Stateful, StaticState
 from resume_adapters.core.stop.signals import StopFlag
@@ -87,6 +89,8 @@ class _Moment(NamedTuple):
     observed: FrozenState
     parts: FrozenState
     own: FrozenState
+    buffers: Mapping[str, TakenBuffer]
+    is_reduced: bool  # DDP was not told to leave gradients to each rank, as LocalSGD tells it
 
     @property
     def is_intact(self) -> bool:
@@ -131,7 +135,9 @@ class HeldCall:
         self._content = content
         self._close_call = close_call
         self._moment: _Moment | None = None
+        self._former: _Moment | None = None
         self._buffers: FrozenBuffers | None = None
+        self._is_replica = False
         self.is_over = False
         attempt.add(self)
 
@@ -159,10 +165,14 @@ class HeldCall:
             LeftByPeer: another rank has failed.
         """
         self.attempt.updates.begin_holding()
-        self._observed.before_hold(compares=self._moment is not None or not self.is_resumed)
+        last = self._moment
+        if self._buffers is None:
+            self._buffers = FrozenBuffers(self._framework.models())
+            self._is_replica = are_replicas(self._framework.modules(), self._framework.models())
+        self._observed.before_hold(compares=last is not None or not self.is_resumed)
         state, observed = loop.hold(), FrozenState(self._observed.capture())
         parts = {**self._options.parts, **self._framework.parts(), **self._observed.parts()}
-        self._moment = _Moment(
+        moment = _Moment(
             step,
             form,
             loop,
@@ -171,10 +181,12 @@ class HeldCall:
             observed,
             FrozenState({name: part.state_dict() for name, part in parts.items()}) if parts else NOTHING,
             FrozenState(form.own) if form.own else NOTHING,
+            self._buffers.take(),
+            all(getattr(each, "require_backward_grad_sync", False) for each in self._framework.modules()),
         )
-        if self._buffers is None:
-            self._buffers = FrozenBuffers(self._framework.models())
-        self._buffers.take()
+        if last is not None and last.step != step:
+            self._former = last
+        self._moment = moment
         seconds = self.attempt.end_step()
         if seconds is not None:
             self._log_recovery(step, seconds)
@@ -236,32 +248,53 @@ class HeldCall:
 
     def report(self, *, is_updating: bool) -> Report:
         """Return what is held, and why it cannot be used."""
-        moment, directory = self._moment, str(self.directory)
+        moment, former, directory = self._moment, self._former, str(self.directory)
         if moment is None:
-            return Report(directory, self.progress if self.is_resumed else None, is_resumed=self.is_resumed)
+            step = self.progress if self.is_resumed else None
+            return Report(directory, step, is_resumed=self.is_resumed, is_updating=is_updating)
         objection = moment.form.objection
-        if is_updating:
-            objection = "it had begun to update the weights, and had not done all that follows an update"
-        elif not objection and not moment.is_intact:
+        if not objection and not moment.is_intact:
             objection = "a part of the state that is too large to copy at each step has changed since"
-        return Report(directory, moment.step, objection, place=moment.form.place)
+        can_go_back = former is not None and former.is_intact and not former.form.objection
+        return Report(
+            directory,
+            moment.step,
+            objection,
+            place=moment.form.place,
+            is_updating=is_updating,
+            is_replica=self._is_replica and moment.is_reduced,
+            former=(former.step, former.form.place) if former is not None and can_go_back else None,
+        )
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
-        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
+        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
+
+        Args:
+            memory: the directory, of the same name on each node.
+            ranks: the ranks of the block.
+            group: those that share this rank's directory.
+            step: that which all ranks hold.
+            source: the rank whose weights all take; ``None``: each has its own.
+        """
         moment = self._moment
         if moment is None:
             assert self._run.attempt_checkpoint is not None, "it resumed from memory, and has done no step since"
             return self._run.attempt_checkpoint
-        assert self._buffers is not None, "they were taken with the rest"
-        if not self._buffers.is_intact:
+        if moment.step != step:
+            assert self._former is not None, "it has said that it can go back"
+            moment = self._former
+        assert self._buffers is not None, "it has taken them"
+        if not self._buffers.is_intact(moment.buffers):
             raise SaveFailed(
                 "a buffer that is too large to copy at each step has changed, and torch has not counted it"
             )
-        self._buffers.restore()
         self.attempt.updates.restore_schedules()
+        if source is not None:
+            self.attempt.updates.take_from(source, ranks, self._framework.models())
+        self._buffers.restore(moment.buffers)
         path = memory / moment.form.name
         content = self._content(moment.loop, moment.form.name)
-        held = _HeldContent(moment, self._kind, content, path, self._buffers.taken())
+        held = _HeldContent(moment, self._kind, content, path)
         with moment.form.saving(moment.own.tree):
             self._run.write_elsewhere(path, moment.step, held, ranks, group, is_file=moment.form.is_file)
         return path
@@ -301,9 +334,7 @@ class _HeldContent:
         kind: type[RankState],
         content: CallContent,
         path: Path,
-        buffers: Mapping[str, Any],
     ) -> None:
-        self._buffers = buffers
         self._moment = moment
         self._kind = kind
         self._content = content
@@ -321,7 +352,8 @@ class _HeldContent:
 
     def parts(self) -> dict[str, Stateful]:
         held = {name: StaticState(tree) for name, tree in self._moment.parts.tree.items()}
-        return {**self._content.parts(), **held, BUFFERS: StaticState(self._buffers)}
+        buffers = {key: taken.content for key, taken in self._moment.buffers.items()}
+        return {**self._content.parts(), **held, BUFFERS: StaticState(buffers)}
 
     def describe(self, rank_state: Mapping[str, Any]) -> dict[str, Any]:
         moment = self._moment

@@ -15,6 +15,19 @@ from resume_adapters.core.state import keys
 from resume_adapters.errors import StateMismatch
 
 
+def are_replicas(modules: Iterable[Any], models: Iterable[Any]) -> bool:
+    """Return whether DDP keeps models alike on all ranks.
+
+    Args:
+        modules: those that may be of DDP.
+        models: the models.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    reduced = {each for ddp in modules if isinstance(ddp, DistributedDataParallel) for each in ddp.parameters()}
+    return all(each in reduced for model in models for each in model.parameters() if each.requires_grad)
+
+
 class BucketOrder:
     """Captures and replays the order in which a DDP module's gradients become ready.
 
