@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Plan, Report, decide
 
 FAILURE = Failure(1, 4, "RuntimeError", "lost\nmore", "train.py:3")
 
@@ -57,8 +57,13 @@ def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
     assert reason in plan.reason
 
 
-def test_a_rank_that_has_done_a_step_does_not_hold_what_another_has_resumed_from() -> None:
-    assert planned(Report("run", 4, failure=FAILURE, is_resumed=True), Report("run", 4)).level is Level.DISK
+def test_ranks_that_hold_no_step_together_go_on_from_what_all_have_resumed_from() -> None:
+    """One has failed before it knew under which generation it has resumed."""
+    old, new = HeldCheckpoint("memory", 1), HeldCheckpoint("memory", 2)
+    report = Report("run", failure=FAILURE, kept={"run": old})
+    assert planned(report, Report("run", 5, kept={"run": new})).kept == {"run": new}
+    assert planned(report, Report("run", 5)).level is Level.DISK
+    assert not planned(Report("run", 5, kept={"run": old}), Report("run", 5, kept={"run": old})).kept
 
 
 BEHIND = Report("run", 4, failure=FAILURE, is_replica=True)
@@ -75,7 +80,6 @@ AHEAD = Report("run", 5, is_replica=True, former=(4, ""))
         ({}, {"is_replica": False}),
         ({}, {"is_updating": True}),
         ({}, {"objection": "a part has changed"}),
-        ({}, {"is_resumed": True}),
         ({}, {"step": None}),
     ],
 )

@@ -31,9 +31,6 @@ _TIMES = 10
 _ANSWER_WITHIN = 10.0
 """Seconds in which a rank answers that is asked."""
 
-SILENT = "in a process that does not answer"
-"""Where a rank hangs that is stopped, or in a library that keeps Python's lock."""
-
 _COMPUTING = 0.02
 """The share of the time that a thread computes which is at work; on a machine that is busy it may be small."""
 
@@ -229,7 +226,8 @@ class HangWatch:
     def _failure(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> Failure:
         first = verdict.ranks[0]
         found = conditions[first]
-        place = SILENT if found is None else found.place
+        # It is stopped, or a library keeps Python's lock.
+        place = "in a process that does not answer" if found is None else found.place
         names = _named(verdict.ranks, "hangs", "hang")
         return Failure(first, None, "Hung", f"{names} {place}: no step has ended for {self._allowed}", place)
 

@@ -20,6 +20,19 @@ class Level(enum.Enum):
     """The error is raised."""
 
 
+class HeldCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in memory from which a run goes on.
+
+    Attributes:
+        path: where.
+        generation: the start of the run directory that wrote it, or has resumed from it since; it is of no use once
+            there is a later one.
+    """
+
+    path: str
+    generation: int
+
+
 class Failure(msgspec.Struct, frozen=True):
     """What went wrong first.
 
@@ -56,7 +69,7 @@ class Report(msgspec.Struct, frozen=True):
         directory: the run directory of the training call that was under way; empty where none was.
         step: the step whose state it holds; ``None`` where it holds none.
         place: where in the training that was, of several places at which one step's state is held.
-        is_resumed: the step is the one that it has resumed from, in memory, and has not completed another since.
+        kept: the checkpoints in memory that it has resumed from, by run directory; empty where there is a later one.
         is_updating: its weights may be those of the middle of a step.
         is_replica: weights, optimizers and schedules are alike on all ranks at the end of each step.
         former: the step before, and the place at its end, where it holds that too but for what replicas share.
@@ -69,7 +82,7 @@ class Report(msgspec.Struct, frozen=True):
     objection: str = ""
     failure: Failure | None = None
     place: str = ""
-    is_resumed: bool = False
+    kept: dict[str, HeldCheckpoint] = {}
     is_updating: bool = False
     is_replica: bool = False
     former: tuple[int, str] | None = None
@@ -84,6 +97,7 @@ class Plan(msgspec.Struct, frozen=True):
         step: the step from which they go on, if that is known.
         reason: why they do not go on at a cheaper level; empty where they do.
         source: the rank whose weights all take; ``None``: each goes on with its own.
+        kept: the checkpoints in memory to go on from, by run directory; empty: all write what they hold.
     """
 
     level: Level
@@ -91,6 +105,7 @@ class Plan(msgspec.Struct, frozen=True):
     step: int | None = None
     reason: str = ""
     source: int | None = None
+    kept: dict[str, HeldCheckpoint] = {}
 
 
 def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, former: Sequence[Failure]) -> Plan:
@@ -113,9 +128,16 @@ def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, forme
         return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
     together, source = _taken_back(reports)
     objection = _objection(together)
-    if objection:
-        return Plan(Level.DISK, failure, reason=objection)
-    return Plan(Level.MEMORY, failure, together[0].step, source=source)
+    if not objection:
+        return Plan(Level.MEMORY, failure, together[0].step, source=source)
+    if all(each.kept for each in reports):  # later than the disk
+        return Plan(Level.MEMORY, failure, kept={path: _newest(path, reports) for path in reports[0].kept})
+    return Plan(Level.DISK, failure, reason=objection)
+
+
+def _newest(path: str, reports: Sequence[Report]) -> HeldCheckpoint:
+    """A failure may have come before all ranks knew under which generation they have resumed."""
+    return max((each.kept[path] for each in reports if path in each.kept), key=lambda each: each.generation)
 
 
 def _taken_back(reports: Sequence[Report]) -> tuple[Sequence[Report], int | None]:
@@ -147,7 +169,7 @@ def _objection(reports: Sequence[Report]) -> str:
             return f"rank {rank}: {each.objection}"
     if len({each.directory for each in reports}) > 1:
         return "the ranks are in different trainings"
-    if len({(each.step, each.place, each.is_resumed) for each in reports}) > 1:
+    if len({(each.step, each.place) for each in reports}) > 1:
         held = ", ".join(f"rank {rank} step {each.step} {each.place}".strip() for rank, each in enumerate(reports))
         return f"the ranks hold different steps: {held}"
     return ""

@@ -169,7 +169,7 @@ class HeldCall:
         if self._buffers is None:
             self._buffers = FrozenBuffers(self._framework.models())
             self._is_replica = are_replicas(self._framework.modules(), self._framework.models())
-        self._observed.before_hold(compares=last is not None or not self.is_resumed)
+        self._observed.before_hold(compares=last is not None or self._run.attempt_checkpoint is None)
         state, observed = loop.hold(), FrozenState(self._observed.capture())
         parts = {**self._options.parts, **self._framework.parts(), **self._observed.parts()}
         moment = _Moment(
@@ -236,11 +236,6 @@ class HeldCall:
         return self._run.attempt_checkpoint is not None and self._run.engine.last_committed is not None
 
     @property
-    def is_resumed(self) -> bool:
-        """Whether it holds what it has resumed from, in memory."""
-        return self._moment is None and self._run.attempt_checkpoint is not None
-
-    @property
     def progress(self) -> int:
         """Optimizer steps completed."""
         resumed = self._run.resumed
@@ -250,8 +245,7 @@ class HeldCall:
         """Return what is held, and why it cannot be used."""
         moment, former, directory = self._moment, self._former, str(self.directory)
         if moment is None:
-            step = self.progress if self.is_resumed else None
-            return Report(directory, step, is_resumed=self.is_resumed, is_updating=is_updating)
+            return Report(directory, is_updating=is_updating)
         objection = moment.form.objection
         if not objection and not moment.is_intact:
             objection = "a part of the state that is too large to copy at each step has changed since"
@@ -276,14 +270,8 @@ class HeldCall:
             step: that which all ranks hold.
             source: the rank whose weights all take; ``None``: each has its own.
         """
-        moment = self._moment
-        if moment is None:
-            assert self._run.attempt_checkpoint is not None, "it resumed from memory, and has done no step since"
-            return self._run.attempt_checkpoint
-        if moment.step != step:
-            assert self._former is not None, "it has said that it can go back"
-            moment = self._former
-        assert self._buffers is not None, "it has taken them"
+        moment = self._former if self._moment is not None and self._moment.step != step else self._moment
+        assert moment is not None and self._buffers is not None, "it has said that it holds the step"
         if not self._buffers.is_intact(moment.buffers):
             raise SaveFailed(
                 "a buffer that is too large to copy at each step has changed, and torch has not counted it"
@@ -298,11 +286,6 @@ class HeldCall:
         with moment.form.saving(moment.own.tree):
             self._run.write_elsewhere(path, moment.step, held, ranks, group, is_file=moment.form.is_file)
         return path
-
-    def keep_stacks(self, stacks: str) -> None:
-        """Write where the threads of this rank are into the run directory."""
-        path = self._run.control.path / f"stacks-{self._run.ranks.rank:05}.txt"
-        self._run.storage.write(path, stacks.encode())
 
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, where it got as far as owning its directory.
