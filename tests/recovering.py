@@ -217,8 +217,11 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def use_memory_of_node() -> None:
-    """Let the ranks of each node have a memory of their own, which is a directory beside those of the others."""
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+    """Let the ranks of each node have a memory of their own, which is a directory beside those of the others.
+
+    On one node, where the environment has ``MEMORY``.
+    """
+    if "MEMORY" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         memory = Path(f"memory-of-node-{os.environ['GROUP_RANK']}").absolute()
         memory.mkdir(exist_ok=True)
         block.MemoryDirectory = functools.partial(block.MemoryDirectory, root=memory)  # type: ignore[misc,assignment]

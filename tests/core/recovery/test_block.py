@@ -87,12 +87,14 @@ def test_fifty_recoveries_leave_nothing_behind(server: Server, tmp_path: Path) -
         return [["forward", number % 2, 2 * number + 1] for number in range(count)]
 
     cases = {"few": (faults(4), options), "many": (faults(50), options)}
-    for found in results(server, JOB, tmp_path, 2, cases, timeout=1100):
+    for found in results(server, JOB, tmp_path, 2, cases, timeout=1100, settings={"MEMORY": "1"}):
         assert [level for _, level in found["many"]["attempts"]] == [None] + ["memory"] * 50
         assert found["many"]["end"] == found["few"]["end"]
         before, after = found["few"]["effects"], found["many"]["effects"]
         assert after.pop("descriptors") <= before.pop("descriptors")
+        assert after.pop("megabytes") <= before.pop("megabytes") + 16
         assert after == before
+    assert not list((tmp_path / "memory-of-node-0").iterdir())
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 2), pytest.param(4, 2, marks=pytest.mark.thorough)])
