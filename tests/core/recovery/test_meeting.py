@@ -88,7 +88,7 @@ def test_where_the_launcher_is_gone_nobody_is_led_out_and_nobody_waits() -> None
         assert not meeting.is_announced("0")
     meeting.write("key", b"another")
     assert meeting.read("key") is None
-    assert not meeting.is_announced("0") and meeting.is_gone
+    assert not meeting.is_announced("0") and meeting._is_gone
     assert not meeting.is_announced("0")
     with pytest.raises(PeerFailed, match="the store of torchrun cannot be reached"):
         meeting.announce("0")

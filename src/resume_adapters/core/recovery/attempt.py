@@ -271,11 +271,6 @@ class RunningAttempt:
         is_final = isinstance(error, ResumeError) and not isinstance(error, PeerFailed | SaveFailed)
         return Failure(rank, step, type(error).__name__, str(error), place, is_final)
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the training calls to save and leave; any thread may call it."""
-        for each in list(self._trainings):
-            each.flag.request(reason)
-
     def flags(self) -> dict[Path, StopFlag]:
         """Return the stop flags of the calls that have taken their run directory over, in this attempt and before."""
         return {**self._flags, **{each.directory: each.flag for each in self._trainings if each.generation}}

@@ -164,13 +164,8 @@ class Block:
                 self._log_stacks(found)
             running.leave()
 
-        def look() -> float | None:
-            if meeting.is_gone:
-                running.request_stop("the launcher of this process is gone")
-            return hang.look()
-
         limit = options.grace + options.meeting_timeout
-        return PeerWatch(is_announced, leave, self._groups.cut, self._abandon, limit, look)
+        return PeerWatch(is_announced, leave, self._groups.cut, self._abandon, limit, hang.look)
 
     def _log_stacks(self, hang: Failure) -> None:
         found, rank, stacks = _capitalised(hang.message), self._meeting.rank, describe_threads()

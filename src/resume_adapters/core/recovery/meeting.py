@@ -131,7 +131,6 @@ class Meeting:
         world_size: the number of ranks.
         token: distinguishes the launch from all others, alike on all ranks and after each restart by the launcher.
         start: distinguishes the processes of this start from those of others.
-        is_gone: the launcher's store cannot be reached any more, as the watching thread has found.
 
     Raises:
         PeerFailed: the store cannot be reached.
@@ -140,7 +139,7 @@ class Meeting:
     def __init__(self, launch: Launch, timeout: float, *, grace: float = 0.0) -> None:
         self.rank = launch.rank
         self.world_size = launch.world_size
-        self.is_gone = False
+        self._is_gone = False
         self._launch = launch
         self._timeout = grace + timeout
         mine = LauncherStore(launch, timeout)
@@ -223,11 +222,11 @@ class Meeting:
         return self._watching(lambda: self._watched.read(key))
 
     def _watching(self, ask: Callable[[], T]) -> T | None:
-        if not self.is_gone:  # for each call then, torch would print a page
+        if not self._is_gone:  # for each call then, torch would print a page
             try:
                 return ask()
             except PeerFailed:
-                self.is_gone = True
+                self._is_gone = True
         return None
 
     def groups_store(self, name: str) -> Any:
