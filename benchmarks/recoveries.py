@@ -20,7 +20,7 @@ from benchmarks.figure import Figure
 from benchmarks.loops import _Loop, _steps
 
 GOAL_SECONDS = 0.5
-GOAL_MICROSECONDS = 20
+GOAL_MICROSECONDS = 200
 _ROUND = 50
 _APART = 4
 """Steps between two failures."""

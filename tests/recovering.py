@@ -28,6 +28,7 @@ CASES = {
     "whole": [],
     "in turn": [["forward", 1, 3], ["data", 0, 4], ["backward", 1, 9], ["evaluation", 0, 8]],
     "updating": [["before", 1, 6], ["optimizer", 0, 11]],
+    "clipped": [["clipped", 1, 6], ["hook", 1, 9], ["clipped", 0, 11]],
     "at once": [["forward", 0, 7], ["backward", 1, 7]],
 }
 """Faults by the name of a case: the place, the rank, and the optimizer steps done."""
@@ -83,13 +84,23 @@ def require_undisturbed(found: dict[str, Any]) -> dict[str, list[str | None]]:
 
 
 def failures_change_nothing(
-    server: Server, job: Path, directory: Path, ranks: int, settings: Mapping[str, str] = MappingProxyType({})
+    server: Server,
+    job: Path,
+    directory: Path,
+    ranks: int,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    *,
+    replicated: bool = True,
 ) -> None:
-    """Run all cases of a trainer that evaluates, and assert that each ended as if nothing had failed."""
+    """Run all cases of a trainer that evaluates, and assert that each ended as if nothing had failed.
+
+    Where the weights are replicated, a rank that has ended the step goes back to it with those of the one that failed.
+    """
     for found in results(server, job, directory, ranks, CASES, settings=settings):
         levels = require_undisturbed(found)
         assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
         assert levels["updating"] == [None, "disk", "disk"]
+        assert levels["clipped"] == [None, "memory", "memory", "memory"] or not replicated
         assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
 
 
@@ -206,8 +217,11 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def use_memory_of_node() -> None:
-    """Let the ranks of each node have a memory of their own, which is a directory beside those of the others."""
-    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
+    """Let the ranks of each node have a memory of their own, which is a directory beside those of the others.
+
+    On one node, where the environment has ``MEMORY``.
+    """
+    if "MEMORY" in os.environ or os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE"):
         memory = Path(f"memory-of-node-{os.environ['GROUP_RANK']}").absolute()
         memory.mkdir(exist_ok=True)
         block.MemoryDirectory = functools.partial(block.MemoryDirectory, root=memory)  # type: ignore[misc,assignment]
@@ -281,7 +295,11 @@ class Net(nn.Module):
 
 
 class Optimizer(torch.optim.AdamW):
-    """Fails before and after it has changed the weights."""
+    """Fails in a hook, and before and after it has changed the weights."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.register_step_pre_hook(lambda *_: FAULTS.at("hook"))
 
     def step(self, closure: Any = None) -> Any:
         def run() -> Any:

@@ -65,6 +65,7 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
         for x, y in run.batches(loader):
             loss = torch.nn.functional.cross_entropy(net(x), y)
             accelerator.backward(loss)
+            FAULTS.at("clipped")
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()

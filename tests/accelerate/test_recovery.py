@@ -19,6 +19,7 @@ def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: 
         levels = require_undisturbed(found)
         assert levels["in turn"].count("memory") >= 3
         assert levels["updating"] == [None, "disk", "disk"]
+        assert levels["clipped"] == [None, "memory", "memory", "memory"]
         assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
 
 

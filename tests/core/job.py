@@ -22,8 +22,7 @@ from torch.distributed import distributed_c10d
 from resume_adapters import KeepLast, Memory, Remote
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.recovery.attempt import Attempt, RunningAttempt, under_way
-from resume_adapters.core.recovery.memory import HeldCheckpoint
-from resume_adapters.core.recovery.plan import Level
+from resume_adapters.core.recovery.plan import HeldCheckpoint, Level
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.run import monitor
 from resume_adapters.core.run_directory.control import ControlDirectory

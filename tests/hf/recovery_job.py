@@ -35,6 +35,9 @@ class Steps(TrainerCallback):
     def __init__(self, steps: dict[str, Any]) -> None:
         self.steps = steps
 
+    def on_pre_optimizer_step(self, *given: Any, **named: Any) -> None:
+        FAULTS.at("clipped")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.steps[str(state.global_step)] = given["lr_scheduler"].get_last_lr()
 

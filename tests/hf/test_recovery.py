@@ -37,7 +37,7 @@ def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_pat
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
 def test_a_failure_changes_nothing_with_fsdp(bench: contract.Bench, tmp_path: Path, kind: str) -> None:
-    recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind})
+    recovering.failures_change_nothing(bench.server, JOB, tmp_path, 2, settings={"FSDP": kind}, replicated=False)
 
 
 @pytest.mark.thorough

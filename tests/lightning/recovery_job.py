@@ -47,6 +47,9 @@ class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
     def on_save_checkpoint(self, checkpoint: Any) -> None:
         FAULTS.at("save")
 
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        FAULTS.at("clipped")
+
     def configure_optimizers(self) -> Any:
         self.made = Optimizer(self.parameters(), 1e-2)
         if "PLATEAU" in os.environ:  # moves after the hooks of the epoch's end, unlike others

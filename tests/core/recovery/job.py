@@ -170,6 +170,7 @@ def effects() -> dict[str, int]:
     return {
         "threads": threading.active_count(),
         "descriptors": min(_descriptors(process) for _ in range(5)),
+        "megabytes": process.memory_info().rss >> 20,
         "children": len(process.children()),
         "modules": sum(isinstance(each, torch.nn.Linear) for each in gc.get_objects()),
         "threads of gloo": sum("gloo" in name_of(each.id) for each in process.threads()),

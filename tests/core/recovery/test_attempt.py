@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
-from resume_adapters.core.recovery.memory import HeldCheckpoint, MemoryDirectory
+from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import Launch
-from resume_adapters.core.recovery.plan import Failure, Level, Report
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -99,7 +99,7 @@ def test_of_two_trainings_at_once_none_is_held_alone(others: list[Any], is_used:
     attempt = running()
     for each in (*others, Call(4)):
         attempt.add(each)
-    found = attempt.report(None)
+    found = attempt.report(None, lambda held: True)
     assert found.step == 4 and bool(found.objection) is not is_used
 
 

@@ -57,8 +57,8 @@ def test_what_is_in_the_launchers_store_is_read_in_one_module_that_does_not_wait
         if name == "get" and isinstance(call.func, ast.Attribute) and "native" in ast.unparse(call.func.value)
     }
     makers = {module.name for module in MODULES for _, name in calls(module) if name == "TCPStore"}
-    assert readers == makers == {"launcher_store.py"}
-    (source,) = [module.read_text() for module in MODULES if module.name == "launcher_store.py"]
+    assert readers == makers == {"meeting.py"}
+    (source,) = [module.read_text() for module in MODULES if module.name == "meeting.py"]
     (line,) = [each for each in source.splitlines() if "native.get" in each]
     assert "if self.native.check([key])" in line and "timedelta(seconds=seconds)" in source
 

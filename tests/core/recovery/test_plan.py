@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Plan, Report, decide
 
 FAILURE = Failure(1, 4, "RuntimeError", "lost\nmore", "train.py:3")
 
@@ -16,9 +18,9 @@ def planned(*reports: Report, restarts: int = 0, former: tuple[Failure, ...] = (
 
 
 ONE_RANK = [
-    Report("run", step, objection, failure)
+    Report("run", step, objection, failure, is_updating=is_updating)
     for step in (None, 3, 4)
-    for objection in ("", "half updated")
+    for objection, is_updating in (("", False), ("a part has changed", False), ("", True))
     for failure in (None, FAILURE, Failure(2, 4, "ValueError", "refused", "", is_final=True))
 ]
 
@@ -30,7 +32,8 @@ def test_memory_is_used_only_where_every_rank_holds_the_same_step_whole() -> Non
         if any(each.is_final for each in failures):
             assert plan.level is Level.GIVEN_UP and plan.failure.is_final
             continue
-        is_whole = {(each.step, each.objection) for each in reports} in ({(3, "")}, {(4, "")})
+        held = {(each.step, each.objection, each.is_updating) for each in reports}
+        is_whole = held in ({(3, "", False)}, {(4, "", False)})
         assert plan.level is (Level.MEMORY if is_whole else Level.DISK)
         assert plan.step == (reports[0].step if is_whole else None)
         assert bool(plan.reason) is not is_whole
@@ -54,8 +57,42 @@ def test_it_is_given_up_at_the_limit_and_at_a_second_failure_of_the_same_kind(
     assert reason in plan.reason
 
 
-def test_a_rank_that_has_done_a_step_does_not_hold_what_another_has_resumed_from() -> None:
-    assert planned(Report("run", 4, failure=FAILURE, is_resumed=True), Report("run", 4)).level is Level.DISK
+def test_ranks_that_hold_no_step_together_go_on_from_what_all_have_resumed_from() -> None:
+    """One has failed before it knew under which generation it has resumed."""
+    old, new = HeldCheckpoint("memory", 1), HeldCheckpoint("memory", 2)
+    report = Report("run", failure=FAILURE, kept={"run": old})
+    assert planned(report, Report("run", 5, kept={"run": new})).kept == {"run": new}
+    assert planned(report, Report("run", 5)).level is Level.DISK
+    assert not planned(Report("run", 5, kept={"run": old}), Report("run", 5, kept={"run": old})).kept
+
+
+BEHIND = Report("run", 4, failure=FAILURE, is_replica=True)
+AHEAD = Report("run", 5, is_replica=True, former=(4, ""))
+
+
+@pytest.mark.parametrize(
+    ("changed", "behind"),
+    [
+        ({"former": None}, {}),
+        ({"former": (3, "")}, {}),
+        ({"former": (4, "elsewhere")}, {}),
+        ({"is_replica": False}, {}),
+        ({}, {"is_replica": False}),
+        ({}, {"is_updating": True}),
+        ({}, {"objection": "a part has changed"}),
+        ({}, {"step": None}),
+    ],
+)
+def test_replicas_go_back_to_a_step_whose_weights_one_of_them_has(
+    changed: dict[str, Any], behind: dict[str, Any]
+) -> None:
+    plan = planned(AHEAD, BEHIND, AHEAD)
+    assert (plan.level, plan.step, plan.source) == (Level.MEMORY, 4, 1)
+    updating = Report("run", 4, is_updating=True, is_replica=True)
+    assert planned(updating, BEHIND, AHEAD) == plan
+    assert planned(BEHIND, BEHIND).source is None
+    plan = planned(AHEAD, replace(BEHIND, **behind), replace(AHEAD, **changed))
+    assert plan.level is Level.DISK and plan.reason
 
 
 def test_ranks_in_different_trainings_do_not_hold_one_state() -> None:

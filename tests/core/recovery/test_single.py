@@ -24,9 +24,10 @@ from resume_adapters.core import devices
 from resume_adapters.core.recovery import block
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.recovery.hang import Pulse
-from resume_adapters.core.recovery.meeting import SoloMeeting
+from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions
+from resume_adapters.core.recovery.options import Launch as LaunchOfBlock
 from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.run_directory.publisher import StatusPublisher
 from resume_adapters.core.run_directory.status import RunState
@@ -240,15 +241,6 @@ def test_a_stop_that_a_shell_has_asked_for_is_not_forgotten(tmp_path: Path, forw
     job = Job(tmp_path / "run", wait)
     forward(job, 5, after=lambda launch: launch.run.control.stop_file.request("a shell"))
     assert "a shell" in stopped(job)
-
-
-def test_a_signal_that_comes_while_the_ranks_agree_stops_the_next_attempt(
-    tmp_path: Path, forward: Callable[..., None]
-) -> None:
-    job = Job(tmp_path / "run")
-    forward(job, 5)
-    assert stopped(job, finalize=lambda attempt: os.kill(os.getpid(), signal.SIGTERM)) == "SIGTERM"
-    assert newest(tmp_path / "run") == 6
 
 
 def test_copies_go_on_through_recoveries(tmp_path: Path, forward: Callable[..., None]) -> None:
@@ -541,11 +533,11 @@ def test_who_fails_while_it_holds_a_step_holds_none(tmp_path: Path, monkeypatch:
     whole = Job(tmp_path / "whole")()
     take, taken = FrozenBuffers.take, []
 
-    def fail_once(self: FrozenBuffers) -> None:
+    def fail_once(self: FrozenBuffers) -> Any:
         taken.append(1)
         if len(taken) == 7:
             raise RuntimeError("while it holds")
-        take(self)
+        return take(self)
 
     monkeypatch.setattr(FrozenBuffers, "take", fail_once)
     job = Job(tmp_path / "run")
@@ -730,7 +722,8 @@ def test_a_device_that_does_not_answer_is_not_waited_for() -> None:
 
 def test_single_processes_do_not_share_memory() -> None:
     """In two containers they may have the same number, and the same memory."""
-    assert SoloMeeting().token != SoloMeeting().token
+    launch = LaunchOfBlock()
+    assert Meeting(launch, LIMIT).token != Meeting(launch, LIMIT).token
 
 
 def test_blocks_of_one_process_do_not_share_memory() -> None:
@@ -741,8 +734,7 @@ def test_a_rank_that_trains_nothing_yet_says_where_it_is_when_another_one_hangs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It has no run directory to write that into."""
-    of_rank = block.Block(BlockOptions())
-    of_rank._keep_stacks(of_rank._begin(Attempt(), {}, 0.0), Failure(1, None, "Hung", "rank 1 hangs", ""))
+    block.Block(BlockOptions())._log_stacks(Failure(1, None, "Hung", "rank 1 hangs", ""))
     assert "Rank 1 hangs. The threads of rank 0 are at:\nthread MainThread:" in caplog.text
 
 

@@ -54,6 +54,80 @@ def test_what_a_closure_does_comes_before_the_update(watch: UpdateWatch, give: C
     assert watch.is_updating
 
 
+def lose(*_: Any) -> None:
+    raise RuntimeError("lost")
+
+
+def change(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for each in optimizer.param_groups[0]["params"]:
+        each.detach().add_(1)
+
+
+def test_a_hook_that_fails_before_a_step_is_no_update(watch: UpdateWatch) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    failing = optimizer.register_step_pre_hook(lose)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="lost"):
+            optimizer.step()
+        assert not watch.is_updating
+    failing.remove()
+    changing = optimizer.register_step_pre_hook(change)
+    failing = optimizer.register_step_pre_hook(lose)
+    with pytest.raises(RuntimeError, match="lost"):
+        optimizer.step()
+    assert watch.is_updating, "a hook has changed the weights"
+    watch.end_step()
+    failing.remove()
+    optimizer.step()
+    assert watch.is_updating
+    changing.remove()
+    watch.close()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+class Ranks:
+    """One of two ranks, which gets what the other has sent."""
+
+    sent: Any = None
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        if self.rank == root:
+            Ranks.sent = copy.deepcopy(value)
+        return Ranks.sent
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_rank_takes_weights_optimizer_schedule_and_scaler_of_another(watch: UpdateWatch) -> None:
+    def rank(steps: int) -> tuple[Any, ...]:
+        watch = UpdateWatch()
+        watch.begin()
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        schedule, scaler = lr_scheduler.StepLR(optimizer, 1, 0.5), torch.amp.GradScaler("cpu", growth_interval=1)
+        for _ in range(steps):
+            scaler.scale(model(torch.ones(3)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+        watch.close()
+        return watch, model, optimizer, schedule, scaler
+
+    def now(of: tuple[Any, ...]) -> Any:
+        return copy.deepcopy([each.state_dict() for each in of[1:]])
+
+    one, other, first = rank(1), rank(2), rank(0)
+    before = now(one)
+    for number, (each_watch, model, *_) in enumerate((one, other)):
+        each_watch.take_from(0, Ranks(number), [model])
+    torch.testing.assert_close(now(one), before, rtol=0, atol=0)
+    torch.testing.assert_close(now(other), before, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        first[0].take_from(0, Ranks(1), [first[1]])
+
+
 class Hand(lr_scheduler.LRScheduler):
     """A schedule with a step of its own."""
 

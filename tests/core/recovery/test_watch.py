@@ -12,9 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from resume_adapters.core.recovery.attempt import LeftByPeer
-from resume_adapters.core.recovery.deadline import limited
 from resume_adapters.core.recovery.hang import describe_threads
-from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch
+from resume_adapters.core.recovery.watch import THREAD_NAME, Interruption, PeerWatch, limited
 from waiting import LIMIT, until, until_ended
 
 
@@ -184,7 +183,7 @@ def test_a_process_ends_whose_thread_is_not_through_in_time() -> None:
 
 PROGRAM = """
 import ctypes, time
-from resume_adapters.core.recovery import deadline, watch
+from resume_adapters.core.recovery import watch
 {given}
 """
 
@@ -195,7 +194,7 @@ KEEPS_THE_LOCK = "ctypes.PyDLL(None).sleep(60)"
 @pytest.mark.parametrize(
     "given",
     [
-        f"deadline.LATER = 0.0\nwith deadline.limited('end', 1.0, print): {KEEPS_THE_LOCK}",
+        f"watch.LATER = 0.0\nwith watch.limited('end', 1.0, print): {KEEPS_THE_LOCK}",
         "w = watch.PeerWatch(lambda: False, print, print, print, 9.0, lambda: 1.0)\nw.start()\ntime.sleep(1)\n"
         + KEEPS_THE_LOCK,
         "watch.LATER = 0.5\nw = watch.PeerWatch(lambda: True, lambda: time.sleep(60), print, print, 0.5)\nw.start()\n"
@@ -212,7 +211,7 @@ def test_a_process_that_python_cannot_end_is_ended(given: str) -> None:
 
 FORKS = """
 import os, sys, time
-from resume_adapters.core.recovery.deadline import end_process_after
+from resume_adapters.core.recovery.watch import end_process_after
 
 end_process_after(20.0)
 for _ in range(3):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
 
-from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState
+from resume_adapters.core.state.frozen import FrozenBuffers, FrozenState, TakenBuffer
 from resume_adapters.core.state.records import FRESH, Deferred, Record
 
 LARGE = 1 << 17
@@ -76,31 +77,49 @@ def test_buffers_are_restored_whatever_changed_them() -> None:
     norm.register_buffer("absent", None)
     held = FrozenBuffers([norm, torch.nn.Sequential(norm)])
     held.take()
-    held.take()
+    first = held.take()
     for _ in range(2):
         norm(torch.randn(4, 2))
         norm.replaced = norm.replaced + 1
         norm.large += 1
-        held.restore()
+        held.restore(first)
         assert norm.running_mean.tolist() == [0, 0]
         assert norm.running_var.tolist() == [1, 1]
         assert norm.num_batches_tracked == 0
         assert norm.replaced.item() == 0
         assert norm.large.sum() == 0
     norm(torch.randn(4, 2))
-    held.take()
+    second = held.take()
     mean = norm.running_mean.clone()
     norm(torch.randn(4, 2))
-    held.restore()
+    held.restore(second)
     assert torch.equal(norm.running_mean, mean)
+    held.restore(first)
+    assert norm.running_mean.tolist() == [0, 0] and norm.large.sum() == 0
+
+
+def contents(taken: Mapping[str, TakenBuffer]) -> dict[str, object]:
+    return {key: each.content for key, each in taken.items()}
+
+
+def test_a_large_buffer_that_changes_unnoticed_is_none_of_a_step_before() -> None:
+    """It is found at the fourth time; what was taken before may be of any step before that."""
+    module = torch.nn.Module()
+    module.register_buffer("book", torch.zeros(LARGE))
+    buffers, taken = FrozenBuffers([module]), []
+    for step in range(6):
+        module.book.data.fill_(step * (step > 1))
+        taken.append(buffers.take())
+    assert [buffers.is_intact(each) for each in taken] == [False, False, False, True, True, True]
+    buffers.restore(taken[4])
+    assert module.book[0] == 4
 
 
 def test_buffers_are_loaded_into_other_modules_of_the_same_kind() -> None:
     one, two = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
     one(torch.randn(4, 2))
     held = FrozenBuffers([one])
-    held.take()
-    FrozenBuffers([two]).load(held.taken())
+    FrozenBuffers([two]).load(contents(held.take()))
     assert torch.equal(one.running_mean, two.running_mean)
     assert two.num_batches_tracked == 1
 
@@ -128,16 +147,16 @@ def held(module: Caching) -> list[object]:
 def test_buffers_that_come_and_go_are_restored() -> None:
     module = Caching()
     buffers = FrozenBuffers([module])
-    buffers.take()
+    taken = buffers.take()
     module.go_on()
-    buffers.restore()
+    buffers.restore(taken)
     assert held(module) == [None, [1, 1], [1, 1, 1]]
     module.go_on()
-    buffers.take()
+    taken = buffers.take()
     module.filled += 1
     module.emptied = torch.zeros(2)
     module.deleted = torch.zeros(3)
     other = Caching()
-    FrozenBuffers([other]).load(buffers.taken())
-    buffers.restore()
+    FrozenBuffers([other]).load(contents(taken))
+    buffers.restore(taken)
     assert held(module) == held(other) == [[1], None, None]

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.hang import Pulse
-from resume_adapters.core.recovery.memory import HeldCheckpoint
-from resume_adapters.core.recovery.plan import Failure, Level, Report
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup
@@ -82,17 +81,16 @@ class HeldTraining(Protocol):
             is_updating: the weights may be those of the middle of a step.
         """
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
 
         Args:
             memory: the directory, of the same name on each node.
             ranks: the ranks of the block.
             group: those that share this rank's directory.
+            step: that which all ranks hold.
+            source: the rank whose weights all take; ``None``: each has its own.
         """
-
-    def keep_stacks(self, stacks: str) -> None:
-        """Write where the threads of this rank are into the run directory."""
 
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, and why."""
@@ -112,7 +110,6 @@ class RunningAttempt:
         cut: ends what this rank waits for.
         forget: removes the checkpoints in memory, which are needed no more.
         began: when the failure of the attempt before was seen, by ``time.monotonic``.
-        added: called when a training call begins.
         flags: the stop flags of the calls that attempts before this one have left, by run directory.
 
     Attributes:
@@ -124,7 +121,6 @@ class RunningAttempt:
         error: with which it has left; ``None`` as long as it has not, and where a peer made it leave.
         pulse: when the training has last done something.
         hang: what was found where a rank hangs.
-        is_silent: that rank does not answer.
     """
 
     def __init__(
@@ -136,14 +132,13 @@ class RunningAttempt:
         cut: Callable[[], object],
         forget: Callable[[], object],
         began: float,
-        added: Callable[[], object] = bool,
         flags: Mapping[Path, StopFlag] = MappingProxyType({}),
     ) -> None:
         self.attempt = attempt
         self.updates = updates
         self.pulse = Pulse()
         self.hang: Failure | None = None
-        self.is_left = self.is_origin = self.is_silent = False
+        self.is_left = self.is_origin = False
         self.left = 0.0
         self.error: BaseException | None = None
         self._memory = memory
@@ -151,7 +146,6 @@ class RunningAttempt:
         self._cut = cut
         self._forget = forget
         self._began: float | None = None if attempt.level is None else began
-        self._added = added
         self._flags = flags
         self._trainings: list[HeldTraining] = []
         self._steps = 0
@@ -170,6 +164,13 @@ class RunningAttempt:
         """Return the checkpoints in memory that runs resume from, by run directory; none once there is a later one."""
         return {} if any(each.has_committed for each in self._trainings) else dict(self._memory)
 
+    def kept(self, kept: Mapping[str, HeldCheckpoint]) -> dict[Path, HeldCheckpoint]:
+        """Return where this node has checkpoints in memory that all ranks go on from."""
+        return {
+            Path(path): replace(self._memory.get(Path(path), each), generation=each.generation)
+            for path, each in kept.items()
+        }
+
     def resumed(self, directory: Path, generation: int) -> None:
         """Know that a run has resumed from memory, and under which generation it goes on."""
         self._memory[directory] = HeldCheckpoint(self._memory[directory].path, generation)
@@ -181,7 +182,6 @@ class RunningAttempt:
     def add(self, training: HeldTraining) -> None:
         """Know of a training call."""
         self._trainings.append(training)
-        self._added()
 
     def end_step(self) -> float | None:
         """Count a step of which the state is held now.
@@ -242,16 +242,24 @@ class RunningAttempt:
         """The training call that was begun last; ``None`` before the first."""
         return self._trainings[-1] if self._trainings else None
 
-    def report(self, failure: Failure | None) -> Report:
-        """Return what this rank says after a failure."""
+    def report(self, failure: Failure | None, has_memory: Callable[[HeldCheckpoint], bool]) -> Report:
+        """Return what this rank says after a failure.
+
+        Args:
+            failure: its own; ``None`` where it has left because of another rank.
+            has_memory: returns whether a checkpoint in memory is still there.
+        """
+        memory = self.all_memory()
+        kept = {str(path): each for path, each in memory.items()} if all(map(has_memory, memory.values())) else {}
         training = self.training
         if training is None:
-            return Report(failure=failure)
+            return Report(failure=failure, kept=kept)
         report = training.report(is_updating=self.updates.is_updating)
         running = [each for each in self._trainings if not each.is_over]
-        if sum(each.report(is_updating=False).step is not None for each in running) > 1 and not report.objection:
-            report = replace(report, objection="several trainings are under way at once, and one alone is held")
-        return replace(report, failure=failure)
+        if sum(each.report(is_updating=False).step is not None for each in running) > 1:
+            objection = report.objection or "several trainings are under way at once, and one alone is held"
+            report = replace(report, objection=objection, former=None)
+        return replace(report, failure=failure, kept=kept)
 
     def failure(self, error: BaseException, rank: int) -> Failure:
         """Return an error as data."""
@@ -262,11 +270,6 @@ class RunningAttempt:
         step = None if self.training is None else self.training.progress
         is_final = isinstance(error, ResumeError) and not isinstance(error, PeerFailed | SaveFailed)
         return Failure(rank, step, type(error).__name__, str(error), place, is_final)
-
-    def request_stop(self, reason: str) -> None:
-        """Ask the training calls to save and leave; any thread may call it."""
-        for each in list(self._trainings):
-            each.flag.request(reason)
 
     def flags(self) -> dict[Path, StopFlag]:
         """Return the stop flags of the calls that have taken their run directory over, in this attempt and before."""

@@ -11,7 +11,6 @@ import itertools
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,16 +29,14 @@ from resume_adapters.core.recovery.attempt import (
     running_attempt,
     under_way,
 )
-from resume_adapters.core.recovery.deadline import LATER, end_process_after, limited
 from resume_adapters.core.recovery.groups import BlockGroups
-from resume_adapters.core.recovery.hang import SILENT, HangWatch, describe_threads
-from resume_adapters.core.recovery.meeting import Meeting, SoloMeeting, StoreMeeting
-from resume_adapters.core.recovery.memory import HeldCheckpoint, MemoryDirectory
+from resume_adapters.core.recovery.hang import HangWatch, describe_threads
+from resume_adapters.core.recovery.meeting import Meeting
+from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions, Hook, read_launch
-from resume_adapters.core.recovery.plan import Failure, Level, Plan, Report, decide
-from resume_adapters.core.recovery.termination import Termination
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Plan, Report, decide
 from resume_adapters.core.recovery.updates import UpdateWatch
-from resume_adapters.core.recovery.watch import PeerWatch
+from resume_adapters.core.recovery.watch import LATER, PeerWatch, end_process_after, limited
 from resume_adapters.core.run_directory.discovery import ranks_by_directory
 from resume_adapters.core.state import rng
 from resume_adapters.core.stop.signals import StopFlag
@@ -69,17 +66,13 @@ class Block:
             raise UnsupportedSetting("a restartable block is within another one: leave one of the two out")
         self._options = options
         launch = read_launch(next(_numbers))
-        self._meeting: Meeting = SoloMeeting()
-        if launch.world_size > 1:
-            self._meeting = meeting = StoreMeeting(launch, options.meeting_timeout, grace=options.grace)
-            launch = dataclasses.replace(launch, start=meeting.start)
-        self._launch = launch
+        self._meeting = Meeting(launch, options.meeting_timeout, grace=options.grace)
+        self._launch = launch = dataclasses.replace(launch, start=self._meeting.start)
         self._groups = BlockGroups()
         if launch.world_size > 1:
             self._groups.use_store(functools.partial(self._meeting.groups_store, "0"))
         self._memory = MemoryDirectory(LocalStorage(), launch, self._meeting.token)
         self._memory_group: StorageGroup | None = None
-        self._termination = Termination()
         self._updates = UpdateWatch()
         self._failures: list[Failure] = []
         self._must_end = False
@@ -102,7 +95,6 @@ class Block:
     def _attempts(self, function: Callable[[Attempt], T]) -> T:
         attempt, held, began = Attempt(), dict[Path, HeldCheckpoint](), 0.0
         with contextlib.ExitStack() as stack:
-            stack.callback(self._termination.release)
             stack.enter_context(self._groups.watched())
             self._updates.begin()
             stack.callback(self._updates.close)
@@ -118,7 +110,6 @@ class Block:
                     attempt, held = self._recover(running, error, watch)
                 began = running.left
                 del running, watch, error
-                self._carry_termination()
 
     # ---- One attempt
 
@@ -130,7 +121,6 @@ class Block:
                 return True
 
         def cut() -> None:
-            self._termination.defer()
             self._groups.cut()
             try:
                 _call(self._options.abort, attempt)
@@ -145,7 +135,6 @@ class Block:
             cut,
             self._clear_memory,
             began,
-            added=self._termination.arm,
             flags=self._flags,
         )
 
@@ -153,7 +142,7 @@ class Block:
         topic, meeting, options = f"{running.attempt.number}", self._meeting, self._options
 
         def on_hang(found: Failure) -> None:
-            self._keep_stacks(running, found)  # before anything is cut
+            self._log_stacks(found)  # before anything is cut
             running.fail_by_hang(found)
 
         hang = HangWatch(
@@ -172,24 +161,15 @@ class Block:
         def leave() -> None:
             found = hang.found
             if found is not None and running.hang is None:
-                self._keep_stacks(running, found)
+                self._log_stacks(found)
             running.leave()
 
-        def look() -> float | None:
-            if meeting.is_gone:
-                running.request_stop("the launcher of this process is gone")
-            return hang.look()
-
         limit = options.grace + options.meeting_timeout
-        return PeerWatch(is_announced, leave, self._groups.cut, self._abandon, limit, look)
+        return PeerWatch(is_announced, leave, self._groups.cut, self._abandon, limit, hang.look)
 
-    def _keep_stacks(self, running: RunningAttempt, hang: Failure) -> None:
-        running.is_silent = hang.place == SILENT
-        stacks = describe_threads()
-        logger.error("%s. The threads of rank %d are at:\n%s", _capitalised(hang.message), self._meeting.rank, stacks)
-        if running.training is not None:
-            # On a thread of its own: it may be the disk that hangs.
-            threading.Thread(target=running.training.keep_stacks, args=(stacks,), daemon=True).start()
+    def _log_stacks(self, hang: Failure) -> None:
+        found, rank, stacks = _capitalised(hang.message), self._meeting.rank, describe_threads()
+        logger.error("%s. The threads of rank %d are at:\n%s", found, rank, stacks)
 
     def _try(
         self, function: Callable[[Attempt], T], running: RunningAttempt, watch: PeerWatch
@@ -250,11 +230,9 @@ class Block:
         traceback.clear_frames(error.__traceback__)
         watch.close()
         with self._ending():
-            held: dict[Path, HeldCheckpoint] = {}
-            if plan.level is Level.MEMORY:
+            held = running.kept(plan.kept)
+            if plan.level is Level.MEMORY and not held:
                 plan, held = self._write_memory(running, plan)
-            if plan.level is Level.DISK:
-                plan, held = self._keep_memory(running, plan)
             self._say(plan, number)
             self._flags = running.flags()
             running.release()
@@ -281,16 +259,13 @@ class Block:
     def _agree(self, running: RunningAttempt, error: BaseException) -> Plan:
         failure = running.failure(error, self._meeting.rank) if running.is_origin else None
 
-        def gives_up() -> str:
-            by_signal = any(each.reason == signal.SIGTERM.name for each in running.flags().values())
-            if by_signal or self._termination.has_come:
-                return "the launcher ends all processes: one has died, as a rule"
-            is_late = running.is_silent and time.monotonic() > running.left + self._options.grace
-            return "its process is stopped, or a library keeps Python's lock" if is_late else ""
+        def must_end() -> bool:
+            return any(each.reason == signal.SIGTERM.name for each in running.flags().values())
 
         number = running.attempt.number
         with self._limited("meet the others", more=self._options.grace + LATER):
-            reports = self._meeting.exchange(f"{number}/report", running.report(failure), Report, gives_up)
+            report = running.report(failure, self._memory.has)
+            reports = self._meeting.exchange(f"{number}/report", report, Report, must_end)
         return decide(reports, restarts=number, max_restarts=self._options.max_restarts, former=self._failures)
 
     def _given_up(self, running: RunningAttempt, plan: Plan, error: BaseException) -> BaseException:
@@ -319,7 +294,7 @@ class Block:
                 with self._groups.remade():
                     ranks = current_ranks()
                     group = self._sharing_memory(ranks)
-                    path = training.write(self._memory.of_attempt(number + 1), ranks, group)
+                    path = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.step, plan.source)
                     group.close()
                     ranks.close()
             except (Exception, LeftByPeer) as error:  # of any kind: the others must learn of it
@@ -352,18 +327,6 @@ class Block:
         if self._leads_memory:
             self._memory.clear()
 
-    def _keep_memory(self, running: RunningAttempt, plan: Plan) -> tuple[Plan, dict[Path, HeldCheckpoint]]:
-        """Go on from what this attempt has resumed from, where that is still in memory: it is later than the disk."""
-        mine = running.all_memory() if self._memory.has(running.all_memory().values()) else {}
-        named = {str(path): each for path, each in mine.items()}
-        said = self._meeting.exchange(f"{running.attempt.number}/kept", named, dict[str, HeldCheckpoint])
-        if not all(said):
-            return plan, {}
-        # A failure may have come before all ranks knew under which generation they have resumed.
-        found = {Path(path): each for path, each in said[0].items()}
-        kept = {path: HeldCheckpoint(mine.get(path, each).path, each.generation) for path, each in found.items()}
-        return replace(plan, level=Level.MEMORY, reason=""), kept
-
     def _say(self, plan: Plan, number: int) -> None:
         if self._meeting.rank != 0:
             return
@@ -372,13 +335,6 @@ class Block:
         logger.warning(
             "%s. The block is run again (%d of %d), %s.", plan.failure, number + 1, self._options.max_restarts, how
         )
-
-    def _carry_termination(self) -> None:
-        """Let a SIGTERM that has come since the failure stop the next attempt, as it stops a training, if it does."""
-        waiting = [each for each in self._flags.values() if signal.SIGTERM in each.on.signals]
-        if self._termination.release(is_taken=bool(waiting)):
-            for each in waiting:
-                each.request(signal.SIGTERM.name)
 
     def _require_health(self, attempt: Attempt) -> None:
         """Refuse to go on in this process where the device or the user's check says so, on any rank.

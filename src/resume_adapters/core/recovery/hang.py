@@ -31,9 +31,6 @@ _TIMES = 10
 _ANSWER_WITHIN = 10.0
 """Seconds in which a rank answers that is asked."""
 
-SILENT = "in a process that does not answer"
-"""Where a rank hangs that is stopped, or in a library that keeps Python's lock."""
-
 _COMPUTING = 0.02
 """The share of the time that a thread computes which is at work; on a machine that is busy it may be small."""
 
@@ -52,28 +49,21 @@ class Condition(msgspec.Struct, frozen=True):
     place: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """Why no step ends.
+def judge(conditions: Sequence[Condition | None]) -> tuple[bool, list[int]]:
+    """Return whether nothing moves, and the ranks that hang then; else those that are slow.
 
-    Attributes:
-        is_hang: nothing moves.
-        ranks: those that hang; where nothing hangs, those that are slow.
+    Args:
+        conditions: what each rank says of itself; ``None``: it does not answer.
     """
-
-    is_hang: bool
-    ranks: tuple[int, ...]
-
-
-def judge(conditions: Sequence[Condition | None]) -> Verdict:
-    """Return why no step ends, from what each rank says of itself; ``None``: it does not answer."""
-    silent = tuple(rank for rank, each in enumerate(conditions) if each is None)
+    silent = [rank for rank, each in enumerate(conditions) if each is None]
     if silent:
-        return Verdict(True, silent)
-    moving = tuple(rank for rank, each in enumerate(conditions) if each is not None and each.is_moving)
+        return True, silent
+    answers = dict(enumerate(each for each in conditions if each is not None))
+    moving = [rank for rank, each in answers.items() if each.is_moving]
     if moving:
-        return Verdict(False, moving)
-    least = min(each.operations for each in conditions if each is not None)
-    return Verdict(True, tuple(rank for rank, each in enumerate(conditions) if each and each.operations == least))
+        return False, moving
+    least = min(each.operations for each in answers.values())
+    return True, [rank for rank, each in answers.items() if each.operations == least]
 
 
 class Pulse:
@@ -217,35 +207,29 @@ class HangWatch:
         if None in answers and not is_over:
             return
         conditions = [None if each is None else msgspec.json.decode(each, type=Condition) for each in answers]
-        verdict = judge(conditions)
-        if verdict.is_hang:
-            failure = self._failure(verdict, conditions)
+        is_hang, ranks = judge(conditions)
+        names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        # It does not answer where it is stopped, or a library keeps Python's lock.
+        places = [
+            each.place if each else "in a process that does not answer" for each in map(conditions.__getitem__, ranks)
+        ]
+        # In words that are the same whenever the same rank hangs.
+        allowed = "ten times the slowest step" if self._hang_after is None else f"{self._hang_after:g} s"
+        if is_hang:
+            message = f"{names} hang{'s' * (len(ranks) == 1)} {places[0]}: no step has ended for {allowed}"
+            failure = Failure(ranks[0], None, "Hung", message, places[0])
             self._meeting.write(f"{self._topic}/hang", msgspec.json.encode(failure))
             self._on_hang(failure)
             return
         self._meeting.write(f"{self._topic}/inquiry", str(self._inquiry + 1).encode())
-        self._say_slow(verdict, conditions)
-
-    def _failure(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> Failure:
-        first = verdict.ranks[0]
-        found = conditions[first]
-        place = SILENT if found is None else found.place
-        names = _named(verdict.ranks, "hangs", "hang")
-        return Failure(first, None, "Hung", f"{names} {place}: no step has ended for {self._allowed}", place)
-
-    @property
-    def _allowed(self) -> str:
-        """What is allowed, in words that are the same whenever the same rank hangs."""
-        return "ten times the slowest step" if self._hang_after is None else f"{self._hang_after:g} s"
-
-    def _say_slow(self, verdict: Verdict, conditions: Sequence[Condition | None]) -> None:
-        places = ", ".join(each.place for each in conditions if each is not None and each.is_moving)
-        names = _named(verdict.ranks, "is slow", "are slow")
-        logger.warning("%s: no step has ended for %s; at work %s. It is waited for.", names, self._allowed, places)
-
-
-def _named(ranks: Sequence[int], one: str, several: str) -> str:
-    return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {several}"
+        verb = "is" if len(ranks) == 1 else "are"
+        logger.warning(
+            "%s %s slow: no step has ended for %s; at work %s. It is waited for.",
+            names,
+            verb,
+            allowed,
+            ", ".join(places),
+        )
 
 
 def _described(frame: FrameType | None) -> str:

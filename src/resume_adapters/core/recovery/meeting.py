@@ -1,16 +1,20 @@
-"""How the ranks of a block learn of a failure and agree, past the process groups of the training."""
+"""How the ranks of a block learn of a failure and agree, past the process groups of the training.
+
+They meet in the store that torchrun keeps, which outlives the processes of a launch. A process alone meets itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import itertools
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from resume_adapters.core.recovery.launcher_store import LauncherStore
 from resume_adapters.core.recovery.options import Launch
 from resume_adapters.errors import PeerFailed
 
@@ -24,47 +28,96 @@ _LONGEST = 1800.0
 
 _LOOK_EVERY = 0.05
 
+_GONE = (
+    "the store of torchrun cannot be reached: torchrun has ended, or its machine is gone. Launch the same command "
+    "again: it resumes from the newest checkpoint"
+)
 
-class SoloMeeting:
-    """A block in a single process, with the methods of :class:`StoreMeeting`."""
 
-    rank = 0
-    world_size = 1
-    is_gone = False
+class LauncherStore:
+    """A connection to the store; one thread at a time uses it. No call waits without a limit.
 
-    def __init__(self) -> None:
-        self.token = uuid.uuid4().hex  # a process of another container may have the same number
-        self._written: dict[str, bytes] = {}
-        self._announced: set[str] = set()
+    Args:
+        launch: the processes of the launch; one that is alone has a store of its own.
+        seconds: the limit for each call.
 
-    def announce(self, topic: str) -> bool:
-        is_first = topic not in self._announced
-        self._announced.add(topic)
-        return is_first
+    Raises:
+        PeerFailed: the store cannot be reached; also by each method.
+    """
 
-    def is_announced(self, topic: str) -> bool:
-        return topic in self._announced
+    def __init__(self, launch: Launch, seconds: float) -> None:
+        self.native: Any = _Own()
+        self.prefix = "resume_adapters"
+        if launch.world_size > 1:
+            from torch._C._distributed_c10d import TCPStore  # seam: torch 2.6-2.13
 
-    def exchange(self, topic: str, value: T, kind: type[T], gives_up: Callable[[], str] = str) -> list[T]:
-        return [value]
+            timeout = datetime.timedelta(seconds=seconds)
+            with _reaching():
+                self.native = TCPStore(launch.host, launch.port, None, False, timeout, wait_for_workers=False)
 
-    def finish(self, topic: str) -> bool:
-        return True
+    def below(self, *names: str) -> LauncherStore:
+        """Return a part of the store, on the same connection."""
+        part = object.__new__(LauncherStore)
+        part.native, part.prefix = self.native, "/".join((self.prefix, *names))
+        return part
 
-    def write(self, key: str, value: bytes) -> None:
-        self._written[key] = value
+    def _full(self, key: str) -> str:
+        return f"{self.prefix}/{key}"
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Write a value."""
+        with _reaching():
+            self.native.set(self._full(key), value)
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a number, and return it."""
+        with _reaching():
+            return int(self.native.add(self._full(key), number))
+
+    def has(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys have values."""
+        with _reaching():
+            return bool(self.native.check(list(map(self._full, keys))))
 
     def read(self, key: str) -> bytes | None:
-        return self._written.get(key)
+        """Return a value; ``None`` where there is none yet. Nothing here is deleted, so it never waits for one."""
+        key = self._full(key)
+        with _reaching():
+            return bytes(self.native.get(key)) if self.native.check([key]) else None
 
-    def groups_store(self, name: str) -> Any:
-        from torch._C._distributed_c10d import HashStore  # seam: torch 2.6-2.13
+    def replace(self, key: str, expected: str, value: str) -> str:
+        """Write a value if another one is there (empty: none), and return what is there then."""
+        with _reaching():
+            return str(self.native.compare_set(self._full(key), expected, value).decode())
 
-        return HashStore()
+
+class _Own(dict[str, Any]):
+    """What a process alone needs of a store of torch, which may have been built without."""
+
+    def set(self, key: str, value: bytes) -> None:
+        self[key] = value
+
+    def add(self, key: str, number: int) -> int:
+        self[key] = self.get(key, 0) + number
+        return int(self[key])
+
+    def check(self, keys: list[str]) -> bool:
+        return self.keys() >= {*keys}
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return str(self.setdefault(key, value)).encode()
 
 
-class StoreMeeting:
-    """Where the ranks of a block meet: in the store that torchrun keeps. Every exchange has a topic of its own.
+@contextlib.contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch's DistNetworkError and its kin
+        raise PeerFailed(_GONE) from error
+
+
+class Meeting:
+    """Where the ranks of a block meet. Every exchange has a topic of its own.
 
     On several nodes, all ranks make it at the same time.
 
@@ -78,7 +131,6 @@ class StoreMeeting:
         world_size: the number of ranks.
         token: distinguishes the launch from all others, alike on all ranks and after each restart by the launcher.
         start: distinguishes the processes of this start from those of others.
-        is_gone: the launcher's store cannot be reached any more, as the watching thread has found.
 
     Raises:
         PeerFailed: the store cannot be reached.
@@ -87,11 +139,12 @@ class StoreMeeting:
     def __init__(self, launch: Launch, timeout: float, *, grace: float = 0.0) -> None:
         self.rank = launch.rank
         self.world_size = launch.world_size
-        self.is_gone = False
+        self._is_gone = False
         self._launch = launch
         self._timeout = grace + timeout
-        mine, watched = LauncherStore(launch, timeout), LauncherStore(launch, timeout)  # for one thread each
-        self.token = mine.replace("resume_adapters/launch", "", uuid.uuid4().hex)
+        mine = LauncherStore(launch, timeout)
+        watched = LauncherStore(launch, timeout) if launch.world_size > 1 else mine  # for one thread each
+        self.token = mine.replace("launch", "", uuid.uuid4().hex)
         self._starts, self._watched_starts = Starts(launch, mine), Starts(launch, watched)
         self.start = launch.start if launch.is_one_node else self._starts.agree(_LONGEST)
         self._watched_starts.mine = self._starts.mine
@@ -103,21 +156,16 @@ class StoreMeeting:
 
     def is_announced(self, topic: str) -> bool:
         """Return whether a rank has said so. Another thread asks than the one that calls the other methods."""
-        if not self.is_gone:
-            try:
-                return self._watched.has([f"{topic}/failed"]) or self._watched_starts.is_over
-            except PeerFailed:
-                self.is_gone = True
-        return False
+        return bool(self._watching(lambda: self._watched.has([f"{topic}/failed"]) or self._watched_starts.is_over))
 
-    def exchange(self, topic: str, value: T, kind: type[T], gives_up: Callable[[], str] = str) -> list[T]:
+    def exchange(self, topic: str, value: T, kind: type[T], must_end: Callable[[], bool] = bool) -> list[T]:
         """Return every rank's value, in rank order.
 
         Args:
             topic: see above.
             value: what this rank says.
             kind: its type.
-            gives_up: returns why it waits for others no more; empty: it does.
+            must_end: returns whether the launcher has asked this process to end.
 
         Raises:
             PeerFailed: a rank does not come in time; or the launcher starts all again, or is gone.
@@ -126,22 +174,19 @@ class StoreMeeting:
         began = time.monotonic()
         looks = began + _LOOK_EVERY
         while not self._store.has(keys):
-            now = time.monotonic()
+            now, reason = time.monotonic(), ""
             if now > looks:
                 looks = now + _LOOK_EVERY
-                reason = "torchrun starts all again" if self._starts.is_over else ""
-                if not reason and now > began + _ASKED:
-                    reason = gives_up()
-                if reason:
-                    raise PeerFailed(
-                        f"{self._missing(keys)} after a failure: {reason}. This process ends, too, so that torchrun "
-                        "starts all again (--max-restarts) and they resume from the newest checkpoint"
-                    )
+                if self._starts.is_over:
+                    reason = "after a failure: torchrun starts all again"
+                elif now > began + _ASKED and must_end():
+                    reason = "after a failure: the launcher ends all processes, since one has died, as a rule"
             if now > began + self._timeout:
+                reason = f"within {self._timeout:g} s after a failure: its process has died, or hangs"
+            if reason:
                 raise PeerFailed(
-                    f"{self._missing(keys)} within {self._timeout:g} s after a failure: its process has died, or "
-                    "hangs. This process ends, so that torchrun starts all again (--max-restarts) and they resume from "
-                    "the newest checkpoint"
+                    f"{self._missing(keys)} {reason}. This process ends, so that torchrun starts all again "
+                    "(--max-restarts) and they resume from the newest checkpoint"
                 )
             time.sleep(0.002)
         return [msgspec.json.decode(self._store.read(key) or b"", type=kind) for key in keys]
@@ -170,27 +215,28 @@ class StoreMeeting:
 
     def write(self, key: str, value: bytes) -> None:
         """Let all ranks read a value. The thread calls it that asks :meth:`is_announced`."""
-        if not self.is_gone:  # for each call then, torch would print a page
-            try:
-                self._watched.set(key, value)
-            except PeerFailed:
-                self.is_gone = True
+        self._watching(lambda: self._watched.set(key, value))
 
     def read(self, key: str) -> bytes | None:
         """Return what a rank has written; ``None``: nothing. The same thread calls it."""
-        if not self.is_gone:
+        return self._watching(lambda: self._watched.read(key))
+
+    def _watching(self, ask: Callable[[], T]) -> T | None:
+        if not self._is_gone:  # for each call then, torch would print a page
             try:
-                return self._watched.read(key)
+                return ask()
             except PeerFailed:
-                self.is_gone = True
+                self._is_gone = True
         return None
 
     def groups_store(self, name: str) -> Any:
         """Return a store in which process groups are made, of that name."""
-        return LauncherStore(self._launch, self._timeout).below(self._launch.name, self.start, "groups", name).native
+        from torch._C._distributed_c10d import HashStore, PrefixStore  # seam: torch 2.6-2.13
 
-
-Meeting = SoloMeeting | StoreMeeting
+        if self.world_size == 1:
+            return HashStore()
+        part = LauncherStore(self._launch, self._timeout).below(self._launch.name, self.start, "groups", name)
+        return PrefixStore(part.prefix, part.native)
 
 
 class Starts:

@@ -7,28 +7,14 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
-
 from resume_adapters.core.checkpoint.remove import delete_all
 from resume_adapters.core.recovery.options import Launch
+from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.local import make_private_directory
 
 ROOT = Path("/dev/shm")
 """A file system in memory, which Linux has."""
-
-
-class HeldCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint in memory from which a run goes on.
-
-    Attributes:
-        path: where.
-        generation: the start of the run directory that wrote it, or has resumed from it since; it is of no use once
-            there is a later one.
-    """
-
-    path: str
-    generation: int
 
 
 class MemoryDirectory:
@@ -62,9 +48,9 @@ class MemoryDirectory:
         """Return where the checkpoint is written that an attempt goes on from."""
         return self.path / f"{self._launch.start}.{number}"
 
-    def has(self, held: Collection[HeldCheckpoint]) -> bool:
-        """Return whether there are checkpoints, and all of them are still there."""
-        return bool(held) and all(self._storage.exists(Path(each.path)) for each in held)
+    def has(self, held: HeldCheckpoint) -> bool:
+        """Return whether a checkpoint is still there."""
+        return self._storage.exists(Path(held.path))
 
     def clear(self, but: Collection[Path] = ()) -> None:
         """Remove what is there. One rank calls it.

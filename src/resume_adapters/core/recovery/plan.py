@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Level(enum.Enum):
@@ -17,6 +18,19 @@ class Level(enum.Enum):
     """They resume from the latest checkpoint, or start from zero where there is none."""
     GIVEN_UP = "given up"
     """The error is raised."""
+
+
+class HeldCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint in memory from which a run goes on.
+
+    Attributes:
+        path: where.
+        generation: the start of the run directory that wrote it, or has resumed from it since; it is of no use once
+            there is a later one.
+    """
+
+    path: str
+    generation: int
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -55,7 +69,10 @@ class Report(msgspec.Struct, frozen=True):
         directory: the run directory of the training call that was under way; empty where none was.
         step: the step whose state it holds; ``None`` where it holds none.
         place: where in the training that was, of several places at which one step's state is held.
-        is_resumed: the step is the one that it has resumed from, in memory, and has not completed another since.
+        kept: the checkpoints in memory that it has resumed from, by run directory; empty where there is a later one.
+        is_updating: its weights may be those of the middle of a step.
+        is_replica: weights, optimizers and schedules are alike on all ranks at the end of each step.
+        former: the step before, and the place at its end, where it holds that too but for what replicas share.
         objection: why that state cannot be used; empty where it can.
         failure: its own failure; ``None`` where it has left because of another rank.
     """
@@ -65,7 +82,10 @@ class Report(msgspec.Struct, frozen=True):
     objection: str = ""
     failure: Failure | None = None
     place: str = ""
-    is_resumed: bool = False
+    kept: dict[str, HeldCheckpoint] = {}
+    is_updating: bool = False
+    is_replica: bool = False
+    former: tuple[int, str] | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -76,12 +96,16 @@ class Plan(msgspec.Struct, frozen=True):
         failure: what went wrong.
         step: the step from which they go on, if that is known.
         reason: why they do not go on at a cheaper level; empty where they do.
+        source: the rank whose weights all take; ``None``: each goes on with its own.
+        kept: the checkpoints in memory to go on from, by run directory; empty: all write what they hold.
     """
 
     level: Level
     failure: Failure
     step: int | None = None
     reason: str = ""
+    source: int | None = None
+    kept: dict[str, HeldCheckpoint] = {}
 
 
 def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, former: Sequence[Failure]) -> Plan:
@@ -102,10 +126,36 @@ def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, forme
         return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
     if restarts >= max_restarts:
         return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
-    objection = _objection(reports)
-    if objection:
-        return Plan(Level.DISK, failure, reason=objection)
-    return Plan(Level.MEMORY, failure, reports[0].step)
+    together, source = _taken_back(reports)
+    objection = _objection(together)
+    if not objection:
+        return Plan(Level.MEMORY, failure, together[0].step, source=source)
+    if all(each.kept for each in reports):  # later than the disk
+        return Plan(Level.MEMORY, failure, kept={path: _newest(path, reports) for path in reports[0].kept})
+    return Plan(Level.DISK, failure, reason=objection)
+
+
+def _newest(path: str, reports: Sequence[Report]) -> HeldCheckpoint:
+    """A failure may have come before all ranks knew under which generation they have resumed."""
+    return max((each.kept[path] for each in reports if path in each.kept), key=lambda each: each.generation)
+
+
+def _taken_back(reports: Sequence[Report]) -> tuple[Sequence[Report], int | None]:
+    """Take replicas back to the end of a step whose weights one of them still has; return that rank, if they need it.
+
+    One that fails before its update is a step behind those that have ended theirs.
+    """
+    step = min((each.step for each in reports if each.step is not None), default=None)
+    source = next((rank for rank, each in enumerate(reports) if each.step == step and not each.is_updating), None)
+    if source is None or not all(each.is_replica for each in reports):
+        return reports, None
+    taken = [
+        replace(each, step=step, place=each.former[1], objection="", is_updating=False)
+        if each.former is not None and each.former[0] == step
+        else replace(each, is_updating=False)
+        for each in reports
+    ]
+    return taken, None if taken == list(reports) else source
 
 
 def _objection(reports: Sequence[Report]) -> str:
@@ -113,11 +163,13 @@ def _objection(reports: Sequence[Report]) -> str:
     for rank, each in enumerate(reports):
         if each.step is None:
             return f"rank {rank} has not completed a step of its training yet"
+        if each.is_updating:
+            return f"rank {rank}: it had begun to update the weights, and had not done all that follows an update"
         if each.objection:
             return f"rank {rank}: {each.objection}"
     if len({each.directory for each in reports}) > 1:
         return "the ranks are in different trainings"
-    if len({(each.step, each.place, each.is_resumed) for each in reports}) > 1:
+    if len({(each.step, each.place) for each in reports}) > 1:
         held = ", ".join(f"rank {rank} step {each.step} {each.place}".strip() for rank, each in enumerate(reports))
         return f"the ranks hold different steps: {held}"
     return ""

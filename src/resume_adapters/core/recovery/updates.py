@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.ranks import Ranks
 
 
 class UpdateWatch:
@@ -17,14 +19,16 @@ class UpdateWatch:
     A schedule of torch that moves elsewhere, such as at the end of an epoch, is no update. It is copied before, since
     frameworks save the live one.
 
-    Attributes:
-        is_updating: one has begun since :meth:`end_step`.
     """
 
     def __init__(self) -> None:
-        self.is_updating = False
+        self._has_begun = False
+        self._before_hooks: list[tuple[Any, int]] = []
         self._undo = contextlib.ExitStack()
         self._schedules: dict[int, _HeldSchedule] = {}
+        self._moving: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        """The optimizers, schedules and scalers that have made a step, in the order of their first."""
+        self._last_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def begin(self) -> None:
         """Begin to watch."""
@@ -43,46 +47,82 @@ class UpdateWatch:
 
     def close(self) -> None:
         """Watch no longer."""
+        self.end_step()
+        for each in self._last_hooks.values():
+            each.remove()
         self._undo.close()
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether an update has begun since :meth:`end_step`, or a hook before one has changed weights."""
+        return self._has_begun or any(weight._version != version for weight, version in self._before_hooks)
 
     def begin_holding(self) -> None:
         """Nothing is whole until :meth:`end_step`: who is interrupted in between holds parts of two moments."""
-        self.is_updating = True
+        self._has_begun = True
+        self._before_hooks.clear()
+        self._schedules.clear()
 
     def end_step(self) -> None:
         """All that follows an update is done."""
-        self.is_updating = False
-        self._schedules.clear()
+        self.begin_holding()
+        self._has_begun = False
 
     def restore_schedules(self) -> None:
         """Let the schedules, and the settings of their optimizers, be what they were at the last :meth:`end_step`."""
         for each in reversed(self._schedules.values()):  # several set the same rate, and one may hold others
             each.restore()
 
+    def take_from(self, source: int, ranks: Ranks, models: Iterable[Any]) -> None:
+        """Let the weights, and all that moves with them, be what they are on one rank. Every rank calls it.
+
+        Raises:
+            ValueError: not as many optimizers, schedules and scalers have made a step on all ranks.
+        """
+        found = [*models, *self._moving]
+        mine = _on_host([each.state_dict() for each in found]) if ranks.rank == source else []
+        states = ranks.broadcast(mine, source)
+        for each, state in zip(found, states, strict=True):
+            if ranks.rank != source:
+                each.load_state_dict(state)
+
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Lightning runs forward and backward in the closure of a step: the update begins when that returns."""
+        self._moving[optimizer] = None
         if callable(keywords.get("closure")):
             return arguments, {**keywords, "closure": self._ending(keywords["closure"])}
         if len(arguments) > 1 and callable(arguments[1]):
             return (arguments[0], self._ending(arguments[1]), *arguments[2:]), keywords
-        self.is_updating = True
+        if optimizer in self._last_hooks:
+            self._last_hooks.pop(optimizer).remove()
+        if optimizer._optimizer_step_pre_hooks and not self._has_begun:  # seam: torch 2.6-2.13
+            weights = [each for group in optimizer.param_groups for each in group["params"]]
+            self._before_hooks += [(each, each._version) for each in weights]
+            self._last_hooks[optimizer] = optimizer.register_step_pre_hook(self._begin)
+        else:
+            self._has_begun = True
         return None
+
+    def _begin(self, *_: Any) -> None:
+        self._has_begun = True
 
     def _ending(self, closure: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
             result = closure(*arguments, **keywords)
-            self.is_updating = True
+            self._has_begun = True
             return result
 
         return run
 
     def _before_schedule(self, schedule: Any) -> None:
-        if not self.is_updating and id(schedule) not in self._schedules:
+        self._moving[schedule] = None
+        if not self._has_begun and id(schedule) not in self._schedules:
             self._schedules[id(schedule)] = _HeldSchedule(schedule)
 
     def _before_scaler(self, scaler: Any) -> None:
         """It changes its scale also where an overflow has left the optimizer out."""
-        self.is_updating = True
+        self._moving[scaler] = None
+        self._has_begun = True
 
 
 class _HeldSchedule:
@@ -110,6 +150,15 @@ class _HeldSchedule:
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     return {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _on_host(tree: Any) -> Any:
+    """Copy the tensors of a tree to the host: another rank would read them onto this rank's device."""
+    if hasattr(tree, "_version"):
+        return tree.detach().cpu()
+    if isinstance(tree, Mapping):
+        return {name: _on_host(each) for name, each in tree.items()}
+    return type(tree)(map(_on_host, tree)) if type(tree) in (list, tuple) else tree
 
 
 def _with_own(base: type, name: str) -> Iterator[type]:

@@ -19,7 +19,7 @@ from resume_adapters.core.checkpoint.remove import Fence, fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import run_on_all_ranks
-from resume_adapters.core.recovery.memory import HeldCheckpoint
+from resume_adapters.core.recovery.plan import HeldCheckpoint
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run_directory.discovery import discover_groups
 from resume_adapters.core.run_directory.identity import original_of, read_identity, write_identity

@@ -26,7 +26,8 @@ from resume_adapters.core.session.framework import CheckpointFacts, Framework, T
 from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
-from resume_adapters.core.state.frozen import NOTHING, FrozenBuffers, FrozenState
+from resume_adapters.core.state.ddp_buckets import are_replicas, outermost
+from resume_adapters.core.state.frozen import NOTHING, FrozenBuffers, FrozenState, TakenBuffer
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.core.stop.signals import StopFlag
@@ -87,6 +88,8 @@ class _Moment(NamedTuple):
     observed: FrozenState
     parts: FrozenState
     own: FrozenState
+    buffers: Mapping[str, TakenBuffer]
+    is_reduced: bool  # DDP was not told to leave gradients to each rank, as LocalSGD tells it
 
     @property
     def is_intact(self) -> bool:
@@ -113,7 +116,9 @@ class HeldCall:
         self._framework = session.framework
         self._kind = kind
         self._moment: _Moment | None = None
+        self._former: _Moment | None = None
         self._buffers: FrozenBuffers | None = None
+        self._is_replica = False
         self.is_over = False
         attempt.add(self)
 
@@ -141,10 +146,13 @@ class HeldCall:
             LeftByPeer: another rank has failed.
         """
         self.attempt.updates.begin_holding()
-        self._session.observed.before_hold(compares=self._moment is not None or not self.is_resumed)
+        last, modules = self._moment, list(self._framework.modules())
+        if self._buffers is None:
+            self._buffers, self._is_replica = FrozenBuffers(modules), are_replicas(modules)
+        self._session.observed.before_hold(compares=last is not None or self._run.attempt_checkpoint is None)
         state, observed = FrozenState(loop.rank_state()), FrozenState(self._session.observed.capture())
         parts = {**self._session.options.parts, **self._framework.parts(), **self._session.observed.parts()}
-        self._moment = _Moment(
+        moment = _Moment(
             step,
             form,
             loop,
@@ -153,10 +161,12 @@ class HeldCall:
             observed,
             FrozenState({name: part.state_dict() for name, part in parts.items()}) if parts else NOTHING,
             FrozenState(form.own) if form.own else NOTHING,
+            self._buffers.take(),
+            all(getattr(each, "require_backward_grad_sync", True) for each in modules),
         )
-        if self._buffers is None:
-            self._buffers = FrozenBuffers(self._framework.modules())
-        self._buffers.take()
+        if last is not None and last.step != step:
+            self._former = last
+        self._moment = moment
         seconds = self.attempt.end_step()
         if seconds is not None:
             self._log_recovery(step, seconds)
@@ -206,11 +216,6 @@ class HeldCall:
         return self._run.attempt_checkpoint is not None and self._run.saver.engine.last_committed is not None
 
     @property
-    def is_resumed(self) -> bool:
-        """Whether it holds what it has resumed from, in memory."""
-        return self._moment is None and self._run.attempt_checkpoint is not None
-
-    @property
     def progress(self) -> int:
         """Optimizer steps completed."""
         resumed = self._run.resumed
@@ -218,53 +223,60 @@ class HeldCall:
 
     def report(self, *, is_updating: bool) -> Report:
         """Return what is held, and why it cannot be used."""
-        moment, directory = self._moment, str(self.directory)
+        moment, former, directory = self._moment, self._former, str(self.directory)
         if moment is None:
-            return Report(directory, self.progress if self.is_resumed else None, is_resumed=self.is_resumed)
+            return Report(directory, is_updating=is_updating)
         objection = moment.form.objection
-        if is_updating:
-            objection = "it had begun to update the weights, and had not done all that follows an update"
-        elif not objection and not moment.is_intact:
+        if not objection and not moment.is_intact:
             objection = "a part of the state that is too large to copy at each step has changed since"
-        return Report(directory, moment.step, objection, place=moment.form.place)
+        can_go_back = former is not None and former.is_intact and not former.form.objection
+        return Report(
+            directory,
+            moment.step,
+            objection,
+            place=moment.form.place,
+            is_updating=is_updating,
+            is_replica=self._is_replica and moment.is_reduced,
+            former=(former.step, former.form.place) if former is not None and can_go_back else None,
+        )
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup) -> Path:
-        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it."""
-        moment = self._moment
-        if moment is None:
-            assert self._run.attempt_checkpoint is not None, "it resumed from memory, and has done no step since"
-            return self._run.attempt_checkpoint
-        assert self._buffers is not None, "they were taken with the rest"
-        if not self._buffers.is_intact:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
+        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
+
+        Args:
+            memory: the directory, of the same name on each node.
+            ranks: the ranks of the block.
+            group: those that share this rank's directory.
+            step: that which all ranks hold.
+            source: the rank whose weights all take; ``None``: each has its own.
+        """
+        moment = self._former if self._moment is not None and self._moment.step != step else self._moment
+        assert moment is not None and self._buffers is not None, "it has said that it holds the step"
+        if not self._buffers.is_intact(moment.buffers):
             raise SaveFailed(
                 "a buffer that is too large to copy at each step has changed, and torch has not counted it"
             )
-        self._buffers.restore()
         self.attempt.updates.restore_schedules()
+        if source is not None:
+            self.attempt.updates.take_from(source, ranks, outermost(self._framework.modules()))
+        self._buffers.restore(moment.buffers)
         path = memory / moment.form.name
-        buffers = self._buffers.taken()
-        content = CallContent(
-            self._session.write_files, lambda: self._captured(moment, path, buffers), self._framework.owner_of
-        )
+        content = CallContent(self._session.write_files, lambda: self._captured(moment, path), self._framework.owner_of)
         with moment.form.saving(moment.own.tree):
             self._run.saver.write_elsewhere(path, moment.step, content, ranks, group, is_file=moment.form.is_file)
         return path
 
-    def _captured(self, moment: _Moment, path: Path, buffers: Mapping[str, Any]) -> Captured:
-        """Return the state of the end of the last step, as any checkpoint holds it."""
+    def _captured(self, moment: _Moment, path: Path) -> Captured:
+        """Return the state of the end of a step, as any checkpoint holds it."""
         state = self._kind.from_tree(moment.state.tree, Source(path, "memory", moment.step, ""))
         added = self._session.capture_held(moment.loop, moment.form.name, state, moment.facts)
         held = {name: StaticState(tree) for name, tree in moment.parts.tree.items()}
+        buffers = {key: taken.content for key, taken in moment.buffers.items()}
         return Captured(
             {**moment.state.tree, **added.rank_state, "observed": moment.observed.tree},
             {**added.parts, **held, BUFFERS: StaticState(buffers)},
             added.facts,
         )
-
-    def keep_stacks(self, stacks: str) -> None:
-        """Write where the threads of this rank are into the run directory."""
-        path = self._run.control.path / f"stacks-{self._run.ranks.rank:05}.txt"
-        self._run.storage.write(path, stacks.encode())
 
     def give_up(self, failure: Failure) -> None:
         """Write into the status of the run that it has failed, where it got as far as owning its directory.

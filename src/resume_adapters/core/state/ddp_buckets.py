@@ -15,6 +15,22 @@ from resume_adapters.core.state import keys
 from resume_adapters.errors import StateMismatch
 
 
+def are_replicas(modules: Iterable[Any]) -> bool:
+    """Return whether DDP keeps all that is trained of modules alike on all ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    every = list(modules)
+    reduced = {each for ddp in every if isinstance(ddp, DistributedDataParallel) for each in ddp.parameters()}
+    return all(each in reduced for module in every for each in module.parameters() if each.requires_grad)
+
+
+def outermost(modules: Iterable[Any]) -> list[Any]:
+    """Return the modules that are not a part of another of them."""
+    every = list(modules)
+    inner = {id(part) for module in every for part in module.modules() if part is not module}
+    return [each for each in every if id(each) not in inner]
+
+
 class BucketOrder:
     """Captures and replays the order in which a DDP module's gradients become ready.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from resume_adapters.core.state.comparison import same_bits
 from resume_adapters.core.state.records import Record, tree_of
@@ -71,6 +71,20 @@ NOTHING = FrozenState({})
 """An empty tree, which most parts of most states are."""
 
 
+class TakenBuffer(NamedTuple):
+    """A buffer at one :meth:`FrozenBuffers.take`.
+
+    Attributes:
+        live: the buffer.
+        version: how often torch has counted that it changed; -1 where it does not count that.
+        content: a copy.
+    """
+
+    live: Any = None
+    version: int = -1
+    content: Any = None
+
+
 class FrozenBuffers:
     """The buffers of modules, as they are at each :meth:`take`. A forward pass changes those of a normalisation.
 
@@ -88,12 +102,12 @@ class FrozenBuffers:
         self._places: dict[str, tuple[MutableMapping[str, Any], str]] = {
             key: (each._buffers, name) for key, (each, name) in found.items()
         }
-        self._taken: dict[str, tuple[Any, int, Any]] = dict.fromkeys(self._places, (None, -1, None))
+        self._taken: dict[str, TakenBuffer] = dict.fromkeys(self._places, TakenBuffer())
         # The kernel of a batch normalisation does not count what it changes.
         self._uncounted = {key for key, (each, _) in found.items() if isinstance(each, _NormBase)}
         self._times = 0
 
-    def take(self) -> None:
+    def take(self) -> Mapping[str, TakenBuffer]:
         """Copy the buffers; of large ones, those that have changed since the last time.
 
         torch counts most of what changes a tensor, but not what is done to its ``data``. So a large one that seems to
@@ -104,46 +118,39 @@ class FrozenBuffers:
         for key, (holder, name) in self._places.items():
             now = holder.get(name)
             if now is None:
-                self._taken[key] = (None, -1, None)
+                self._taken[key] = TakenBuffer()
                 continue
-            if compares and self._is_unnoticed(key):
+            if compares and self._is_unnoticed(key, self._taken[key]):
                 self._uncounted.add(key)
-            if key in self._uncounted or not self._seems_unchanged(key):
-                self._taken[key] = (now, now._version, now.detach().clone())
+            if key in self._uncounted or not self._seems_unchanged(key, self._taken[key]):
+                version = -1 if key in self._uncounted else now._version
+                self._taken[key] = TakenBuffer(now, version, now.detach().clone())
+        return dict(self._taken)
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether no large buffer has changed unnoticed. It reads them all."""
-        return not any(map(self._is_unnoticed, self._places))
+    def is_intact(self, taken: Mapping[str, TakenBuffer]) -> bool:
+        """Return whether no large buffer has changed unnoticed since it was taken. It reads them all."""
+        return not any(self._is_unnoticed(key, each) for key, each in taken.items())
 
-    def _seems_unchanged(self, key: str) -> bool:
-        (holder, name), (live, version, _) = self._places[key], self._taken[key]
+    def _seems_unchanged(self, key: str, taken: TakenBuffer) -> bool:
+        holder, name = self._places[key]
         now = holder.get(name)
-        if now is None or now is not live:
+        if now is None or now is not taken.live:
             return False
-        return bool(now._version == version and now.numel() * now.element_size() >= _LARGE)
+        return bool(now._version == taken.version and now.numel() * now.element_size() >= _LARGE)
 
-    def _is_unnoticed(self, key: str) -> bool:
+    def _is_unnoticed(self, key: str, taken: TakenBuffer) -> bool:
         """Return whether a buffer has changed, and neither torch nor this object knows of it."""
-        if key in self._uncounted or not self._seems_unchanged(key):
-            return False
-        live, _, copied = self._taken[key]
-        return not same_bits(live, copied)
+        return self._seems_unchanged(key, taken) and not same_bits(taken.live, taken.content)
 
-    def taken(self) -> dict[str, Any]:
-        """Return what was taken last."""
-        return {key: copied for key, (_, _, copied) in self._taken.items()}
-
-    def load(self, taken: Mapping[str, Any]) -> None:
-        """Set the buffers to what :meth:`taken` returned, of other modules of the same kind."""
+    def load(self, contents: Mapping[str, Any]) -> None:
+        """Set the buffers to the contents that were taken, of other modules of the same kind."""
         for key, (holder, name) in self._places.items():
-            _set(holder, name, holder.get(name), taken[key])
+            _set(holder, name, holder.get(name), contents[key])
 
-    def restore(self) -> None:
-        """Set the buffers to what was taken last."""
+    def restore(self, taken: Mapping[str, TakenBuffer]) -> None:
+        """Set the buffers to what they were when they were taken."""
         for key, (holder, name) in self._places.items():
-            live, _, copied = self._taken[key]
-            _set(holder, name, live, copied)
+            _set(holder, name, taken[key].live, taken[key].content)
 
 
 def _set(holder: MutableMapping[str, Any], name: str, live: Any, content: Any) -> None:
