@@ -26,7 +26,7 @@ BUDGETS = {
     "core/state": 2070,
     "core/stop": 380,
     "core/storage": 470,
-    "core/tiers": 1170,
+    "core/tiers": 1160,
     "core/trace": 130,
     "data": 220,
     "deepspeed": 190,

@@ -283,7 +283,7 @@ class SaveEngine:
         except ResumeError as error:
             memory.failed(self._ranks, error)
             return None
-        memory.committed(request.pending, manifest)
+        memory.committed(self._ranks, request.pending, manifest)
         return manifest
 
     def _commit(self, request: SaveRequest) -> Manifest:
