@@ -12,11 +12,10 @@ import msgspec
 from benchmarks import figure
 from benchmarks.content import SmallContent
 from benchmarks.figure import Figure
-from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import manifest_path
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.resolve import latest_valid
-from resume_adapters.core.checkpoint.validity import NoForeign
+from resume_adapters.core.checkpoint.validity import CommitHistory, NoForeign
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.storage.groups import shared_by_all

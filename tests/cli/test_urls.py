@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.commands.copies import pull, push
 from resume_adapters.cli.run_directory import STORAGE
-from resume_adapters.core.checkpoint.latest import latest_form, latest_name
+from resume_adapters.core.checkpoint.layout import latest_form, latest_name
 from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus

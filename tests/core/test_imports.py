@@ -390,7 +390,7 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
     }
     assert callers("delete_all") == {"memory.clear", "memory.give_back"}
     assert callers("delete_leftover") == {"upkeep.sweep"}
-    assert callers("delete_begun") == {"commit._abandon", "commit._delete_emptied", "workspace.take", "workspace.close"}
+    assert callers("delete_begun") == {"commit._abandon", "commit._delete_emptied", "commit.take", "commit.close"}
     assert callers("remove_tree") == {
         "remove._remove",
         "remove.delete_all",  # of the copies in memory

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.latest import latest_name
-from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, state_of
+from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, latest_name, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
 from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias

@@ -17,9 +17,8 @@ import xxhash
 from resume_adapters import KeepLast
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import candidates, list_checkpoints
-from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.resolve import latest_valid
-from resume_adapters.core.checkpoint.validity import ForeignStep, NoForeign
+from resume_adapters.core.checkpoint.validity import CommitHistory, ForeignStep, NoForeign
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.upkeep import is_checkpoint

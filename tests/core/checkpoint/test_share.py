@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.checkpoint import share
+from resume_adapters.core.checkpoint import writer
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
 from resume_adapters.core.checkpoint.layout import EXTRAS, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
@@ -52,7 +52,7 @@ def saving(directory: Path, ranks: int, *, is_file: bool = False) -> Callable[[i
         )
         try:
             pending.open()
-            written = write_checkpoint(pending, GivenContent(write), lambda: 1.0, share=share.share_files)
+            written = write_checkpoint(pending, GivenContent(write), lambda: 1.0, share=writer.share_files)
             pending.commit(
                 everyone,
                 written.files,
@@ -115,12 +115,12 @@ def test_what_cannot_be_read_leaves_no_checkpoint_anywhere(tmp_path: Path) -> No
 
 
 def test_what_changes_on_the_way_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = share._Sent.__iter__
+    native = writer._Sent.__iter__
 
     def changed(sent: Any) -> Iterator[bytes]:
         for piece in native(sent):
             yield piece[:-1] + b"?"
 
-    monkeypatch.setattr(share._Sent, "__iter__", changed)
+    monkeypatch.setattr(writer._Sent, "__iter__", changed)
     found = on_nodes(saving(tmp_path, 2))
     assert "came over as" in found[1].message and "was sent as" in found[1].message

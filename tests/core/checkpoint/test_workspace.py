@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from resume_adapters.core.checkpoint.commit import Workspaces
 from resume_adapters.core.checkpoint.layout import is_unfinished
-from resume_adapters.core.checkpoint.workspace import Workspaces
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed

@@ -322,7 +322,7 @@ class MemoryFault(LocalStorage):
 def test_a_checkpoint_in_memory_that_cannot_be_completed_ends_no_run(
     node: Node, alone: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is committed: only its marker stays. The leader alone completes it, and the other ranks do not wait."""
+    """It is committed: only its marker stays, and the next start completes it."""
     storage = MemoryFault(node.memory)
     job = node.start(storage=storage, save_every=1)
     storage.does_not_remove = True

@@ -13,7 +13,7 @@ import typer
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, Force, Json, Named, RunDir, app, refuse_running, show
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
-from resume_adapters.core.checkpoint.latest import Pointer, latest_form, latest_name
+from resume_adapters.core.checkpoint.layout import Pointer, latest_form, latest_name
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.ranks import SINGLE_PROCESS

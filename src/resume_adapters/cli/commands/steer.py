@@ -32,8 +32,7 @@ from resume_adapters.cli.commands.status import describe, status_table
 from resume_adapters.cli.render import escape, size, state, table, visible
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint import policy_text
-from resume_adapters.core.checkpoint.latest import latest_form, point_latest
-from resume_adapters.core.checkpoint.layout import CONTROL
+from resume_adapters.core.checkpoint.layout import CONTROL, latest_form, point_latest
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.prune import plan_prune, prune

@@ -15,11 +15,15 @@ from typing import NamedTuple
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
-from resume_adapters.core.checkpoint.history import CommitHistory
-from resume_adapters.core.checkpoint.latest import LATEST
-from resume_adapters.core.checkpoint.layout import SUPERSEDED, CheckpointState, state_of
+from resume_adapters.core.checkpoint.layout import LATEST, SUPERSEDED, CheckpointState, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
-from resume_adapters.core.checkpoint.validity import ForeignDetector, check_sizes, foreign_step, read_manifest
+from resume_adapters.core.checkpoint.validity import (
+    CommitHistory,
+    ForeignDetector,
+    check_sizes,
+    foreign_step,
+    read_manifest,
+)
 from resume_adapters.core.storage.base import Entry, Stamp, Storage
 from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable
 

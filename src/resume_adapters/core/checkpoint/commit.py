@@ -9,6 +9,10 @@ A start may be frozen at any moment and wake up when a later one has saved the s
 name that a later start may use: all files are written in a directory named by a token, then the checkpoint gets its
 name, and its markers are changed through a descriptor of their directory. A start removes what earlier ones left before
 it saves, and whatever they still write is lost with that.
+
+That directory is on the disk with the marker of a pending checkpoint before anything else is written there, for which
+the disk is waited for three times. The training would wait for that at each save, so the thread that commits one
+checkpoint makes the directory of the next.
 """
 
 from __future__ import annotations
@@ -16,23 +20,27 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
 from resume_adapters.core.checkpoint import layout
-from resume_adapters.core.checkpoint.latest import Pointer, point_latest
 from resume_adapters.core.checkpoint.layout import (
+    CONTROL,
     PENDING,
     CheckpointState,
+    Pointer,
     must_be_restored,
+    point_latest,
     state_of,
     superseded_path,
 )
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, encode_manifest
 from resume_adapters.core.checkpoint.remove import (
+    BEGUN,
     Fence,
     delete,
     delete_begun,
@@ -41,12 +49,89 @@ from resume_adapters.core.checkpoint.remove import (
     restore_superseded,
     supersede,
 )
-from resume_adapters.core.checkpoint.workspace import Workspaces
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.storage.base import Storage, is_present, write_atomically
 from resume_adapters.core.storage.diagnosis import find_disk_error
 from resume_adapters.core.storage.groups import StorageGroup, shared_by_all
 from resume_adapters.errors import FencedOff, ResumeError, SaveFailed
+
+_NEXT = "next"
+"""Name of a checkpoint whose own name is not known yet."""
+
+
+class _Ready(NamedTuple):
+    """An empty pending checkpoint.
+
+    Attributes:
+        place: where it is, until it is taken.
+        is_file: the framework will write one file, not a directory.
+    """
+
+    place: Path
+    is_file: bool
+
+
+class Workspaces:
+    """Makes empty pending checkpoints in ``.resume``, as the start that owns the run directory.
+
+    A later start removes those of earlier ones, and uses none of their names.
+
+    Args:
+        storage: the file operations.
+        run_directory: the run directory.
+    """
+
+    def __init__(self, storage: Storage, run_directory: Path) -> None:
+        self._storage = storage
+        self._control = run_directory / CONTROL
+        self._ready: _Ready | None = None
+
+    def take(self, name: str, *, is_file: bool) -> Path:
+        """Return where a checkpoint is to be written; its marker as a pending one is on the disk.
+
+        Args:
+            name: its name.
+            is_file: the framework writes one file of that name, not a directory.
+        """
+        ready, self._ready = self._ready, None
+        if ready is not None and ready.is_file == is_file:
+            with contextlib.suppress(FileNotFoundError):  # somebody has removed it meanwhile
+                return self._named(ready.place, name, is_file=is_file)
+        if ready is not None:
+            delete_begun(self._storage, ready.place.parent)
+        return self._make(name, is_file=is_file)
+
+    def make_ahead(self, *, is_file: bool) -> None:
+        """Make what the next :meth:`take` returns, as far as the disk allows: otherwise that will say what is wrong."""
+        with contextlib.suppress(OSError):
+            self._ready = _Ready(self._make(_NEXT, is_file=is_file), is_file)
+
+    def close(self) -> None:
+        """Remove what was made ahead; what cannot be removed is left to the next start."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            with contextlib.suppress(OSError):
+                delete_begun(self._storage, ready.place.parent)
+
+    def _make(self, name: str, *, is_file: bool) -> Path:
+        place = self._control / f"{BEGUN}{uuid.uuid4().hex}" / name
+        own = layout.own_dir(place, is_file=is_file)
+        self._storage.make_directory(own)
+        self._storage.write(own / PENDING, layout.pending_text(name))
+        self._storage.sync(own / PENDING)
+        self._storage.sync(own)
+        if not is_file:
+            self._storage.sync(place)
+        return place
+
+    def _named(self, place: Path, name: str, *, is_file: bool) -> Path:
+        named = place.with_name(name)
+        if is_file:
+            self._storage.replace(layout.own_dir(place, is_file=True), layout.own_dir(named, is_file=True))
+        else:
+            self._storage.replace(place, named)
+        return named
+
 
 T = TypeVar("T")
 
@@ -331,16 +416,32 @@ class PendingCheckpoint:
             self._abandon()
         self.ranks.barrier()
 
-    def publish(self, form: Pointer) -> None:
-        """Point ``latest`` at the committed checkpoint. The leader calls it."""
+    def announce(self, form: Pointer, append: Callable[..., object], manifest: Manifest, **facts: Any) -> None:
+        """Let a committed checkpoint be the newest one, and say so in the journal. The leader calls it.
+
+        Args:
+            form: how ``latest`` names it.
+            append: appends an entry to the journal.
+            manifest: what it contains.
+            facts: what else the entry says.
+        """
         self.fence()
         point_latest(self.storage, self.path.parent, self.path.name, form)
+        name, reason, cursor = self.path.name, manifest.reason, manifest.cursor
+        append("commit", step=self.step, checkpoint=name, reason=reason, cursor=cursor, **facts)
+        self.complete()
 
     def complete(self) -> None:
         """Remove the marker of a pending checkpoint, once all that follows a commit is done. The leader calls it."""
         assert self._held is not None, "the leader has begun the checkpoint"
         self.fence()
         self.storage.remove_file(self._held / PENDING)
+
+    def set_replaced_aside(self) -> None:
+        """Set aside the checkpoint that had the name, where pruning has left it. The leader calls it."""
+        replaced = superseded_path(self.path)
+        if layout.root_paths(self.storage, replaced):
+            self.set_aside(replaced)
 
     def begin_next(self) -> None:
         """Make ahead of the next save what it begins with. The leader calls it."""

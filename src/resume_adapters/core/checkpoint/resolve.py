@@ -15,11 +15,11 @@ from typing import TypeVar
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates, newest_first, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.files import CheckpointFiles
-from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, original_path, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.parts import require_readable
 from resume_adapters.core.checkpoint.validity import (
+    CommitHistory,
     ForeignDetector,
     check_digests,
     check_sizes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import Catalog
-from resume_adapters.core.checkpoint.latest import Pointer
+from resume_adapters.core.checkpoint.layout import Pointer
 from resume_adapters.core.checkpoint.retention import KeepAll, Policy
 from resume_adapters.core.checkpoint.validity import ForeignDetector, NoForeign
 from resume_adapters.core.choices import OnSaveError

@@ -10,11 +10,9 @@ from typing import Any
 
 from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
-from resume_adapters.core.checkpoint.commit import PendingCheckpoint
+from resume_adapters.core.checkpoint.commit import PendingCheckpoint, Workspaces
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
-from resume_adapters.core.checkpoint.share import share_files
-from resume_adapters.core.checkpoint.workspace import Workspaces
-from resume_adapters.core.checkpoint.writer import CheckpointContent, write_checkpoint
+from resume_adapters.core.checkpoint.writer import CheckpointContent, share_files, write_checkpoint
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.context import RunContext
 from resume_adapters.core.run.step_control import StepControl

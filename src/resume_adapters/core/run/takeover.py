@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from resume_adapters.core.checkpoint.catalog import candidates
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
-from resume_adapters.core.checkpoint.latest import point_latest
-from resume_adapters.core.checkpoint.layout import CheckpointState, state_of
+from resume_adapters.core.checkpoint.layout import CheckpointState, point_latest, state_of
 from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.remove import Fence, fenced_off
 from resume_adapters.core.checkpoint.resolve import latest_valid, no_valid, open_checkpoint

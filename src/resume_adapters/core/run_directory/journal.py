@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from resume_adapters.core.checkpoint.history import CommitHistory, subjects
+from resume_adapters.core.checkpoint.validity import CommitHistory, subjects
 from resume_adapters.core.storage.base import Storage, write_atomically
 
 _LARGE = 4 << 20

@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 
 from resume_adapters.core.checkpoint import layout, retention
 from resume_adapters.core.checkpoint.catalog import Catalog, Summary, newest_first, number_in
-from resume_adapters.core.checkpoint.history import CommitHistory
 from resume_adapters.core.checkpoint.layout import SUPERSEDED, superseded_path
 from resume_adapters.core.checkpoint.remove import Fence, delete
 from resume_adapters.core.checkpoint.retention import Candidate, KeepAll, Plan, Policy
-from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
+from resume_adapters.core.checkpoint.validity import CommitHistory, check_digests, read_manifest
 from resume_adapters.core.ranks import SINGLE_PROCESS, Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.control import ControlDirectory, Leftovers
 from resume_adapters.core.run_directory.journal import Journal

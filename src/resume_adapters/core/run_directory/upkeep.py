@@ -8,10 +8,9 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import Catalog, candidates
-from resume_adapters.core.checkpoint.history import CommitHistory
-from resume_adapters.core.checkpoint.latest import LATEST
 from resume_adapters.core.checkpoint.layout import (
     CONTROL,
+    LATEST,
     SUPERSEDED,
     CheckpointState,
     must_be_restored,
@@ -26,7 +25,7 @@ from resume_adapters.core.checkpoint.remove import (
     move,
     restore_superseded,
 )
-from resume_adapters.core.checkpoint.validity import ForeignDetector, foreign_step
+from resume_adapters.core.checkpoint.validity import CommitHistory, ForeignDetector, foreign_step
 from resume_adapters.core.log import logger
 from resume_adapters.core.run_directory.control import Leftovers
 from resume_adapters.core.run_directory.journal import Journal

@@ -15,15 +15,13 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.latest import Pointer
-from resume_adapters.core.checkpoint.layout import superseded_path
+from resume_adapters.core.checkpoint.layout import Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import fenced_off
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
 from resume_adapters.core.run_directory.journal import Journal
 from resume_adapters.core.run_directory.prune import Pruner
-from resume_adapters.core.run_directory.upkeep import set_aside
 from resume_adapters.core.saving.copied import CopiedSave
 from resume_adapters.core.saving.staging import Staging
 from resume_adapters.core.storage.groups import StorageGroup
@@ -285,7 +283,7 @@ class SaveEngine:
         except ResumeError as error:
             memory.failed(self._ranks, error)
             return None
-        memory.committed(request.pending, manifest)
+        memory.committed(self._ranks, request.pending, manifest)
         return manifest
 
     def _commit(self, request: SaveRequest) -> Manifest:
@@ -309,20 +307,13 @@ class SaveEngine:
         """Publish a checkpoint and prune, on the leaders of all run directories."""
         group = pending.storage_group
 
-        def publish() -> None:
-            name, reason, cursor = pending.path.name, manifest.reason, manifest.cursor
-            pending.publish(self._latest)
-            self._journal.append(
-                "commit", step=pending.step, checkpoint=name, reason=reason, cursor=cursor, seconds=seconds
-            )
-            pending.complete()
+        def announce() -> None:
+            pending.announce(self._latest, self._journal.append, manifest, seconds=seconds)
 
         # Every node has committed its part before any of them prunes.
-        run_on_all_ranks(group.leaders, publish, f"announce {pending.path.name}")
+        run_on_all_ranks(group.leaders, announce, f"announce {pending.path.name}")
         self._pruner.prune(group, manifest.best, just_committed=pending.path.name)
-        replaced = superseded_path(pending.path)
-        if layout.root_paths(pending.storage, replaced):  # it is damaged, or pruning would have removed it
-            set_aside(pending.storage, replaced, pending.fence)
+        pending.set_replaced_aside()  # it is damaged, or pruning would have removed it
 
     def _prune(self, group: StorageGroup, best: str | None) -> None:
         run_on_all_ranks(

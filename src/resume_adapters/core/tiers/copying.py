@@ -13,8 +13,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.latest import Pointer
-from resume_adapters.core.checkpoint.layout import EXTRAS, superseded_path
+from resume_adapters.core.checkpoint.layout import EXTRAS, Pointer
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import Fence
 from resume_adapters.core.ranks import Ranks
@@ -133,22 +132,8 @@ class Fetch:
         try:
             write_copy(pending, manifest, mine, read, f"{tier.label}/{found.place}")
             if self.ranks.rank == 0:
-                self._publish(pending, tier, manifest)
+                pending.announce(self.latest, self.journal.append, manifest, fetched_from=tier.label)
+                pending.set_replaced_aside()
         finally:
             pending.release()
         self.ranks.barrier()
-
-    def _publish(self, pending: PendingCheckpoint, tier: Tier, manifest: Manifest) -> None:
-        pending.publish(self.latest)
-        self.journal.append(
-            "commit",
-            step=manifest.step,
-            checkpoint=pending.path.name,
-            reason=manifest.reason,
-            cursor=manifest.cursor,
-            fetched_from=tier.label,
-        )
-        pending.complete()
-        replaced = superseded_path(pending.path)
-        if layout.root_paths(self.storage, replaced):
-            set_aside(self.storage, replaced, self.fence)

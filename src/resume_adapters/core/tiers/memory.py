@@ -207,7 +207,7 @@ class MemoryTier:
         except ResumeError as error:
             self.failed(ranks, error)
         else:
-            self.committed(pending, manifest)
+            self.committed(ranks, pending, manifest)
         finally:
             pending.release()
 
@@ -249,18 +249,14 @@ class MemoryTier:
     def _bytes_here(self, manifest: Manifest) -> int:
         return sum(entry.bytes for entry in manifest.files if self.group.is_partial or entry.rank in self.group.members)
 
-    def committed(self, pending: PendingCheckpoint, manifest: Manifest) -> None:
-        """Complete a checkpoint that is committed here. Every rank calls it."""
+    def committed(self, ranks: Ranks, pending: PendingCheckpoint, manifest: Manifest) -> None:
+        """Complete a checkpoint that is committed here. Every rank calls it.
+
+        Raises:
+            FencedOff: a later start owns the run directory; the checkpoint stays.
+        """
         self.step, self._problem = manifest.step, ""
-        if not self.group.is_leader:
-            return
-        try:
-            pending.complete()
-        except FencedOff:
-            raise
-        except (ResumeError, OSError) as error:  # on the leader alone: the others have nothing to agree on with it
-            self._problem = f"{pending.path} is whole, and could not be completed: {error}"
-            logger.warning("%s. The training goes on: the next start completes it.", self._problem)
+        self._on_leaders(ranks, pending.complete, f"complete {pending.path.name}")
 
     def failed(self, ranks: Ranks, error: ResumeError, *, is_final: bool = False) -> None:
         """Say what went wrong; where there is no room, nothing more is written here. Every rank calls it.

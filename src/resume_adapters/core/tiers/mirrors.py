@@ -40,8 +40,8 @@ MIRROR_THREAD = "resume-adapters-mirror"
 LONGEST_COPY = timedelta(days=7)
 """How long a rank waits for the others, of which one may copy all large files. One that is gone is noticed anyway."""
 
-_LONGEST_PAUSE = 60.0
-"""Seconds between two attempts, at most."""
+_LONGEST_PAUSE, _LONGEST_LAST_PAUSE = 60.0, 2.0
+"""Seconds between two attempts, at most: while the run trains, and when it ends."""
 
 _LAST_ATTEMPTS = 3
 """How often the last copy of a run is tried."""
@@ -238,7 +238,8 @@ class TierMirror:
             self._changed.wait_for(lambda: self._due or self._closing_at or self._abandoned_at)
             if self._attempts and self._leads:
                 closing = self._closing_at
-                pause = random.uniform(0.0, min(_LONGEST_PAUSE, 2.0 ** min(self._attempts, 6)))
+                longest = _LONGEST_PAUSE if closing is None else _LONGEST_LAST_PAUSE
+                pause = random.uniform(0.0, min(longest, 2.0 ** min(self._attempts, 6)))
                 self._changed.wait_for(lambda: self._abandoned_at or self._closing_at != closing, pause)
             return self._abandoned_at is None
 
@@ -263,7 +264,9 @@ class TierMirror:
             ) or self._on_all(lambda: self._commit(checkpoint) if self._leads else None)
         match failure:
             case None:
-                self._succeeded(job, None if is_there else time.monotonic() - began)
+                if not is_there:
+                    self._succeeded(checkpoint, time.monotonic() - began)
+                self._finished(job)
             case CheckpointDamaged():
                 logger.warning("%s is not copied to %s: %s", checkpoint.name, self.tier.label, failure)
                 self._finished(job)
@@ -311,20 +314,15 @@ class TierMirror:
             self._due = [each for each in self._due if each.number > job.number]
         self._attempts, self._failing_since, self._problem = 0, None, ""
 
-    def _succeeded(self, job: _Job, seconds: float | None) -> None:
-        """Note that a checkpoint is on the tier; ``None``: it was copied before."""
-        was_behind, checkpoint = self._failing_since is not None, job.checkpoint
-        if seconds is not None:
-            self._step, size = checkpoint.manifest.step, checkpoint.manifest.bytes
-            self._rate = size / max(seconds, 1e-3) or None
-        self._finished(job)
-        if seconds is None or not self._leads:
+    def _succeeded(self, checkpoint: TierCheckpoint, seconds: float) -> None:
+        self._step, size = checkpoint.manifest.step, checkpoint.manifest.bytes
+        self._rate = size / max(seconds, 1e-3) or None
+        if not self._leads:
             return
-        if was_behind:
+        if self._failing_since is not None:
             logger.info("%s holds %s; it is no longer behind.", self.tier.label, checkpoint.name)
-        self._record(
-            "mirror", checkpoint=checkpoint.name, step=self._step, seconds_mirrored=round(seconds, 3), bytes=size
-        )
+        facts = {"step": self._step, "seconds_mirrored": round(seconds, 3), "bytes": size}
+        self._record("mirror", checkpoint=checkpoint.name, **facts)
 
     def _failed(self, job: _Job, message: str) -> None:
         if self._abandoned_at is not None:
