@@ -85,7 +85,7 @@ def tests(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run what ``tests`` leaves out for the time that it takes: further cases, and tests of half a minute."""
     install(session, "-e", ".[test-all]")
-    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="thorough and not long")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed,device", only="thorough and not long")
 
 
 @nox.session

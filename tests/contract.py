@@ -28,6 +28,7 @@ import pytest
 from packaging.version import Version
 
 from cycles import ROUND, WARM_UP
+from device.compiled import require_device
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.dataloader.tracked import TrackedLoader
@@ -93,6 +94,8 @@ class Bench:
         fresh: bool = False,
     ) -> Running:
         """Start the job in ``directory``, with an empty trace; ``fresh``: in interpreters of its own."""
+        if config.get("device", "cpu") != "cpu":
+            require_device()
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("trace.*"):
             old.unlink()
