@@ -62,8 +62,10 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
     if CONFIG["device"] != "cpu":
+        os.environ |= {"ACCELERATE_TORCH_DEVICE": CONFIG["device"], "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        torch.use_deterministic_algorithms(True)
+    if CONFIG["device"] == "walled":
         importlib.import_module("device.walled")
-        os.environ["ACCELERATE_TORCH_DEVICE"] = CONFIG["device"]
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device.compiled import require_device
+from device.compiled import DEVICE, NAME, require_device
 
 from launch import Outcome, Server
 
@@ -29,6 +29,8 @@ def names() -> list[str]:
 
 
 def run(name: str, server: Server, directory: Path) -> Outcome:
+    if DEVICE != NAME:
+        pytest.skip("it is about the tests' own device")
     require_device()
     return server.start(CASES, [name], directory, 1, {}).wait()
 

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-import contract
+from device.compiled import DEVICE
 
-CONFIG: dict[str, Any] = {"device": "walled"}
+import contract
+from launch import is_installed
+
+pytestmark = pytest.mark.skipif(not is_installed("accelerate"), reason="the job trains with Accelerate")
+
+CONFIG: dict[str, Any] = {"device": DEVICE}
 KILLS = [{"event": "batch_end", "step": 8}, {"event": "step_end", "step": 13}]
 
 
@@ -31,7 +36,7 @@ def test_a_launch_that_sees_fewer_devices_goes_on(bench: contract.Bench, referen
     contract.require_same_end(trace, expected)
 
 
-@pytest.mark.parametrize(("saved", "here"), [("walled", "cpu"), ("cpu", "walled")])
+@pytest.mark.parametrize(("saved", "here"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
 def test_on_another_kind_of_device_the_weights_are_loaded(
     saved: str, here: str, bench: contract.Bench, tmp_path: Path
 ) -> None:
@@ -47,4 +52,4 @@ def test_random_state_that_the_device_does_not_give_is_missing(bench: contract.B
     """Law 9."""
     outcome = bench.run(tmp_path, {**CONFIG, "without_random_state": True}).require_success()
     said = [line for line in outcome.output.splitlines() if "rng        MISSING" in line]
-    assert len(said) == 1 and "MISSING: torch.walled has no get_rng_state: after a resume" in said[0]
+    assert len(said) == 1 and f"MISSING: torch.{DEVICE} has no get_rng_state: after a resume" in said[0]

@@ -68,8 +68,8 @@ def new_fabric() -> Fabric:
     if ranks > 1:
         buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
-    accelerator: Any = "cpu"
-    if CONFIG["device"] != "cpu":
+    accelerator: Any = CONFIG["device"]
+    if accelerator == "walled":
         from device.walled import lightning_accelerator
 
         accelerator = lightning_accelerator(Accelerator)

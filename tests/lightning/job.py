@@ -505,15 +505,15 @@ def kill_at_opening(name: str) -> None:
 
 
 def accelerator() -> Any:
-    if CONFIG["device"] == "cpu":
-        return "cpu"
+    if CONFIG["device"] != "walled":
+        return CONFIG["device"]
     from device.walled import lightning_accelerator
 
     return lightning_accelerator(pl.accelerators.Accelerator)
 
 
 def strategy() -> Any:
-    if CONFIG["device"] != "cpu":
+    if CONFIG["device"] == "walled":
         return SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
         return "ddp"
