@@ -85,7 +85,7 @@ def tests(session: nox.Session) -> None:
 def thorough(session: nox.Session) -> None:
     """Run what ``tests`` leaves out for the time that it takes: further cases, and tests of half a minute."""
     install(session, "-e", ".[test-all]")
-    run_tests(session, require="hf,lightning,accelerate,deepspeed", only="thorough and not long")
+    run_tests(session, require="hf,lightning,accelerate,deepspeed,device", only="thorough and not long")
 
 
 @nox.session
@@ -141,10 +141,10 @@ def staged(session: nox.Session, stage: str) -> None:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Fail where the tests of the core reach less of it than pyproject.toml says, in all processes that they start."""
-    install(session, "-e", ".[data,test]", "coverage")
+    install(session, "-e", ".[data,test]", "coverage", "ninja")
     for step in (
         ["erase"],
-        ["run", "-m", "pytest", *_AT_ONCE, "-m", "", "tests/core", "tests/cli", *session.posargs],
+        ["run", "-m", "pytest", *_AT_ONCE, "-m", "", "tests/core", "tests/cli", "tests/device", *session.posargs],
         ["combine"],
         ["report"],
     ):
@@ -275,6 +275,17 @@ def minimums(session: nox.Session) -> None:
     pinned = _constraints(session, [*lowest, "matplotlib", "contourpy", "pandas", "click"], pins)
     session.install("-c", str(pinned), "-e", ".[test]")
     run_tests(session, "tests/core", "tests/cli")
+
+
+@nox.session
+def accelerator(session: nox.Session) -> None:
+    """Run the laws on the device of this machine, such as ``nox -s accelerator -- cuda``, or on the tests' own."""
+    device, *words = session.posargs or ["walled"]
+    install(session, "-e", ".[test-all]")
+    files = [f"tests/{each}/test_{kind}.py" for each in ("hf", "lightning", "accelerate") for kind in ("exact", "laws")]
+    chosen = ["-m", "", "-k", "device or (with_copies_equals and walled)", "tests/device", "tests/fabric/test_laws.py"]
+    environment = {"RESUME_ADAPTERS_DEVICE": device, "RESUME_ADAPTERS_REQUIRE": "device", **_ONE_THREAD}
+    session.run("python", "-m", "pytest", *chosen, *files, *words, env=environment)
 
 
 # ---- The package as it is shipped

@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "accelerate": ("accelerate",),
     "deepspeed": ("deepspeed",),
     "fabric": ("lightning",),
+    "device": (),
 }
 """The modules that the tests of each folder need."""
 

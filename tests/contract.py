@@ -28,6 +28,7 @@ import pytest
 from packaging.version import Version
 
 from cycles import ROUND, WARM_UP
+from device.compiled import DEVICE, NAME, require_device
 from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.dataloader.tracked import TrackedLoader
@@ -94,6 +95,9 @@ class Bench:
         fresh: bool = False,
     ) -> Running:
         """Start the job in ``directory``, with an empty trace; ``fresh``: in interpreters of its own."""
+        if config.get("device", "cpu") != "cpu":
+            require_device()
+            config, fresh = {**config, "device": DEVICE}, fresh or DEVICE != NAME  # a driver survives no fork
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("trace.*"):
             old.unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -46,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "bare": False,
     "keep": None,
     "resume": "auto",
+    "device": "cpu",
 }
 """What every job can be told."""
 
@@ -59,6 +61,11 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
     """
     CONFIG.update(DEFAULTS | defaults | json.loads(Path(sys.argv[1]).read_text()))
     CONFIG["run_directory"] = run_directory
+    if CONFIG["device"] != "cpu":
+        os.environ |= {"ACCELERATE_TORCH_DEVICE": CONFIG["device"], "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        torch.use_deterministic_algorithms(True)
+    if CONFIG["device"] == "walled":
+        importlib.import_module("device.walled")
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -72,6 +79,22 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
 
 
 # ---- Tracing
+
+
+def generator() -> torch.Generator:
+    """Return a generator of the job's own, on its device."""
+    return torch.Generator(CONFIG["device"]).manual_seed(5)
+
+
+def noise(shape: Any, drawn_from: torch.Generator | None) -> torch.Tensor:
+    """Return numbers on the CPU, drawn on the device of a generator."""
+    device = drawn_from.device if drawn_from is not None else "cpu"
+    return torch.rand(shape, generator=drawn_from, device=device).cpu()
+
+
+def augmented_on_device(x: torch.Tensor) -> torch.Tensor:
+    """Return a batch with noise from the device's own generator, where the job trains on one."""
+    return x if CONFIG["device"] == "cpu" else x + 0.1 * torch.randn_like(x)
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -89,8 +112,9 @@ def trace(**line: Any) -> None:
 
 
 def draws() -> list[float]:
-    """Return the next number of each of the three generators: equal only where all their states are."""
-    return [random.random(), float(np.random.random()), torch.rand(1).item()]
+    """Return the next number of each generator: equal only where all their states are."""
+    on_device = [] if CONFIG["device"] == "cpu" else [torch.rand(1, device=CONFIG["device"]).item()]
+    return [random.random(), float(np.random.random()), torch.rand(1).item(), *on_device]
 
 
 # ---- Dying
@@ -285,7 +309,7 @@ class Ema:
     def update(self) -> None:
         self.updates += 1
         for shadow, parameter in zip(self.shadow, self.model.parameters(), strict=True):
-            shadow.lerp_(parameter.detach(), 0.1)
+            shadow.lerp_(parameter.detach().to(shadow.device), 0.1)
 
     def state_dict(self) -> dict[str, Any]:
         return {"shadow": self.shadow, "updates": self.updates}

@@ -37,11 +37,14 @@ from training import (
     CONFIG,
     Ema,
     accelerate_shards_on_cpu,
+    augmented_on_device,
     configure,
     digest,
     draws,
     event,
+    generator,
     keep_process_group,
+    noise,
     policy,
     trace,
 )
@@ -57,11 +60,11 @@ class Noisy(Mapped):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.generator = torch.Generator().manual_seed(5) if CONFIG["own_generator"] != "global" else None
+        self.generator = generator() if CONFIG["own_generator"] != "global" else None
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         found = super().__getitem__(index)
-        found["x"] = found["x"] + torch.randn(1, generator=self.generator or _GENERATOR)
+        found["x"] = found["x"] + noise(1, self.generator or _GENERATOR)
         return found
 
 
@@ -215,7 +218,7 @@ DEFAULTS: dict[str, Any] = {
 
 def new_accelerator() -> Accelerator:
     """Make the accelerator, on the CPU; the strategies that it is not made for there need to be led to it."""
-    placement: dict[str, Any] = {"cpu": True}
+    placement: dict[str, Any] = {"cpu": CONFIG["device"] == "cpu"}
     handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
     if CONFIG["fsdp"]:
         if "RANK" not in os.environ:  # one process, that is led to it too
@@ -260,9 +263,9 @@ class Job:
             importlib.import_module("resume_adapters.accelerate")  # at the beginning, as a script has it
         self.accelerator = accelerator = new_accelerator()
         if CONFIG["scaler"]:  # Accelerate makes one only where there is an accelerator; this one overflows
-            accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
+            accelerator.scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=2.0**127, growth_interval=4)
         set_seed(CONFIG["seed"])
-        self.plain = network()
+        self.plain = network().to(CONFIG["device"])
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         total = CONFIG["total"] or 60 * accelerator.num_processes
@@ -280,7 +283,7 @@ class Job:
         self.unknown = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 9, 14]) if CONFIG["unregistered"] else None
         self.evaluation = accelerator.prepare(data_loader(12, shuffle=False)) if CONFIG["evaluate"] else None
         if CONFIG["second"]:
-            self.other = Net(4)
+            self.other = Net(4).to(CONFIG["device"])
             self.second, self.second_optimizer = accelerator.prepare(
                 self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
             )
@@ -374,7 +377,7 @@ class Job:
             event("step_end", run.global_step)
 
     def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = (self.model(batch["x"]) - batch["y"]).square().mean()
+        loss = (self.model(augmented_on_device(batch["x"])) - batch["y"]).square().mean()
         if CONFIG["second"]:
             loss = loss + (self.second(batch["x"] + torch.randn_like(batch["x"])) - batch["y"]).square().mean()
         return loss

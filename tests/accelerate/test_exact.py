@@ -65,6 +65,10 @@ CASES: dict[str, dict[str, Any]] = {
     "unwrapped-last-batch": {"wrapped": False, "evaluate": True, "save_every": 7, **PERSISTENT},
     "registered-generator": {"own_generator": True, "register_generator": True},
     "own-generator": {"own_generator": True},
+    "device": {"device": "walled", "second": True, "own_generator": True, "register_generator": True, "ema": True},
+    "device-own-generator": {"device": "walled", "own_generator": True, "evaluate": True},
+    "device-scaler": {"device": "walled", "scaler": True, "batch_norm": True},
+    "device-by-hand": {"device": "walled", "by_hand": True, "samples": 48},
 }
 
 
@@ -80,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora",
         "two-models",
         "unwrapped-last-batch",
+        "device",
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

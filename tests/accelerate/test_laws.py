@@ -437,9 +437,12 @@ def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.
     contract.staged_equals_bare(bench, reference, config, ranks=ranks)
 
 
-def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
+def test_killed_twice_with_copies_equals_never(
+    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
     kills = [{"event": "step_end", "step": step} for step in (12, 18)]
-    config = staged()
+    config = {**staged(), "device": device}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 

@@ -306,6 +306,15 @@ def test_only_storage_changes_a_disk(file: Path) -> None:
     assert not roots(file) & {"shutil", "tempfile", "io"}
 
 
+def test_one_module_knows_devices() -> None:
+    """What an accelerator is called, and what its module has, is asked in one place: there is more than CUDA."""
+    asking = re.compile(r"torch\.(accelerator|cuda|get_device_module|hpu|mps|mtia|npu|xpu)\b")
+    for name, file in ALL.items():
+        named = {ast.unparse(node) for node in ast.walk(tree(file)) if isinstance(node, ast.Attribute)}
+        asked = {match[0] for each in named | imported(file) if (match := asking.match(each))}
+        assert not asked or name == "core.devices", f"{name} asks {sorted(asked)}: let core.devices do it"
+
+
 READS = {
     "access", "exists", "getsize", "glob", "is_dir", "is_file", "is_mount", "is_symlink", "isdir", "isfile", "islink",
     "iterdir", "lexists", "listdir", "lstat", "open", "read_bytes", "read_text", "readlink", "realpath", "rglob",

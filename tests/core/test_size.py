@@ -14,7 +14,7 @@ BUDGETS = {
     ".": 220,
     "accelerate": 910,
     "cli": 2340,
-    "core": 320,
+    "core": 410,
     "core/checkpoint": 1790,
     "core/dataloader": 1500,
     "core/loop": 1700,

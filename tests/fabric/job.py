@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 
 import cycles
 from regression import FEATURES, Bare, Mapped
 
-from training import CONFIG, Ema, configure, digest, draws, event, policy, trace
+from training import CONFIG, Ema, augmented_on_device, configure, digest, draws, event, policy, trace
 
 
 def network() -> torch.nn.Module:
@@ -67,13 +68,19 @@ def new_fabric() -> Fabric:
     if ranks > 1:
         buckets = {"bucket_cap_mb": 1} if CONFIG["width"] > 256 else {}
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
-    fabric = Fabric(accelerator="cpu", devices=ranks, strategy=strategy, precision="32-true")
+    accelerator: Any = CONFIG["device"]
+    if accelerator == "walled":
+        from device.walled import lightning_accelerator
+
+        accelerator = lightning_accelerator(Accelerator)
+        strategy = SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
+    fabric = Fabric(accelerator=accelerator, devices=ranks, strategy=strategy, precision="32-true")
     fabric.launch()
     if CONFIG["scaler"]:  # Fabric makes one only where there is an accelerator; this one overflows
         from lightning.fabric.plugins.precision import MixedPrecision
 
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=4)
-        precision = MixedPrecision("16-mixed", "cpu", scaler)
+        scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=2.0**127, growth_interval=4)
+        precision = MixedPrecision("16-mixed", CONFIG["device"], scaler)
         precision._desired_input_dtype = torch.float32
         precision.forward_context = torch.enable_grad
         fabric._strategy._precision = fabric._precision = precision
@@ -86,13 +93,13 @@ class Job:
     def __init__(self) -> None:
         self.fabric = new_fabric()
         self.fabric.seed_everything(CONFIG["seed"], workers=False, verbose=False)
-        self.plain = network()
+        self.plain = network().to(CONFIG["device"])  # of such a device torch makes new parameters
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         self.model, self.optimizer = self.fabric.setup(self.plain, optimizer)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)
         if CONFIG["second"]:
-            self.other = torch.nn.Linear(FEATURES, 1)
+            self.other = torch.nn.Linear(FEATURES, 1).to(CONFIG["device"])
             self.second, self.second_optimizer = self.fabric.setup(
                 self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
             )
@@ -156,7 +163,7 @@ class Job:
         self.synced = (micro + 1) % CONFIG["accumulate"] == 0
         apart = CONFIG["apart"]
         with fabric.no_backward_sync(self.model, enabled=apart or not self.synced):
-            loss = (self.model(batch["x"]) - batch["y"]).square().mean()
+            loss = (self.model(augmented_on_device(batch["x"])) - batch["y"]).square().mean()
             fabric.backward(loss / CONFIG["accumulate"])
         event("backward", step)
         if CONFIG["second"]:

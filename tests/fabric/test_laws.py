@@ -33,6 +33,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "scaler-compile": (1, {"scaler": True, "compile": True}),
     "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
     "a-loader-made-in-each-epoch": (1, {"anew": True, "save_every": 6}),
+    "device": (1, {"device": "walled", "second": True, "ema": True}),
+    "device-scaler": (1, {"device": "walled", "scaler": True, "batch_norm": True, "evaluate": True}),
     "unwrapped": (1, {"wrapped": False, "samples": 48, "augment": True}),
     "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True}),
     "two-ranks-limited": (2, {"samples": 100, "limit": 8, "epochs": 5}),
@@ -49,6 +51,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         CASES,
         "workers-ema",
         "a-schedule-that-is-not-passed",
+        "device",
         "two-ranks",
     ),
 )
@@ -183,7 +186,10 @@ def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, t
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
 
 
-def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    config = staged()
+@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
+def test_killed_twice_with_copies_equals_never(
+    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    config = {**staged(), "device": device}
     kills = [{"event": "step_end", "step": step} for step in (12, 17)]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)

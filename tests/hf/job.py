@@ -40,6 +40,8 @@ from training import (
     digest,
     draws,
     event,
+    generator,
+    noise,
     policy,
     trace,
 )
@@ -78,7 +80,7 @@ class Mapped(torch.utils.data.Dataset):
     def __init__(self, size: int) -> None:
         self.size = size
         if CONFIG["own_generator"] is True:
-            self.generator = torch.Generator().manual_seed(5)
+            self.generator = generator()
 
     def __len__(self) -> int:
         return self.size
@@ -89,8 +91,7 @@ class Mapped(torch.utils.data.Dataset):
         found = item(index)
         if CONFIG["own_generator"]:
             found["input_ids"] = found["input_ids"].clone()
-            generator = getattr(self, "generator", _GENERATOR)
-            found["input_ids"][0] = torch.randint(0, TOKENS, (1,), generator=generator)
+            found["input_ids"][0] = int(TOKENS * noise((), getattr(self, "generator", _GENERATOR)))
         if CONFIG["ragged"]:
             keep = 4 + index % (LENGTH - 4)
             found = {name: value[:keep] for name, value in found.items()}
@@ -239,6 +240,8 @@ def _normalize(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
 class TracedTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, torch.Tensor], *rest: Any) -> torch.Tensor:
         time.sleep(CONFIG["slow"])
+        if CONFIG["device"] != "cpu":  # tokens are masked on the device, too
+            inputs["input_ids"] = inputs["input_ids"] * (torch.rand(LENGTH, device=CONFIG["device"]) < 0.9)
         batch = digest(*(value for _, value in sorted(inputs.items())))
         loss = super().training_step(model, inputs, *rest)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -494,7 +497,7 @@ def training_arguments(**more: Any) -> TrainingArguments:
             "save_steps": 5,
             "logging_steps": 4,
             "report_to": [],
-            "use_cpu": True,
+            "use_cpu": CONFIG["device"] == "cpu",
             "disable_tqdm": True,
             "dataloader_pin_memory": False,
             "seed": CONFIG["seed"],
@@ -610,7 +613,7 @@ def callbacks(ema: Ema | None, data: Any) -> list[TrainerCallback]:
 
 def install_scaler(trainer: Any) -> None:
     """Give Accelerate the GradScaler that it makes only where there is an accelerator; its scale moves in the run."""
-    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    trainer.accelerator.scaler = torch.amp.GradScaler(CONFIG["device"], init_scale=1024.0, growth_interval=3)
     trainer.accelerator.native_amp = False
 
 

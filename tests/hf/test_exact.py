@@ -83,6 +83,10 @@ CASES: dict[str, dict[str, Any]] = {
     "scaler": job(scaler=True),
     "registered-generator": job(own_generator=True, register_generator=True),
     "own-generator": job(own_generator=True),
+    "device": job(device="walled", own_generator=True, register_generator=True),
+    "device-own-generator": job(device="walled", own_generator=True),
+    "device-scaler": job(device="walled", scaler=True),
+    "device-lora": job(device="walled", lora=True, beside_lora=True),
 }
 
 
@@ -97,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
         "lora-and-more",
         "lora-of-pruned-ranks",
         "ema",
+        "device",
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

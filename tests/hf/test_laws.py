@@ -726,9 +726,12 @@ def test_the_files_of_adapters_are_peft_s(bench: contract.Bench, reference: Any)
     contract.staged_equals_bare(bench, reference, config, timeless=timeless)
 
 
-def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
+def test_killed_twice_with_copies_equals_never(
+    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
     kills = [{"event": "on_step_end", "step": step} for step in (12, 18)]
-    config = {**staged(), "args": UNTIMED}
+    config = {**staged(), "device": device, "args": UNTIMED}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -32,7 +32,21 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import cycles
 
-from training import CONFIG, RANK, Ema, configure, digest, draws, event, lightning_deepspeed_on_cpu, policy, trace
+from training import (
+    CONFIG,
+    RANK,
+    Ema,
+    augmented_on_device,
+    configure,
+    digest,
+    draws,
+    event,
+    generator,
+    lightning_deepspeed_on_cpu,
+    noise,
+    policy,
+    trace,
+)
 
 WIDTH = 8
 
@@ -49,14 +63,14 @@ def item(index: int) -> tuple[torch.Tensor, torch.Tensor]:
 class Mapped(Dataset):
     def __init__(self, size: int) -> None:
         self.size = size
-        self.generator = torch.Generator().manual_seed(5) if CONFIG["own_generator"] else None
+        self.generator = generator() if CONFIG["own_generator"] else None
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = item(index)
-        return (x + torch.rand(1, generator=self.generator), y) if self.generator is not None else (x, y)
+        return (x + noise(1, self.generator), y) if self.generator is not None else (x, y)
 
 
 class Stream(IterableDataset):
@@ -158,6 +172,7 @@ class Model(pl.LightningModule):
         time.sleep(CONFIG["slow"])
         x, y = together(batch) if CONFIG["combined"] else batch
         step = self.global_step
+        x = augmented_on_device(x)
         loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
         if CONFIG["holding"]:
             self.batches += 1
@@ -187,10 +202,10 @@ class Model(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y = batch
         event("validation_step", self.global_step)
-        noise = torch.rand(1) * 0.01
+        added = (torch.rand(1) * 0.01).to(x.device)
         loss = (self(x.to(self.head.weight.dtype)).float() - y.float()).square().mean()
-        self.log("val_loss", loss + noise, on_step=CONFIG["trackers"], on_epoch=True)
-        trace(validated=self.global_step, value=(loss + noise).item().hex())
+        self.log("val_loss", loss + added, on_step=CONFIG["trackers"], on_epoch=True)
+        trace(validated=self.global_step, value=(loss + added).item().hex())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.average is not None and not self.trainer.fit_loop._should_accumulate():
@@ -395,7 +410,7 @@ def new_trainer(model: Model, train: Any, **more: Any) -> pl.Trainer:
         **{
             "max_epochs": 3,
             "accumulate_grad_batches": 1 if CONFIG["manual"] or CONFIG["callbacks"] == "accumulation" else 2,
-            "accelerator": "cpu",
+            "accelerator": accelerator(),
             "devices": int(os.environ.get("WORLD_SIZE", "1")),
             "strategy": strategy(),
             "logger": loggers(),
@@ -489,7 +504,17 @@ def kill_at_opening(name: str) -> None:
     sys.addaudithook(audit)
 
 
+def accelerator() -> Any:
+    if CONFIG["device"] != "walled":
+        return CONFIG["device"]
+    from device.walled import lightning_accelerator
+
+    return lightning_accelerator(pl.accelerators.Accelerator)
+
+
 def strategy() -> Any:
+    if CONFIG["device"] == "walled":
+        return SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:
         return "ddp"
     if CONFIG["strategy"] == "fsdp2":

@@ -71,6 +71,9 @@ CASES: dict[str, dict[str, Any]] = {
     "hyperparameters": {"odd_hyperparameters": True, "hyperparameters": {"a": 1}},
     "registered-generator": {"own_generator": True, "register_generator": True},
     "own-generator": {"own_generator": True},
+    "device": {"device": "walled", "own_generator": True, "register_generator": True, "average": "ema", **VALIDATE},
+    "device-own-generator": {"device": "walled", "own_generator": True},
+    "device-manual": {"device": "walled", "manual": True, "checkpoints": [{"every_n_train_steps": 10}]},
     "logger": {"logger": True},
     "no-path": {"ckpt_path": None},
 }
@@ -89,6 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ema-validation",
         "manual",
         "no-path",
+        "device",
     ),
 )
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:

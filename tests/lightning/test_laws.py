@@ -492,9 +492,12 @@ def test_the_files_are_those_of_the_bare_trainer(ranks: int, io: bool, bench: co
     contract.staged_equals_bare(bench, reference, config, ranks=ranks, timeless=placeless)
 
 
-def test_killed_twice_with_copies_equals_never(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
+def test_killed_twice_with_copies_equals_never(
+    device: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
     kills = [{"event": "on_train_batch_end", "step": step} for step in (12, 18)]
-    config = {**staged(), "checkpoints": [{"every_n_train_steps": 2}]}
+    config = {**staged(), "device": device, "checkpoints": [{"every_n_train_steps": 2}]}
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 

@@ -8,14 +8,17 @@ from typing import Any
 
 from accelerate.utils import load
 
+from resume_adapters.core import devices
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
+from resume_adapters.core.devices import RandomStates
 from resume_adapters.core.state import rng
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
+_DEVICE_STATES = re.compile(r"torch_(\w+)_manual_seed")
 _SHARD = re.compile(r"__(\d+)_\d+\.distcp")
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
@@ -63,12 +66,10 @@ def loaded(directory: Path) -> list[Path]:
 
 def restore_random_states(checkpoint: Path, rank: int) -> None:
     """Restore the random state that bare Accelerate saved, before it had fetched the batches that follow."""
-    import torch
-
     states = load(checkpoint / f"random_states_{rank}.pkl")
     rng.restore_cpu((states["random_state"], states["numpy_random_seed"], states["torch_manual_seed"]))
-    if "torch_cuda_manual_seed" in states:
-        torch.cuda.set_rng_state_all(states["torch_cuda_manual_seed"])
+    for found in filter(None, map(_DEVICE_STATES.fullmatch, states)):
+        devices.restore_random_states(RandomStates(found[1], None, states[found[0]]))
 
 
 def _first(files: CheckpointFiles, names: list[str], what: str) -> Path:

@@ -19,6 +19,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record, Source
+from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.core.state.safetensors_file import safetensors_bytes
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup
 from resume_adapters.core.storage.base import Storage
@@ -131,7 +132,7 @@ def restore_part(name: str, part: Stateful, saved: Any, *, verify: bool) -> None
     """
     part.load_state_dict(saved)
     if verify:
-        verify_equal(name, saved, part.state_dict())
+        verify_equal(name, part.as_restored(saved) if isinstance(part, GeneratorState) else saved, part.state_dict())
 
 
 def _write_encoded(write: Write, directory: Path, name: str, document: bytes, tensors: Any) -> None:

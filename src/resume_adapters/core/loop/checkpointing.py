@@ -121,7 +121,7 @@ class LoopCheckpointing:
         done = self._restore_loop(context, state)
         self._align_buckets()
         framework.load_rank_state(framework.rank_state_type.from_tree(state.framework, context.source, "framework."))
-        rng.restore(state.rng)
+        rng.resume(state.rng)
         return done
 
     def _restore_loop(self, context: RestoreContext, state: LoopRankState) -> Resumed:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resume_adapters.core.devices import is_accelerator_used
+from resume_adapters.core.devices import kind_in_use
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.storage.sockets import Connection, OpenSocket, open_sockets
@@ -299,8 +299,7 @@ def _abort_accelerators(groups: list[Any]) -> None:
     """Abort what NCCL and its like run; gloo's own ``abort`` leaves a blocked collective blocked."""
     import torch
 
-    if is_accelerator_used():  # pragma: no cover  # the tests run where there is no accelerator
-        device = torch.accelerator.current_accelerator()
+    if (kind := kind_in_use()) is not None:  # pragma: no cover  # the tests have no backend of an accelerator
         for group in groups:
             with contextlib.suppress(RuntimeError):  # one of gloo alone; or a backend that cannot
-                group._get_backend(device).abort()  # seam: torch 2.6-2.13
+                group._get_backend(torch.device(kind)).abort()  # seam: torch 2.6-2.13

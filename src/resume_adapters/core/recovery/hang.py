@@ -17,7 +17,7 @@ from types import FrameType
 
 import msgspec
 
-from resume_adapters.core.devices import is_accelerator_used
+from resume_adapters.core.devices import kind_in_use
 from resume_adapters.core.log import logger
 from resume_adapters.core.recovery.meeting import Meeting
 from resume_adapters.core.recovery.plan import Failure
@@ -193,7 +193,7 @@ class HangWatch:
         seconds = time.clock_gettime(time.pthread_getcpuclockid(self._watched))
         used, self._computed = seconds - self._computed, seconds
         passed, self._computed_at = now - self._computed_at, now
-        return used > _COMPUTING * passed and not is_accelerator_used()
+        return used > _COMPUTING * passed and kind_in_use() is None
 
     def _answer(self, now: float) -> None:
         frame = sys._current_frames().get(self._watched)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from resume_adapters.core import devices
 from resume_adapters.core.checkpoint.checkpoint import ResumeChoice
 from resume_adapters.core.checkpoint.files import extra_in_words
 from resume_adapters.core.checkpoint.manifest import PartEntry
@@ -131,7 +132,7 @@ def log_skipping(batches: range) -> Iterator[int]:
 
 
 _CAPTURED = {
-    "rng": "python, numpy, torch and every CUDA device, on every rank",
+    "rng": "python, numpy, torch and every device in use, on every rank",
     "data": "position of the training loaders, with the random state of their workers",
     "trackers": "run ids of W&B and MLflow, directories of TensorBoard",
 }
@@ -161,7 +162,9 @@ class PartEntries:
             notes: what the package captures of others, such as ``counters``, in a user's words.
         """
         named = {name: f"{type(part).__name__}.state_dict()" for name, part in {**self._options.parts, **parts}.items()}
-        return [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
+        found = [PartEntry(name, "core", note) for name, note in {**notes, **_CAPTURED, **named}.items()]
+        lacking = devices.missing()
+        return [*found, PartEntry("rng", "missing", lacking)] if lacking else found
 
     def log_dropped(self, context: RestoreContext) -> None:
         """Log the parts of the checkpoint that this launch does not restore."""

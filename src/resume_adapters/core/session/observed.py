@@ -23,6 +23,7 @@ from resume_adapters.core.state.census import Census, Leaf, Subjects
 from resume_adapters.core.state.leaf_values import LeafKind, can_be_made
 from resume_adapters.core.state.object_path import ABSENT, Path, type_name
 from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import StaticState
 from resume_adapters.errors import NotSerialisable
 
@@ -192,8 +193,9 @@ class ObservedState:
         return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"
 
     def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
-        live = leaf_values.capture(object_path.get(self._roots, path), kind)
-        return encoding.digest_of(live) == encoding.digest_of(encoding.exact(value))
+        live = object_path.get(self._roots, path)
+        expected = GeneratorState(live).as_restored(value) if is_generator(live) else value
+        return encoding.digest_of(leaf_values.capture(live, kind)) == encoding.digest_of(encoding.exact(expected))
 
     # ---- Saving
 

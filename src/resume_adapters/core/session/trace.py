@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from resume_adapters.core.devices import RandomStates
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import Framework
@@ -132,7 +133,8 @@ class StepTrace:
     def _random_state(self) -> dict[str, str]:
         state = rng.capture_with(self._generators)
         process = state["process"]
-        devices = {f"cuda:{index}": each for index, each in enumerate(process["devices"])}
+        found = RandomStates.from_tree(process["devices"])
+        devices = {f"{found.kind}:{index}": each for index, each in enumerate(found.states)} if found else {}
         every = {**process["cpu"], **devices, **state["registered"]}
         return {name: value_digest(each) for name, each in every.items()}
 

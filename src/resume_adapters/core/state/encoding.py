@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import xxhash
 
+from resume_adapters.core import devices
 from resume_adapters.core.state.comparison import bits
 from resume_adapters.errors import NotSerialisable
 
@@ -356,11 +357,8 @@ def _decode_defaultdict(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def _decode_on_device(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return a tensor on the kind of device where it was; on the CPU, where there is none here."""
-    import torch
-
     device, tensor = of[0], _decode(of[1], tensors)
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return tensor.to(here) if here is not None and here.type == device else tensor
+    return tensor.to(device) if device == devices.kind() else tensor
 
 
 _DECODERS: dict[str, Any] = {

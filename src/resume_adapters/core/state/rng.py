@@ -5,13 +5,13 @@ Capturing only reads state. It never draws, so a run with this package draws the
 
 from __future__ import annotations
 
-import functools
 import random
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.core import devices
+from resume_adapters.core.devices import RandomStates
 
 CpuState: TypeAlias = tuple[Any, Any, Any]
 """The states of python's, numpy's and torch's CPU generator, as each of them returns it."""
@@ -28,20 +28,20 @@ class ProcessState(NamedTuple):
 
     Attributes:
         cpu: what :func:`capture_cpu` returned.
-        devices: the state of each CUDA device.
+        devices: that of the accelerator, where one is in use.
     """
 
     cpu: CpuState
-    devices: list[Any]
+    devices: RandomStates | None
 
     def to_tree(self) -> dict[str, Any]:
         """Return it as a tree for a checkpoint."""
-        return {"cpu": cpu_to_tree(self.cpu), "devices": self.devices}
+        return {"cpu": cpu_to_tree(self.cpu), "devices": self.devices._asdict() if self.devices else []}
 
 
 def capture_process() -> ProcessState:
-    """Return the state of every generator of the process: python, numpy, torch on the CPU and on CUDA."""
-    return ProcessState(capture_cpu(), _device_states())
+    """Return the state of every generator of the process: python, numpy, torch on the CPU and on devices in use."""
+    return ProcessState(capture_cpu(), devices.random_states())
 
 
 def capture() -> dict[str, Any]:
@@ -53,20 +53,22 @@ def restore(state: Mapping[str, Any]) -> None:
     """Restore what :func:`capture` returned.
 
     Raises:
-        UnsupportedSetting: the number of accelerator devices differs.
+        UnsupportedSetting: the run has drawn from several devices, and this process does not see them.
     """
-    import torch
-
     restore_cpu(cpu_from_tree(state["cpu"]))
-    saved = state["devices"]
-    here = torch.cuda.device_count() if saved else 0
-    if len(saved) != here:
-        raise UnsupportedSetting(
-            f"the checkpoint holds the random state of {len(saved)} accelerator devices, this process sees {here}: "
-            f"launch it with {len(saved)} devices"
-        )
-    for index, device_state in enumerate(saved):
-        torch.cuda.set_rng_state(device_state, index)  # pragma: no cover  # the tests run where there is no accelerator
+    if (saved := RandomStates.from_tree(state["devices"])) is not None:
+        devices.restore_random_states(saved)
+
+
+def resume(state: Mapping[str, Any]) -> None:
+    """Restore what a checkpoint holds, and log where that is nothing of the device in use.
+
+    Raises:
+        UnsupportedSetting: as :func:`restore`.
+    """
+    restore(state)
+    if not state["devices"] and devices.kind_in_use() is not None and devices.missing() is None:
+        devices.log_other_device("cpu")
 
 
 def forked(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
@@ -81,30 +83,14 @@ def forked(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
 
     before = capture_cpu()
     restore_cpu(cpu_from_tree(state["cpu"]))
-    seeds = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(3).tolist()
+    seeds = np.random.SeedSequence([int(torch.randint(2**62, ())), rank]).generate_state(4).tolist()
     random.seed(seeds[0])
     np.random.seed(seeds[1])
     torch.default_generator.manual_seed(seeds[2])
-    derived = {"cpu": cpu_to_tree(capture_cpu()), "devices": state["devices"]}
+    saved = RandomStates.from_tree(state["devices"])
+    derived = ProcessState(capture_cpu(), devices.reseeded(saved, seeds[3]) if saved else None)
     restore_cpu(before)
-    return derived
-
-
-def _device_states() -> list[Any]:
-    # Before torch uses a device its generators are unused too, and asking for them would start the driver.
-    if _uses_device()():  # pragma: no cover  # the tests run where there is no accelerator
-        import torch
-
-        return [torch.cuda.get_rng_state(index) for index in range(torch.cuda.device_count())]
-    return []
-
-
-@functools.cache
-def _uses_device() -> Callable[[], bool]:
-    """Return what tells whether torch uses a device: an import takes as long as that, at each step."""
-    import torch
-
-    return torch.cuda.is_initialized
+    return derived.to_tree()
 
 
 # ---- The CPU's generators alone
@@ -176,7 +162,7 @@ class GeneratorState:
         import torch
 
         if isinstance(self.generator, torch.Generator):
-            return {"state": self.generator.get_state()}
+            return {"state": self.generator.get_state(), **self._device()}
         if isinstance(self.generator, random.Random):
             return {"state": self.generator.getstate()}
         if _is_legacy(self.generator):
@@ -184,17 +170,38 @@ class GeneratorState:
         return {"state": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned; that of another kind of device is not, and one line says so."""
         import torch
 
         if isinstance(self.generator, torch.Generator):
-            self.generator.set_state(state["state"])
+            if self._is_of_this_kind(state):
+                self.generator.set_state(state["state"])
+            else:
+                devices.log_other_device(devices.kind_of(state.get("device", "cpu")))
         elif isinstance(self.generator, random.Random):
             self.generator.setstate(state["state"])
         elif _is_legacy(self.generator):
             self.generator.set_state(state["state"])
         else:
             self.generator.bit_generator.state = state["state"]
+
+    def as_restored(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return what :meth:`state_dict` returns when :meth:`load_state_dict` has restored a state."""
+        import torch
+
+        if not isinstance(self.generator, torch.Generator):
+            return state
+        return {"state": state["state"], **self._device()} if self._is_of_this_kind(state) else self.state_dict()
+
+    def _device(self) -> dict[str, str]:
+        return {} if self.generator.device.type == "cpu" else {"device": str(self.generator.device)}
+
+    def _is_of_this_kind(self, state: dict[str, Any]) -> bool:
+        here: str = self.generator.device.type
+        if "device" in state:
+            return devices.kind_of(state["device"]) == here
+        # An earlier version did not say it, and the state of the CPU's generator is longer than that of a device.
+        return here == "cpu" or len(state["state"]) == len(self.generator.get_state())
 
 
 def is_generator(value: Any) -> bool:
@@ -217,7 +224,7 @@ def generator_of(kind: str, state: Any) -> Any:
         state: what :meth:`GeneratorState.state_dict` returned.
 
     Returns:
-        ``None`` where that is no class of generators on the CPU, or not its state.
+        ``None`` where that is no class of generators, or not its state, or this process does not see its device.
     """
     import numpy as np
     import torch
@@ -229,8 +236,10 @@ def generator_of(kind: str, state: Any) -> Any:
     elif kind == "RandomState" and isinstance(content, Mapping):
         made = np.random.RandomState()
     elif kind == "Generator" and isinstance(content, torch.Tensor):
-        made = torch.Generator()
-        made = made if content.shape == made.get_state().shape else None  # that of a device is shorter
+        device = devices.place(state.get("device", "cpu"))
+        made = None if device is None else torch.Generator(device=device)
+        if made is not None and content.shape != made.get_state().shape:
+            made = None  # an earlier version did not say that it was that of a device, which is shorter
     elif kind == "Generator" and isinstance(content, Mapping) and content.get("bit_generator") in _BIT_GENERATORS:
         made = np.random.Generator(getattr(np.random, content["bit_generator"])())
     if made is not None:
@@ -262,6 +271,6 @@ def capture_with(generators: Mapping[str, GeneratorState]) -> dict[str, Any]:
 
 
 def restore_with(state: Mapping[str, Any], generators: Mapping[str, GeneratorState]) -> None:
-    """Restore what :func:`capture_with` returned."""
-    restore(state["process"])
+    """Restore what :func:`capture_with` returned, as :func:`resume` does."""
+    resume(state["process"])
     restore_generators(state["registered"], generators)

@@ -1,0 +1,74 @@
+"""Which device the tests train on, and how their own is compiled: once for each version of it and of torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+NAME = "walled"
+
+DEVICE = os.environ.get("RESUME_ADAPTERS_DEVICE", NAME)
+"""What jobs train on that are to train on a device: ``nox -s accelerator`` gives that of the machine."""
+
+_SOURCE = Path(__file__).with_name("device.cpp")
+
+_COMPILE = """
+import sys
+from torch.utils import cpp_extension
+name, source, directory = sys.argv[1:]
+cpp_extension.load(name, [source], extra_cflags=["-O0"], is_python_module=False, build_directory=directory)
+"""
+
+
+def library() -> Path:
+    """Return where the compiled device is, or will be: outside of the tree, by what it is compiled from."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "resume-adapters-tests"
+    digest = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    return cache / f"{NAME}-{digest}.so"
+
+
+def build() -> None:
+    """Compile the device, if it is not there yet; some 15 s.
+
+    Raises:
+        RuntimeError: there is no compiler, no ninja, or no headers of torch.
+    """
+    built = library()
+    if built.exists():
+        return
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as directory:
+        # Torch loads what it compiles, and this process is to have no accelerator. Ninja may be beside Python alone.
+        search = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
+        command = [sys.executable, "-c", _COMPILE, NAME, str(_SOURCE), directory]
+        done = subprocess.run(command, env={**os.environ, "PATH": search}, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        os.replace(Path(directory) / f"{NAME}.so", built)
+
+
+@functools.cache
+def _why_not() -> str:
+    if DEVICE != NAME:
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return "" if found and found.type == DEVICE else f"this machine has no {DEVICE} device that torch can use"
+    try:
+        build()
+    except RuntimeError as error:
+        return f"the test device cannot be compiled: {error}"
+    return ""
+
+
+def require_device() -> None:
+    """Skip the test where there is no such device; fail, where RESUME_ADAPTERS_REQUIRE names ``device``."""
+    if reason := _why_not():
+        is_required = "device" in os.environ.get("RESUME_ADAPTERS_REQUIRE", "").split(",")
+        (pytest.fail if is_required else pytest.skip)(reason)

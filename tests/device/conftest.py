@@ -1,0 +1,30 @@
+"""Fixtures of the device's own tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import contract
+from launch import Server
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    server = Server("torch", "accelerate")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def bench(server: Server) -> contract.Bench:
+    return contract.Bench(server, HERE / "job.py", "project/checkpoints", "options")
+
+
+@pytest.fixture(scope="session")
+def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
+    return contract.References(bench, tmp_path_factory.mktemp)

@@ -1,0 +1,55 @@
+"""Law 15 for a hand-written loop: all its random numbers come from the device. The adapters' own tests have theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from device.compiled import DEVICE
+
+import contract
+from launch import is_installed
+
+pytestmark = pytest.mark.skipif(not is_installed("accelerate"), reason="the job trains with Accelerate")
+
+CONFIG: dict[str, Any] = {"device": DEVICE}
+KILLS = [{"event": "batch_end", "step": 8}, {"event": "step_end", "step": 13}]
+
+
+@pytest.mark.parametrize("stage", ["off", "memory"])
+def test_killed_twice_equals_never(stage: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Laws 1 and 2: dropout, noise of a registered generator, and a scaler whose steps overflow, on the device."""
+    expected = reference(CONFIG)
+    assert len({line["scale"] for line in expected.steps[0]}) > 3, "the scale moves"
+    config = {**CONFIG, "options": {"stage": stage}}
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, KILLS)
+
+
+def test_a_launch_that_sees_fewer_devices_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """The run has trained on one of two, and the next launch sees that one."""
+    assert bench.run(tmp_path, {**CONFIG, "kill": KILLS[0]}).killed
+    bench.run(tmp_path, CONFIG, env={"WALLED_VISIBLE_DEVICES": "1"}).require_success()
+    trace, expected = contract.read_trace(tmp_path), reference(CONFIG)
+    contract.require_same_steps(trace, expected, start=6)
+    contract.require_same_end(trace, expected)
+
+
+@pytest.mark.parametrize(("saved", "here"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
+def test_on_another_kind_of_device_the_weights_are_loaded(
+    saved: str, here: str, bench: contract.Bench, tmp_path: Path
+) -> None:
+    """One line says that the run is no longer exact, and which random state is lost."""
+    assert bench.run(tmp_path, {"device": saved, "kill": KILLS[0]}).killed
+    outcome = bench.run(tmp_path, {"device": here}).require_success()
+    assert contract.read_trace(tmp_path).first_step == 6
+    (said,) = [line for line in outcome.output.splitlines() if "no longer exact" in line]
+    assert f"saved on {saved} and is resumed on {here}, where the random state of {saved} does not serve" in said
+
+
+def test_random_state_that_the_device_does_not_give_is_missing(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 9."""
+    outcome = bench.run(tmp_path, {**CONFIG, "without_random_state": True}).require_success()
+    said = [line for line in outcome.output.splitlines() if "rng        MISSING" in line]
+    assert len(said) == 1 and f"MISSING: torch.{DEVICE} has no get_rng_state: after a resume" in said[0]
