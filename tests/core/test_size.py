@@ -20,7 +20,7 @@ BUDGETS = {
     "core/loop": 1700,
     "core/recovery": 1460,
     "core/run": 1170,
-    "core/run_directory": 980,
+    "core/run_directory": 990,
     "core/saving": 770,
     "core/session": 2110,
     "core/state": 2080,

@@ -29,8 +29,7 @@ from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import BlockOptions
 from resume_adapters.core.recovery.options import Launch as LaunchOfBlock
 from resume_adapters.core.run_directory.fencing import Fencing
-from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile
 from resume_adapters.core.session.held import HeldCall
 from resume_adapters.core.state.frozen import FrozenBuffers
 from resume_adapters.core.storage.local import LocalStorage
@@ -694,18 +693,18 @@ def test_a_hook_that_fails_does_not_hide_the_failure(caplog: pytest.LogCaptureFi
 def test_a_status_that_cannot_be_written_does_not_hide_the_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native = StatusPublisher.set_state
+    native = StatusFile.write
 
-    def set_state(self: StatusPublisher, state: RunState, facts: Any) -> None:
-        if state is RunState.FAILED:
+    def write(self: StatusFile, status: RunStatus) -> None:
+        if status.state is RunState.FAILED:
             raise OSError("no space left")
-        native(self, state, facts)
+        native(self, status)
 
-    monkeypatch.setattr(StatusPublisher, "set_state", set_state)
+    monkeypatch.setattr(StatusFile, "write", write)
     job = Job(tmp_path / "run", fail_at(6))
     with pytest.raises(RuntimeError, match="lost"):
         job(max_restarts=0)
-    assert "The status of the run could not be written: no space left" in caplog.text
+    assert "The status of the run, which is failed, could not be written: no space left" in caplog.text
 
 
 def test_a_device_that_does_not_answer_is_not_waited_for() -> None:

@@ -514,6 +514,21 @@ def test_bytes_that_are_damaged_on_their_way_to_the_disk_are_not_committed(tmp_p
     assert job.committed() == {}
 
 
+def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is for people to look at."""
+    job = Miniature(tmp_path)
+    (tmp_path / ".resume" / "status.json").mkdir()
+    with caplog.at_level("ERROR"):
+        job.run.begin(0, 0.0)
+        job.commit(10)
+        with pytest.raises(Stopped):
+            job.run.leave(10, 1.0)
+    assert "The status of the run, which is running, could not be written" in caplog.text
+    assert "The status of the run, which is stopped, could not be written" in caplog.text
+    (tmp_path / ".resume" / "status.json").rmdir()
+    assert Miniature(tmp_path).step == 10
+
+
 def test_a_name_that_could_never_be_removed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     job = Miniature(tmp_path, keep=KeepLast(1))
     longest = "é" * 100

@@ -312,7 +312,7 @@ def test_a_disk_that_fails_altogether_does_not_hide_the_error_of_the_script(
     with pytest.raises(ZeroDivisionError):
         Launch(tmp_path, die=die, storage=storage)()
     assert "A commit in flight failed too" in caplog.text
-    assert "The status of the run could not be written" in caplog.text
+    assert "The status of the run, which is failed, could not be written" in caplog.text
 
 
 def test_the_best_whose_save_failed_does_not_unprotect_the_one_before(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from resume_adapters.core.log import logger
 from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile
 
@@ -32,6 +33,8 @@ class StatusPublisher:
     def set_state(self, state: RunState, facts: Mapping[str, Any]) -> None:
         """Write the status of a run that changes its state, unless a later start owns the run directory.
 
+        It is for people to look at: where it cannot be written, that is logged.
+
         Args:
             state: the new state.
             facts: fields of :class:`RunStatus` that are known better than from the last step.
@@ -46,8 +49,13 @@ class StatusPublisher:
             self._write()
 
     def _write(self) -> None:
-        if self._state is not None and self._fencing.is_owned():
-            self._file.write(replace(self._describe(self._state), **self._facts))
+        if self._state is None:
+            return
+        try:
+            if self._fencing.is_owned():
+                self._file.write(replace(self._describe(self._state), **self._facts))
+        except OSError as error:
+            logger.error("The status of the run, which is %s, could not be written: %s", self._state.value, error)
 
     def refresh(self) -> None:
         """Update the status of a running run; a state that the training thread has set since stays."""

@@ -279,16 +279,10 @@ class HeldCall:
         )
 
     def give_up(self, failure: Failure) -> None:
-        """Write into the status of the run that it has failed, where it got as far as owning its directory.
-
-        What fails on the way is logged, so that it does not hide the failure.
-        """
+        """Write into the status of the run that it has failed, where it got as far as owning its directory."""
         if not self._run.generation:
             return
-        try:
-            self._run.set_state(RunState.FAILED, step=self.progress, reason=str(failure))
-        except OSError as of_status:
-            logger.error("The status of the run could not be written: %s", of_status)
+        self._run.set_state(RunState.FAILED, step=self.progress, reason=str(failure))
 
     def end(self) -> None:
         """Mark the call as closed; not where a failure is why."""

@@ -513,10 +513,7 @@ class Session:
             self.run.saver.flush()
         except (ResumeError, RuntimeError) as of_commit:
             logger.error("A commit in flight failed too: %s", of_commit)
-        try:
-            self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
-        except OSError as of_status:
-            logger.error("The status of the run could not be written: %s", of_status)
+        self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
 
     def log_refusal(self, error: BaseException) -> None:
         """Log an error of this package, once: a traceback shows it last, and not everybody's log has tracebacks."""
