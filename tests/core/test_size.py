@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1800,
     "core/dataloader": 1550,
     "core/loop": 1740,
-    "core/recovery": 1460,
+    "core/recovery": 1450,
     "core/run": 1280,
     "core/run_directory": 990,
     "core/saving": 790,
