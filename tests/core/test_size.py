@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1790,
     "core/dataloader": 1500,
     "core/loop": 1700,
-    "core/recovery": 1460,
+    "core/recovery": 1450,
     "core/run": 1170,
     "core/run_directory": 990,
     "core/saving": 770,

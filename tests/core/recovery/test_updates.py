@@ -14,6 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from resume_adapters.core.recovery.updates import UpdateWatch
+from resume_adapters.errors import NotRestored
 
 
 @pytest.fixture
@@ -126,6 +127,10 @@ def test_a_rank_takes_weights_optimizer_schedule_and_scaler_of_another(watch: Up
     torch.testing.assert_close(now(other), before, rtol=0, atol=0)
     with pytest.raises(ValueError, match="argument 2 is longer"):
         first[0].take_from(0, Ranks(1), [first[1]])
+    other[1].bfloat16()
+    Ranks.sent[0] = copy.deepcopy(other[1].state_dict())
+    with pytest.raises(NotRestored, match=r"AdamW.*torch\.bfloat16"):
+        other[0].take_from(0, Ranks(1), [other[1]])
 
 
 class Hand(lr_scheduler.LRScheduler):

@@ -127,16 +127,7 @@ class Block:
             except Exception:  # of any kind: the ranks meet whatever a hook does
                 logger.error("The hook abort has failed:\n%s", traceback.format_exc())
 
-        return RunningAttempt(
-            attempt,
-            held,
-            self._updates,
-            announce,
-            cut,
-            self._clear_memory,
-            began,
-            flags=self._flags,
-        )
+        return RunningAttempt(attempt, held, self._updates, announce, cut, self._clear_memory, began, flags=self._flags)
 
     def _watching(self, running: RunningAttempt) -> PeerWatch:
         topic, meeting, options = f"{running.attempt.number}", self._meeting, self._options
@@ -146,13 +137,7 @@ class Block:
             running.fail_by_hang(found)
 
         hang = HangWatch(
-            meeting,
-            topic,
-            running.pulse,
-            threading.get_ident(),
-            options.hang_after,
-            self._groups.operations,
-            on_hang,
+            meeting, topic, running.pulse, threading.get_ident(), options.hang_after, self._groups.operations, on_hang
         )
 
         def is_announced() -> bool:

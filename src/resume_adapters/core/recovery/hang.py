@@ -210,9 +210,8 @@ class HangWatch:
         is_hang, ranks = judge(conditions)
         names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         # It does not answer where it is stopped, or a library keeps Python's lock.
-        places = [
-            each.place if each else "in a process that does not answer" for each in map(conditions.__getitem__, ranks)
-        ]
+        asked = [conditions[rank] for rank in ranks]
+        places = ["in a process that does not answer" if each is None else each.place for each in asked]
         # In words that are the same whenever the same rank hangs.
         allowed = "ten times the slowest step" if self._hang_after is None else f"{self._hang_after:g} s"
         if is_hang:

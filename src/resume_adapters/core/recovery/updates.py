@@ -11,6 +11,7 @@ from typing import Any
 
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import Ranks
+from resume_adapters.core.state.comparison import verify_equal
 
 
 class UpdateWatch:
@@ -78,6 +79,7 @@ class UpdateWatch:
 
         Raises:
             ValueError: not as many optimizers, schedules and scalers have made a step on all ranks.
+            NotRestored: one takes the state otherwise: torch's optimizers convert theirs to the type of the weights.
         """
         found = [*models, *self._moving]
         mine = _on_host([each.state_dict() for each in found]) if ranks.rank == source else []
@@ -85,6 +87,7 @@ class UpdateWatch:
         for each, state in zip(found, states, strict=True):
             if ranks.rank != source:
                 each.load_state_dict(state)
+                verify_equal(type(each).__name__, state, each.state_dict())
 
     def _before_step(self, optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Lightning runs forward and backward in the closure of a step: the update begins when that returns."""
