@@ -39,7 +39,7 @@ documents = st.builds(
     epoch=numbers,
     world_size=st.integers(1, 4096),
     generation=st.integers(1, 2**31),
-    written=numbers,
+    written=st.floats(0, 253_402_300_799),
     reason=texts,
     files=st.lists(entries, max_size=4).map(tuple),
     parts=st.lists(st.builds(PartEntry, texts, texts, texts), max_size=3).map(tuple),

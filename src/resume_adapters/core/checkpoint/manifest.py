@@ -23,6 +23,9 @@ FORMAT = 1
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
+_Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
+"""From 1970 to the year 9999: no date can be made of another one."""
+
 
 class FileEntry(msgspec.Struct, frozen=True):
     """One file of a checkpoint, as it was when the checkpoint was committed.
@@ -81,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: float
     world_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     generation: _Count
-    written: float
+    written: _Time
     reason: str
     files: tuple[FileEntry, ...]
     parts: tuple[PartEntry, ...] = ()
