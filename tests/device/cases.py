@@ -5,9 +5,12 @@ Usage: cases.py NAME.
 
 from __future__ import annotations
 
+import random
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 
@@ -21,6 +24,8 @@ from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, capture
 from resume_adapters.core.state.rng import GeneratorState, generator_of
 from resume_adapters.errors import UnsupportedSetting
+
+from launch import is_installed
 
 
 def through_disk(state: Any) -> Any:
@@ -137,6 +142,22 @@ def an_older_list_of_states() -> None:
     both = [torch.walled.get_rng_state(index) for index in range(2)]
     see(1)
     assert "2 walled devices" in refusal({**rng.capture(), "devices": RandomStates("walled", None, both)._asdict()})
+
+
+def bare_accelerate_saved_it() -> None:
+    """Under the name of the kind, as a list of the states of all devices."""
+    if not is_installed("accelerate"):
+        return
+    from resume_adapters.accelerate.files import restore_random_states
+
+    draw(0)
+    states = {"random_state": random.getstate(), "numpy_random_seed": np.random.get_state()}
+    states["torch_manual_seed"] = torch.get_rng_state()
+    states["torch_walled_manual_seed"] = [torch.walled.get_rng_state(index) for index in range(2)]
+    torch.save(states, "random_states_0.pkl")
+    expected = draw(0), torch.rand(3).tolist()
+    restore_random_states(Path(), 0)
+    assert (draw(0), torch.rand(3).tolist()) == expected
 
 
 def refusal(state: Any) -> str:
