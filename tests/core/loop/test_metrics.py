@@ -71,7 +71,7 @@ class Stuck(LocalStorage):
         super().sync(path)
 
     def _look(self, path: Path, stuck: str) -> None:
-        if path.name == stuck:
+        if stuck and path.name == stuck:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
