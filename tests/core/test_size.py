@@ -16,7 +16,7 @@ BUDGETS = {
     "cli": 2340,
     "core": 410,
     "core/checkpoint": 1790,
-    "core/dataloader": 1500,
+    "core/dataloader": 1530,
     "core/loop": 1700,
     "core/recovery": 1450,
     "core/run": 1170,
@@ -31,11 +31,11 @@ BUDGETS = {
     "data": 220,
     "deepspeed": 190,
     "fabric": 270,
-    "hf": 1870,
+    "hf": 1880,
     "integrations": 40,
     "integrations/deepspeed_engine": 630,
     "integrations/trackers": 90,
-    "lightning": 2260,
+    "lightning": 2240,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 

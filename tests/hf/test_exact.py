@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
         args={**PERSISTENT, "save_strategy": "epoch", "accelerator_config": {"use_seedable_sampler": False}},
     ),
     "evaluations": job(args={**EVALUATE, "save_steps": 5}),
+    "evaluations-own-generator": job(own_generator=True, args={**EVALUATE, "save_steps": 5}),
     "evaluations-persistent": job(args={**EVALUATE, **PERSISTENT}),
     "evaluate-each-epoch": job(args={"eval_strategy": "epoch", "save_steps": 7}),
     "drop-last": job(args={"dataloader_drop_last": True}),

@@ -8,10 +8,13 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
+from resume_adapters.core.dataloader.attributes import content_of
+from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
+from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
 from resume_adapters.hf.records import EvaluationLoader
@@ -30,17 +33,20 @@ class InterruptibleEvaluation:
         ignore_keys: what the user gave ``train()`` as ``ignore_keys_for_eval``.
 
     Attributes:
+        data: what changes on the data as they are read.
         is_due: an evaluation was interrupted, and is to be done again.
         ignore_keys: see above.
     """
 
     def __init__(self, trainer: Any, session: Session, ignore_keys: list[str] | None) -> None:
+        self.data = EvaluatedData()
         self.is_due = False
         self.ignore_keys = ignore_keys
         self._trainer = trainer
         self._session = session
         self._is_interruptible = False
         self._workers_before: list[EvaluationLoader] = []
+        self._data_before: dict[str, list[Any]] = {}
         self._to_restore: dict[str, LoaderPosition | None] = {}
         self._tracked: dict[str, TrackedLoader] = {}
         self._untracked: set[str] = set()
@@ -62,6 +68,10 @@ class InterruptibleEvaluation:
         """Return an evaluation loader; where its workers outlive a pass, tracked, and restored if they were running."""
         found = native()
         torch_loader = getattr(found, "base_dataloader", found)
+        held = self._trainer.train_dataset
+        trained = [held, *datasets_of(held), self._trainer.data_collator]
+        dataset = getattr(torch_loader, "dataset", None)
+        self.data.watch(f"the evaluation loader {name!r}", dataset, content_of(dataset, None), trained)
         if not _outlives_a_pass(torch_loader):
             self._to_restore.pop(name, None)
             return found
@@ -97,14 +107,19 @@ class InterruptibleEvaluation:
         running = {name: each.position_between() for name, each in self._tracked.items() if are_kept(each.loader)}
         return [EvaluationLoader(name, position) for name, position in {**waiting, **running}.items()]
 
+    def changed_data(self) -> dict[str, list[Any]]:
+        """Return what is known to change on the data, as it is where the next evaluation begins."""
+        return self._data_before if self.is_due else self.data.capture()
+
     def worker_names(self) -> list[str]:
         """Return the names of those loaders, and of those that are known by their name only."""
         named = [name for name, position in self._to_restore.items() if position is None]
         return [*named, *(each.name for each in self.workers())]
 
     def missing(self) -> list[PartEntry]:
-        """Return an entry for each loader whose workers were started before the training."""
-        return [
+        """Return an entry for what changes and is not captured, and for loaders whose workers had been started."""
+        changing = [PartEntry("data", "missing", line) for line in missing_lines(self.data.missing)]
+        return changing + [
             PartEntry(
                 "data",
                 "missing",
@@ -132,7 +147,7 @@ class InterruptibleEvaluation:
         Raises:
             EvaluationInterrupted: it was interrupted.
         """
-        self._workers_before = self._workers_now()
+        self._workers_before, self._data_before = self._workers_now(), self.data.capture()
         before = self._session.random_state()
         self._session.observed.hold()
         self.is_due = True
@@ -142,6 +157,7 @@ class InterruptibleEvaluation:
             if self._session.stopping:
                 raise EvaluationInterrupted
             result = native()
+            self.data.look()
             self._session.require_metrics(result)
             self._session.observed.release()
             return result

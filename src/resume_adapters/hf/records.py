@@ -71,6 +71,7 @@ class TrainerRankState(LoaderState, RankState):
         evaluation_loaders: these loaders, as far as the state of their workers is known; ``None`` where the version
             that saved it did not capture them.
         counters: what the trainer resets at the start of its loop.
+        evaluation_data: what has changed on the data of each evaluation loader, by its name.
     """
 
     epoch: int
@@ -83,6 +84,7 @@ class TrainerRankState(LoaderState, RankState):
     evaluation_workers: list[str]
     evaluation_loaders: list[EvaluationLoader] | None = None
     counters: TrainerCounters
+    evaluation_data: dict[str, list[Any]] | None = None
 
     @property
     def loader_states(self) -> Sequence[LoaderState]:

@@ -139,6 +139,7 @@ class TrainerSession:
         self._resumed = context.rank_state
         if self._resumed is not None:
             self.evaluation.restore_workers(self._resumed.evaluation_workers, self._resumed.evaluation_loaders)
+            self.evaluation.data.restore(self._resumed.evaluation_data or {})
         return str(context.path)
 
     def load_from_checkpoint(self, checkpoint: str, native: Callable[[], None], *, has_own_loader: bool) -> None:
@@ -407,6 +408,7 @@ class TrainerSession:
             _random_state(state).update(self.session.random_state())
             state.evaluation_workers = self.evaluation.worker_names()
             state.evaluation_loaders = self.evaluation.workers()
+            state.evaluation_data = self.evaluation.changed_data()
             return state
         between_epochs, stopping = self.phase is SessionPhase.BETWEEN_EPOCHS, trainer.control.should_training_stop
         due = DueEvaluation(trainer.control.should_save) if self.evaluation.is_due else None
@@ -425,6 +427,7 @@ class TrainerSession:
             evaluation=due,
             evaluation_workers=self.evaluation.worker_names(),
             evaluation_loaders=self.evaluation.workers(),
+            evaluation_data=self.evaluation.changed_data(),
             counters=self._counters(),
         )
 

@@ -4,5 +4,6 @@ Read ``tracked`` first (a pass from its beginning), then ``progress`` (what was 
 ``next_pass`` (how the next pass begins, with the first fetches of a resumed one) and ``check_batch`` (a batch that is
 fetched again to see whether the data are the same). ``sampler``, ``instrument`` and ``worker_rng`` (the
 random state of the workers) are put into the loader, ``attributes`` finds what changes on its objects, ``cursor`` and
-``elastic`` are positions on any topology, and ``dispatch`` is for loaders whose rank zero fetches for all.
+``elastic`` are positions on any topology, ``dispatch`` is for loaders whose rank zero fetches for all, and
+``evaluated`` is what changes on the data of evaluations.
 """
