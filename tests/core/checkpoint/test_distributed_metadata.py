@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 from pathlib import Path
@@ -65,3 +66,20 @@ def test_torch_itself_reads_through_the_list(tmp_path: Path) -> None:
         (tmp_path / "shards" / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
         dcp.load(live, checkpoint_id=tmp_path / "shards", no_dist=True)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("named", ["/etc/hostname", "../../outside.distcp", "pipe", "link", "absent.distcp", 3])
+def test_an_index_names_files_of_its_checkpoint_alone(tmp_path: Path, named: Any) -> None:
+    """torch would read any file of the machine; and wait for ever at a pipe."""
+    run = tmp_path / "run"
+    files = saved(run)
+    (tmp_path / "outside.distcp").write_bytes(b"of somebody")
+    os.mkfifo(run / "shards" / "pipe")
+    (run / "shards" / "link").symlink_to(tmp_path / "outside.distcp")
+    index = run / "shards" / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    key = next(iter(metadata.storage_data))
+    metadata.storage_data[key] = dataclasses.replace(metadata.storage_data[key], relative_path=named)
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointDamaged, match=r"has no file|cannot be read"), reading(files):
+        pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import posixpath
 import types
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -62,18 +63,21 @@ def load(file: BinaryIO) -> Any:
 
 
 def _require_indexes(files: CheckpointFiles) -> None:
-    """Check the indexes of a checkpoint, with torch's own reader.
+    """Check the indexes of a checkpoint, with torch's own reader: what they name are files of the checkpoint.
 
     Raises:
-        CheckpointDamaged: one cannot be read, or loading it freely could run code.
+        CheckpointDamaged: one cannot be read, or loading it freely could run code; or it names another file.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     for name in files.with_name(NAME):
         try:
-            FileSystemReader(files.require(name).parent).read_metadata()
+            shards = FileSystemReader(files.require(name).parent).read_metadata().storage_data or {}
+            named = {posixpath.join(posixpath.dirname(name), each.relative_path) for each in shards.values()}
         except _MALFORMED as error:
             raise CheckpointDamaged(f"{name} cannot be read: {error}", path=files.checkpoint) from error
+        for each in sorted(named):
+            files.require(each)
 
 
 _MALFORMED = (
