@@ -15,7 +15,7 @@ BUDGETS = {
     "accelerate": 910,
     "cli": 2340,
     "core": 410,
-    "core/checkpoint": 1790,
+    "core/checkpoint": 1810,
     "core/dataloader": 1530,
     "core/loop": 1700,
     "core/recovery": 1450,

@@ -85,9 +85,15 @@ def test_tensors_that_agree_with_their_digest_and_are_none_are_damaged(tmp_path:
         {"files": [{"path": "a\0", "bytes": 1, "digest": ""}]},
         {"files": [{"path": "a", "bytes": -1, "digest": ""}]},
         {"files": [{"path": "a" * 5000, "bytes": 1, "digest": ""}]},
+        {"files": [{"path": "a" * 256, "bytes": 1, "digest": ""}]},
+        {"files": [{"path": "a/" * 600 + "a", "bytes": 1, "digest": ""}]},
+        {"files": [{"path": "a/", "bytes": 1, "digest": ""}]},
+        {"files": [{"path": ".", "bytes": 1, "digest": ""}]},
+        {"files": [{"path": "./a", "bytes": 1, "digest": ""}]},
+        {"files": [{"path": "a", "bytes": 1, "digest": ""}, {"path": "a/b", "bytes": 1, "digest": ""}]},
         {"metrics": DEEP},
     ],
-    ids=range(9),
+    ids=range(15),
 )
 def test_a_manifest_of_impossible_numbers_is_damaged(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = saved(tmp_path, 10, 20)

@@ -33,6 +33,13 @@ entries = st.builds(
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
     rank=st.integers(0, 4096),
 )
+
+
+def are_apart(files: list[FileEntry]) -> bool:
+    """Return whether no file is where another one has its directory."""
+    return not any(one.path.startswith(f"{other.path}/") for one in files for other in files)
+
+
 documents = st.builds(
     Manifest,
     step=st.integers(0, 2**62),
@@ -41,7 +48,7 @@ documents = st.builds(
     generation=st.integers(1, 2**31),
     written=st.floats(0, 253_402_300_799),
     reason=texts,
-    files=st.lists(entries, max_size=4).map(tuple),
+    files=st.lists(entries, max_size=4).filter(are_apart).map(tuple),
     parts=st.lists(st.builds(PartEntry, texts, texts, texts), max_size=3).map(tuple),
     metrics=st.dictionaries(texts, st.none() | numbers, max_size=3),
     architecture=st.none() | texts,

@@ -7,9 +7,8 @@ flipped bit in a manifest is found like one in any other file.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import msgspec
@@ -116,7 +115,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     Raises:
         ValueError: a number of it is not finite, which JSON cannot say: nobody could read the document.
+        CheckpointDamaged: nobody could read it for one of its paths.
     """
+    _require_paths(manifest)
     for name in ("epoch", "written"):
         if not math.isfinite(getattr(manifest, name)):
             raise ValueError(f"{name} is {getattr(manifest, name)}; expected a finite number")
@@ -152,9 +153,37 @@ def decode_manifest(document: bytes) -> Manifest:
         manifest = _decode_record(record)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointDamaged(f"manifest.json is not a manifest ({len(document)} bytes): {error}") from error
-    for entry in manifest.files:
-        require_inside(entry.path, "the manifest")
+    _require_paths(manifest)
     return manifest
+
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 1_000
+"""Bytes of a file's name, and of its path in a checkpoint, at most: what can be written on any machine."""
+
+
+def _require_paths(manifest: Manifest) -> None:
+    """Refuse files that no directory can have side by side, or that another machine could not write.
+
+    Raises:
+        CheckpointDamaged: naming the path.
+    """
+    names, directories = {entry.path for entry in manifest.files}, {""}
+    for path in names:
+        require_inside(path, "the manifest")
+        parts = path.split("/")
+        if "" in parts or "." in parts:
+            raise CheckpointDamaged(f"the manifest names {path[:60]!r}, which is not the path of a file")
+        if len(path) > _LONGEST_NAME // 4 and _is_too_long(parts):  # a character has four bytes at most
+            raise CheckpointDamaged(f"the manifest names {path[:60]!r}..., which is too long to be written")
+        while (path := path.rpartition("/")[0]) not in directories:
+            directories.add(path)
+    if both := sorted(names & directories):
+        raise CheckpointDamaged(f"the manifest names {both[0][:60]!r} and files in it: one cannot be beside the other")
+
+
+def _is_too_long(parts: Sequence[str]) -> bool:
+    lengths = [len(part.encode("utf-8", "surrogatepass")) for part in parts]
+    return max(lengths) > _LONGEST_NAME or sum(lengths) + len(lengths) > _LONGEST_PATH
 
 
 def require_inside(path: str, named_by: str) -> None:
@@ -167,8 +196,7 @@ def require_inside(path: str, named_by: str) -> None:
     Raises:
         CheckpointDamaged: the path is absolute, contains ``..``, or is empty.
     """
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or path == "" or "\0" in path:
+    if path.startswith("/") or path == "" or "\0" in path or (".." in path and ".." in path.split("/")):
         raise CheckpointDamaged(f"{named_by} names {path!r}, which is outside the checkpoint")
 
 
