@@ -74,6 +74,11 @@ class RunOptions:
         require_type("keep", self.keep, Policy, "KeepLast(3)")
         require_type("stop", self.stop, StopOn, "StopOn(exit_code=85)")
 
+    @property
+    def memory(self) -> Memory | None:
+        """What was set of the copies in memory; ``None``: there are none."""
+        return next((each for each in self.mirror if isinstance(each, Memory)), None)
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -137,22 +142,22 @@ def new_context(
     stores = [each for each in options.mirror if isinstance(each, Remote)]
     mirrors = Mirrors(stores, files, directory, control.journal, flag.request, clock)
     ownership = Ownership(control.fencing, mirrors, shared_by_all(ranks))
-    memory = next((each for each in options.mirror if isinstance(each, Memory)), None)
+    memory = options.memory
     return RunContext(
-        directory,
-        options,
-        ranks,
-        storage,
-        clock,
-        trace,
-        RunMessages(speaks=ranks.rank == 0),
-        flag,
-        control,
-        Catalog(storage, directory),
-        Placeholder(storage, directory, options.placeholder),
-        mirrors,
-        None if memory is None else MemoryTier(memory, files, os.geteuid(), ownership.require_on_node, clock),
-        ownership,
+        directory=directory,
+        options=options,
+        ranks=ranks,
+        storage=storage,
+        clock=clock,
+        trace=trace,
+        messages=RunMessages(speaks=ranks.rank == 0),
+        flag=flag,
+        control=control,
+        catalog=Catalog(storage, directory),
+        placeholder=Placeholder(storage, directory, options.placeholder),
+        mirrors=mirrors,
+        memory=None if memory is None else MemoryTier(memory, files, os.geteuid(), ownership.require_on_node, clock),
+        ownership=ownership,
     )
 
 

@@ -25,7 +25,6 @@ from resume_adapters.core.stop.policy import WALLTIME, is_warning
 from resume_adapters.core.stop.processes import find_launchers, start_time
 from resume_adapters.core.stop.vote import SaveWish, StopVote, common_reason
 from resume_adapters.core.stop.walltime import Deadline, ShutdownMargin, describe_shortage, find_deadline
-from resume_adapters.core.tiers.options import Memory
 
 _LOOK_EVERY = 1.0
 """Seconds between two looks for the stop file while data is skipped."""
@@ -63,7 +62,7 @@ class StepControl:
 
     def __init__(self, context: RunContext, refresh: Callable[[], None]) -> None:
         ranks, cadence = context.ranks, context.options.cadence
-        memory = next((each for each in context.options.mirror if isinstance(each, Memory)), None)
+        memory = context.options.memory
         memory_cadence = None if memory is None else chosen(memory.save_every, memory.mtbf, to_memory=True)
         self.flag = context.flag
         self._done: tuple[int, float, int | None] = (0, 0.0, None)

@@ -152,4 +152,4 @@ class TrainingLoop(Protocol):
         """Return an entry for each part that the loop adds, and for what nobody captures."""
 
     def facts(self) -> CheckpointFacts:
-        """Return what the manifest says of this checkpoint. Called last."""
+        """Return what the manifest says of a checkpoint that is saved now."""

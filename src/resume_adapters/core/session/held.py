@@ -117,6 +117,7 @@ class HeldCall:
         self._kind = kind
         self._moment: _Moment | None = None
         self._former: _Moment | None = None
+        self._modules: list[Any] = []
         self._buffers: FrozenBuffers | None = None
         self._is_replica = False
         self.is_over = False
@@ -146,9 +147,10 @@ class HeldCall:
             LeftByPeer: another rank has failed.
         """
         self.attempt.updates.begin_holding()
-        last, modules = self._moment, list(self._framework.modules())
+        last = self._moment
         if self._buffers is None:
-            self._buffers, self._is_replica = FrozenBuffers(modules), are_replicas(modules)
+            self._modules = list(self._framework.modules())
+            self._buffers, self._is_replica = FrozenBuffers(self._modules), are_replicas(self._modules)
         self._session.observed.before_hold(compares=last is not None or self._run.attempt_checkpoint is None)
         state, observed = FrozenState(loop.rank_state()), FrozenState(self._session.observed.capture())
         parts = {**self._session.options.parts, **self._framework.parts(), **self._session.observed.parts()}
@@ -162,7 +164,7 @@ class HeldCall:
             FrozenState({name: part.state_dict() for name, part in parts.items()}) if parts else NOTHING,
             FrozenState(form.own) if form.own else NOTHING,
             self._buffers.take(),
-            all(getattr(each, "require_backward_grad_sync", True) for each in modules),
+            all(getattr(each, "require_backward_grad_sync", True) for each in self._modules),
         )
         if last is not None and last.step != step:
             self._former = last
@@ -258,7 +260,7 @@ class HeldCall:
             )
         self.attempt.updates.restore_schedules()
         if source is not None:
-            self.attempt.updates.take_from(source, ranks, outermost(self._framework.modules()))
+            self.attempt.updates.take_from(source, ranks, outermost(self._modules))
         self._buffers.restore(moment.buffers)
         path = memory / moment.form.name
         content = CallContent(self._session.write_files, lambda: self._captured(moment, path), self._framework.owner_of)

@@ -356,8 +356,8 @@ class Session:
         self.log_parts(entries)
         return Captured(
             {**state.to_tree(), **self.launch_state(digests.known).to_tree()},
-            self.all_parts(loop),
-            self.manifest_facts(state, loop.facts(), entries, name),
+            self._all_parts(loop),
+            self._manifest_facts(state, loop.facts(), entries, name),
             lambda: {} if digests.is_complete else {SHARD_DIGESTS: digests.complete()},
         )
 
@@ -373,11 +373,11 @@ class Session:
         digests = self.shard_digests()
         return Captured(
             self.launch_state(digests.known).to_tree(),
-            self.all_parts(loop),
-            {**self.manifest_facts(state, facts, self._entries(loop), name), "reason": "recovery"},
+            self._all_parts(loop),
+            {**self._manifest_facts(state, facts, self._entries(loop), name), "reason": "recovery"},
         )
 
-    def all_parts(self, loop: TrainingLoop) -> dict[str, Stateful]:
+    def _all_parts(self, loop: TrainingLoop) -> dict[str, Stateful]:
         """Return what may be alike on all ranks, by name."""
         return {
             **self.options.parts,
@@ -391,7 +391,7 @@ class Session:
     def _entries(self, loop: TrainingLoop) -> list[PartEntry]:
         return [*self.framework.describe(), *loop.describe(), *self.observed.describe()]
 
-    def manifest_facts(
+    def _manifest_facts(
         self, state: RankState, facts: CheckpointFacts, entries: Sequence[PartEntry], name: str
     ) -> dict[str, Any]:
         """Return the fields of the manifest that say what a checkpoint is."""
