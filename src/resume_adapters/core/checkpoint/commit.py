@@ -297,7 +297,7 @@ class PendingCheckpoint:
         self._emptied = begun
 
     def write(self, work: Callable[[], T]) -> list[T]:
-        """Let every rank write files, and return the results of ``work`` on all ranks. If one fails, all raise.
+        """Write files on every rank, and return the results of ``work`` on all ranks. If one fails, all raise.
 
         Args:
             work: writes; it must not communicate with other ranks.
@@ -417,7 +417,7 @@ class PendingCheckpoint:
         self.ranks.barrier()
 
     def announce(self, form: Pointer, append: Callable[..., object], manifest: Manifest, **facts: Any) -> None:
-        """Let a committed checkpoint be the newest one, and say so in the journal. The leader calls it.
+        """Publish a committed checkpoint as the newest one, and add it to the journal. The leader calls it.
 
         Args:
             form: how ``latest`` names it.
@@ -448,7 +448,7 @@ class PendingCheckpoint:
         self._workspaces.make_ahead(is_file=self.is_file)
 
     def release(self) -> None:
-        """Let the checkpoint's directory go, committed or not; a no-op where it is not held. Any rank may call it."""
+        """Release the checkpoint's directory, committed or not; a no-op where it is not held. Any rank may call it."""
         held, self._held = self._held, None
         if held is not None:
             self.storage.release(held)

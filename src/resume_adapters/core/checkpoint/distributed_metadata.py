@@ -89,7 +89,7 @@ _MALFORMED = (
 
 @contextlib.contextmanager
 def reading(files: CheckpointFiles) -> Iterator[None]:
-    """Let torch read the indexes of a checkpoint through the list, and what else it holds as data.
+    """Return the context in which torch reads the indexes of a checkpoint through the list, and the rest as data.
 
     Raises:
         CheckpointDamaged: an index cannot be read, or loading it freely could run code; or torch could not load.

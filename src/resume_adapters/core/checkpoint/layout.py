@@ -242,7 +242,7 @@ Pointer = Literal["link", "file"]
 
 
 def point_latest(storage: Storage, run_directory: Path, name: str, form: Pointer) -> None:
-    """Let ``latest`` name a checkpoint, atomically; on a file system without symbolic links it is always a text file.
+    """Point ``latest`` at a checkpoint, atomically; on a file system without symbolic links it is always a text file.
 
     Args:
         storage: the file operations.

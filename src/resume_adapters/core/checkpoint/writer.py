@@ -51,7 +51,7 @@ class CheckpointContent(Protocol):
     """What a checkpoint is to hold. Its methods are called for each save, on every rank, in this order."""
 
     def save(self, directory: Path, /) -> object:
-        """Let the framework write its own files."""
+        """Write the framework's own files."""
 
     def capture(self) -> Captured:
         """Return what is added to them; after :meth:`save`, which may draw random numbers."""
@@ -163,7 +163,7 @@ def write_checkpoint(
 
 
 def share_files(pending: PendingCheckpoint) -> None:
-    """Let every node have all files that any rank has written. Every rank calls it, before :meth:`reveal`.
+    """Send every node the files that any rank has written. Every rank calls it, before :meth:`reveal`.
 
     What several nodes have under one name stays as it is on each of them.
 
@@ -195,7 +195,7 @@ def _share(pending: PendingCheckpoint) -> None:
 
 
 def _send(storage: Storage, channel: Ranks, file: Path, sender: int, *, is_held: bool) -> None:
-    """Let the nodes that lack a file have it; all leaders call it, and none leaves before the others.
+    """Broadcast a file to the nodes that lack it; all leaders call it, and none leaves before the others.
 
     Raises:
         OSError: it could not be read or written, or came as something else.

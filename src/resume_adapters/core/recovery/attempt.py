@@ -172,7 +172,7 @@ class RunningAttempt:
         }
 
     def resumed(self, directory: Path, generation: int) -> None:
-        """Know that a run has resumed from memory, and under which generation it goes on."""
+        """Note that a run has resumed from memory, and under which generation it goes on."""
         self._memory[directory] = HeldCheckpoint(self._memory[directory].path, generation)
 
     def former_flag(self, directory: Path) -> StopFlag | None:
@@ -180,7 +180,7 @@ class RunningAttempt:
         return self._flags.get(directory)
 
     def add(self, training: HeldTraining) -> None:
-        """Know of a training call."""
+        """Register a training call."""
         self._trainings.append(training)
 
     def end_step(self) -> float | None:
@@ -212,7 +212,7 @@ class RunningAttempt:
             raise LeftByPeer
 
     def fail(self, error: BaseException) -> None:
-        """Let all ranks leave: this one has failed, and is about to undo what it did.
+        """Ask all ranks to leave: this one has failed, and is about to undo what it did.
 
         Args:
             error: why; the first counts, since undoing what was cut fails too.
@@ -224,7 +224,7 @@ class RunningAttempt:
             self.leave()
 
     def fail_by_hang(self, hang: Failure) -> None:
-        """Let all ranks leave, because one of them hangs; the thread calls it that watches over this one."""
+        """Ask all ranks to leave, because one of them hangs; the thread calls it that watches over this one."""
         step = None if self.training is None else self.training.progress
         self.hang = replace(hang, step=step)
         self.fail(Hung(f"{hang.message}. The stacks of all ranks that answer are in their log", step=step))
@@ -296,7 +296,7 @@ def running_attempt() -> RunningAttempt | None:
 
 @contextlib.contextmanager
 def under_way(attempt: RunningAttempt) -> Iterator[None]:
-    """Let training calls find an attempt while the context lasts."""
+    """Show training calls an attempt while the context lasts."""
     _running.append(attempt)
     try:
         yield
@@ -308,7 +308,7 @@ _between_attempts: list[Callable[[], object]] = []
 
 
 def between_attempts(reset: Callable[[], object]) -> None:
-    """Let a function be called between two attempts: it resets what a framework keeps for the whole process."""
+    """Register what is called between two attempts: it resets what a framework keeps for the whole process."""
     if reset not in _between_attempts:
         _between_attempts.append(reset)
 

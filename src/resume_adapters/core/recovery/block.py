@@ -234,7 +234,7 @@ class Block:
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """Let this process end soon, whatever it still waits for, where not all ranks can go on in theirs."""
+        """End this process soon, whatever it still waits for, where not all ranks can go on in theirs."""
         try:
             yield
         except PeerFailed:

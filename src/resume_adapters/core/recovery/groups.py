@@ -63,7 +63,7 @@ class BlockGroups:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Know of each group that is made while the context lasts.
+        """Keep track of each group that is made while the context lasts.
 
         Raises:
             UnsupportedSetting: there is one already.
@@ -104,7 +104,7 @@ class BlockGroups:
 
     @contextlib.contextmanager
     def _remembering_sockets(self) -> Iterator[None]:
-        """Know of the sockets that appear while the context lasts.
+        """Keep track of the sockets that appear while the context lasts.
 
         Raises:
             LeftByPeer: the groups are cut: the ranks do not make another one together.
@@ -150,7 +150,7 @@ class BlockGroups:
         return init_process_group
 
     def use_store(self, store: Callable[[], Any], timeout: datetime.timedelta | None = None) -> None:
-        """Let the groups that are made from now on meet in a store of their own; none of them is cut.
+        """Make groups meet in a store of their own from now on; none of them is cut.
 
         Args:
             store: returns it.

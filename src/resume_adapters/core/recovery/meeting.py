@@ -151,7 +151,7 @@ class Meeting:
         self._store, self._watched = (each.below(launch.name, self.start, "meeting") for each in (mine, watched))
 
     def announce(self, topic: str) -> bool:
-        """Let all ranks leave what they do together; return whether this rank is the first to say so."""
+        """Ask all ranks to leave what they do together; return whether this rank is the first to."""
         return self._store.add(f"{topic}/failed", 1) == 1
 
     def is_announced(self, topic: str) -> bool:

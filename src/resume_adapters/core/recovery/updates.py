@@ -70,12 +70,12 @@ class UpdateWatch:
         self._has_begun = False
 
     def restore_schedules(self) -> None:
-        """Let the schedules, and the settings of their optimizers, be what they were at the last :meth:`end_step`."""
+        """Restore the schedules, and the settings of their optimizers, of the last :meth:`end_step`."""
         for each in reversed(self._schedules.values()):  # several set the same rate, and one may hold others
             each.restore()
 
     def take_from(self, source: int, ranks: Ranks, models: Iterable[Any]) -> None:
-        """Let the weights, and all that moves with them, be what they are on one rank. Every rank calls it.
+        """Load the weights of one rank, and all that moves with them, on every rank. All call it.
 
         Raises:
             ValueError: not as many optimizers, schedules and scalers have made a step on all ranks.
@@ -141,7 +141,7 @@ class _HeldSchedule:
         self._groups = [(group, _settings(group)) for group in schedule.optimizer.param_groups]
 
     def restore(self) -> None:
-        """Let both be that again."""
+        """Restore both."""
         self._schedule.load_state_dict(self._state)
         for group, settings in self._groups:
             for name, value in settings.items():

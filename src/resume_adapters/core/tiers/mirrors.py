@@ -194,7 +194,7 @@ class TierMirror:
             )
 
     def abandon(self, at: float) -> None:
-        """Let the thread begin no other copy: other ranks may never join it.
+        """Keep the thread from beginning another copy: other ranks may never join it.
 
         Args:
             at: when the copy that is under way is given up, by :func:`time.monotonic`.

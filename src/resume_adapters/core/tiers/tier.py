@@ -69,7 +69,7 @@ class Tier(Protocol):
         """
 
     def set_aside(self, after: int, before: int) -> None:
-        """Let nobody resume from the checkpoints of earlier generations whose step is later.
+        """Set aside the checkpoints of earlier generations whose step is later: nobody resumes from them.
 
         Args:
             after: the step; -1 for all of them.
