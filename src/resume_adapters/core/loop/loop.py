@@ -131,12 +131,13 @@ class ResumableLoop:
             self._closed = True
             self._session.close()
             raise
+        if self._resumed is not None:
+            self._passes.begin_loop()  # the script may have made loaders since
         self.resume()
         self._over = self._was_finished()
         if self._over:
             log_finished(self.global_step)
         else:
-            self._passes.begin_loop()
             try:
                 yield from self._epochs(count)
             except GeneratorExit:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.loop.registered import instances
 from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.encoding import digest_of
 
@@ -57,9 +56,7 @@ def _schedulers(optimizers: Sequence[Any], captured: Sequence[Any]) -> dict[str,
     No optimizer knows its schedulers, so they are looked for among all objects of the process. Several of one class
     that step the same optimizer also have what they were made with in their names.
     """
-    from torch.optim.lr_scheduler import LRScheduler
-
-    found = [*instances(LRScheduler), *_of_other_libraries(optimizers)]
+    found = _stepping(optimizers)
     inner = {id(child) for each in found for child in getattr(each, "_schedulers", ())}
     known = {id(each) for each in captured}
     numbers = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
@@ -93,8 +90,8 @@ def _settings(scheduler: Any) -> str:
     return f" ({made_with(scheduler.state_dict())})" if hasattr(scheduler, "last_epoch") else ""
 
 
-def _of_other_libraries(optimizers: Sequence[Any]) -> list[Any]:
-    """Return the objects that hold one of these optimizers, have a state and step, such as the schedulers of timm."""
+def _stepping(optimizers: Sequence[Any]) -> list[Any]:
+    """Return the schedulers of torch, and of libraries such as timm, that hold one of these optimizers."""
     holders = gc.get_referrers(*optimizers) if optimizers else []
     attributes = [each for each in holders if type(each) is dict]
     owners = [*holders, *(gc.get_referrers(*attributes) if attributes else [])]
@@ -102,7 +99,11 @@ def _of_other_libraries(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
+    from torch.optim.lr_scheduler import LRScheduler
+
     kind = type(each)
+    if issubclass(kind, LRScheduler):
+        return True
     steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
     if not steps or hasattr(kind, "parameters") or hasattr(each, "param_groups") or hasattr(each, "last_epoch"):
         return False
