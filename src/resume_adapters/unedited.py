@@ -1,7 +1,7 @@
 """Resume for scripts that nobody edits: what ``RESUME_ADAPTERS=1`` does in each process that imports torch.
 
-``resume-adapters run`` sets that variable for the command that it starts. From there it takes two ways into a process,
-both of them entry points that the installed package has:
+``resume-adapters run`` sets that variable for the command that it starts, and puts :data:`ENTRY` on its ``PYTHONPATH``.
+From there it takes two ways into a process, both of them entry points that lie in that directory:
 
 ==============  ====================================================================================================
 framework       way in
@@ -25,7 +25,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +34,9 @@ from resume_adapters.core.log import logger
 
 VARIABLE = "RESUME_ADAPTERS"
 """Set to 1, every Trainer of transformers and Lightning gets a callback with which it resumes."""
+
+ENTRY = Path(__file__).parent / "entry"
+"""The directory of the entry points."""
 
 _OWN = tuple(f"resume_adapters.{name}" for name in ("accelerate", "deepspeed", "fabric", "loop"))
 """What a script imports that makes its hand-written loop resume by itself."""
@@ -43,9 +47,10 @@ _REMEDY = (
 )
 
 
-def is_wanted() -> bool:
-    """Return whether the environment asks for it."""
-    return os.environ.get(VARIABLE) == "1"
+def reaching(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which the Trainers of each process resume."""
+    path = os.pathsep.join(filter(None, [str(ENTRY), environment.get("PYTHONPATH")]))
+    return {**environment, VARIABLE: "1", "PYTHONPATH": path}
 
 
 def begin() -> None:

@@ -40,6 +40,18 @@ def test_the_options_reach_the_command(command: Command, tmp_path: Path) -> None
     assert (found["stop"], found["verify"], found["resume"]) == (StopOn(exit_code=85), False, "auto")
 
 
+def test_a_job_that_only_takes_an_environment_gets_the_same(command: Command, tmp_path: Path) -> None:
+    """What ``env`` prints, evaluated by a shell, is what ``run`` sets."""
+    options = ["--keep-last", "3", "--run-dir", f"{tmp_path}/a 'run'"]
+    lines = command("env", *options).out
+    told = [sys.executable, "-c", SHOW]
+    done = subprocess.run(["sh", "-c", f'{lines}"$@"', "sh", *told], capture_output=True, text=True, check=True)
+    environment, _ = json.loads(done.stdout)
+    of_run, _ = shown(command, *options, "--", *told)
+    names = [name for name in of_run if name.startswith(("RESUME_ADAPTERS", "PYTHON"))]
+    assert len(names) >= 5 and {name: environment[name] for name in names} == {name: of_run[name] for name in names}
+
+
 def test_a_script_is_run_by_this_python_and_keeps_its_options(command: Command, tmp_path: Path) -> None:
     """As ``torchrun --no-python resume-adapters run train.py --lr 1`` starts it."""
     (tmp_path / "train.py").write_text(SHOW)
@@ -96,6 +108,9 @@ def test_a_command_that_cannot_be_reached_is_refused(
         each.chmod(0o755)
         done = command("run", "--", each, "-c", "")
         assert done.code == 2 and f"{bare}, which runs {each}, does not have this version" in done.err
+    for flag in ("-I", "-E"):
+        done = command("run", "--", sys.executable, flag, "-c", "")
+        assert done.code == 2 and "is told to ignore PYTHONPATH" in done.err
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\necho done\n")
     script.chmod(0o755)

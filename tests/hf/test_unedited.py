@@ -1,4 +1,4 @@
-"""A script that says nothing of this package resumes under ``resume-adapters run``, or with RESUME_ADAPTERS=1."""
+"""A script that says nothing of this package resumes under ``resume-adapters run``, which sets RESUME_ADAPTERS=1."""
 
 from __future__ import annotations
 

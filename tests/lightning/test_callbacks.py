@@ -23,6 +23,7 @@ from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
 from resume_adapters.lightning.supported import require_supported
 from resume_adapters.recovery import restartable
+from resume_adapters.unedited import ENTRY
 from selection import often
 
 import contract
@@ -95,6 +96,7 @@ def test_the_callback_of_the_environment_comes_before_the_config(
     """Lightning adds it behind the callbacks of the script, and the one that writes the config is one of those."""
     native = cli.SaveConfigCallback.setup
     monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    monkeypatch.syspath_prepend(ENTRY)
     for config in ("first", "second"):
         finished._FINISHED.clear()
         trainer = trainer_of(tmp_path, cli.SaveConfigCallback(Parser(), config))
@@ -116,6 +118,7 @@ def test_the_environment_leaves_a_trainer_alone_that_saves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    monkeypatch.syspath_prepend(ENTRY)
     trainer = trainer_of(tmp_path, enable_checkpointing=False)
     trainer.fit(BoringModel())
     assert trainer.global_step == 6

@@ -368,17 +368,6 @@ def test_a_finished_run_launched_again_does_nothing(
     contract.finished_does_nothing_again(bench, tmp_path, reference, config, same)
 
 
-def test_the_environment_alone_makes_a_script_resume(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
-    """Through the entry point that the package installs; without RESUME_ADAPTERS=1 it does nothing."""
-    on = {"RESUME_ADAPTERS": "1"}
-    assert bench.run(tmp_path, {"bare": True, "kill": KILL}, env=on).killed
-    assert set(contract.committed(tmp_path / "out").values()) == {5, 10, 15}
-    bench.run(tmp_path, {"bare": True}, env=on).require_success()
-    trace = contract.read_trace(tmp_path)
-    contract.require_same_steps(trace, reference({}), start=15)
-    contract.require_same_end(trace, reference({}))
-
-
 def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     assert bench.run(tmp_path, {"bare": True, "kill": KILL}).killed
     cut(tmp_path / "out" / "epoch=2-step=15.ckpt")

@@ -18,6 +18,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from resume_adapters.core.session.options import OPTIONS
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback
+from resume_adapters.unedited import ENTRY
 
 SCRIPT = """
 import glob, hashlib, os, signal, time
@@ -85,6 +86,7 @@ def test_options_that_do_not_apply_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RESUME_ADAPTERS", "1")
+    monkeypatch.syspath_prepend(ENTRY)
     monkeypatch.setenv(OPTIONS, '{"save_every": 1}')
     callbacks: list[Any] = [ModelCheckpoint(dirpath=tmp_path / "run"), ResumeCallback()]
     options = {"accelerator": "cpu", "logger": False, "max_steps": 2, "limit_val_batches": 0, "callbacks": callbacks}

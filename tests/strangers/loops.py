@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from resume_adapters.unedited import reaching
+
 from ledger import end_file, steps_file
 from strangers import HERE, KILLS, TIMEOUT, difference
 
@@ -76,7 +78,7 @@ def run(
     paths = os.pathsep.join([str(HERE), str(HERE.parent)])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     environment |= {"STRANGERS_ADAPTER": "1" if adapted else "", "STRANGERS_KILL": kill or ""}
-    environment["RESUME_ADAPTERS"] = "1" if adapted else "0"  # the switch of scripts with Lightning
+    environment = reaching(environment) if adapted else environment  # the switch of scripts with Lightning
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     words = [sys.executable, *launcher, str(script), *arguments]
     done = subprocess.run(words, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT)

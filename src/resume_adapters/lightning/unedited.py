@@ -59,14 +59,16 @@ class CallbackOfEnvironment(ResumeCallback):
         super()._end()
 
 
-def come_before_configs(callback: CallbackOfEnvironment) -> None:
-    """Move a callback before that of LightningCLI, which refuses a directory with a config, until the fit ends.
+def callbacks() -> list[Any]:
+    """Return the callbacks that a Trainer gets which is being made."""
+    callback = CallbackOfEnvironment()
+    _come_before_configs(callback)
+    return [callback]
 
-    LightningCLI writes the config once: a second fit of the trainer finds it written.
 
-    Args:
-        callback: a callback of the environment, whose trainer is being made.
-    """
+def _come_before_configs(callback: CallbackOfEnvironment) -> None:
+    """Move a callback before that of LightningCLI, which refuses a directory with a config, until the fit ends."""
+    # LightningCLI writes the config once: a second fit of the trainer finds it written.
     cli: Any = sys.modules.get(f"{pl.__name__}.cli")
     if cli is None:
         return

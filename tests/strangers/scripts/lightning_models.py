@@ -1,6 +1,6 @@
 """What the scripts with Lightning beside this one share: data, a model, and a callback that writes down what happens.
 
-The scripts themselves know nothing of this package: RESUME_ADAPTERS=1 in the environment is the switch.
+The scripts themselves know nothing of this package: what resume-adapters env prints is the switch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,13 +20,10 @@ import typer
 from resume_adapters.cli.app import app
 from resume_adapters.core.session.options import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
-from resume_adapters.unedited import VARIABLE
+from resume_adapters.unedited import reaching
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-_FOUND = (
-    "import importlib.metadata as found; "
-    "exit('resume-adapters' not in [each.name for each in found.entry_points(group='torch.backends')])"
-)
+_FOUND = "import resume_adapters_entry, resume_adapters.unedited"
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 
 
@@ -93,29 +92,50 @@ def run_command(
     A script alone (train.py, or -m package.train) is run by this Python, so that a launcher can start this command:
     torchrun --no-python resume-adapters run train.py
     """
-    options = TextOptions(**{**given, "requeue": "slurm" if given["requeue"] else None})
-    options.arguments()
+    environment = _environment(run_dir, given)
     words = [sys.executable, *command] if command[0].endswith(".py") or command[0] == "-m" else command
-    _require_reach(words[0])
-    environment = {
-        "PYTHONHASHSEED": "0",  # else each process orders sets of text in its own way, and what follows from them
-        **os.environ,
-        VARIABLE: "1",
-        OPTIONS: msgspec.json.encode(options).decode(),
-    }
-    if run_dir is not None:
-        environment[RUN_DIRECTORY] = run_dir
-        run_directory_override(environment)
+    _require_reach(words, environment)
     os.execvpe(words[0], words, environment)
 
 
-def _require_reach(program: str) -> None:
+@app.command("env")
+@_with_options
+def env_command(
+    run_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The run directory; by default the script's own.")
+    ] = None,
+    **given: Any,
+) -> None:
+    """Print what run sets, as lines of a shell: for a job that only takes an environment.
+
+    For example: eval "$(resume-adapters env --keep-last 3)"
+    """
+    for name, value in _environment(run_dir, given).items():
+        if os.environ.get(name) != value:
+            typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def _environment(run_dir: str | None, given: dict[str, Any]) -> dict[str, str]:
+    """Return the environment of a command that resumes with these options."""
+    options = TextOptions(**{**given, "requeue": "slurm" if given["requeue"] else None})
+    options.arguments()
+    # Else each process orders sets of text in its own way, and what follows from them.
+    environment = reaching({"PYTHONHASHSEED": "0", **os.environ})
+    environment[OPTIONS] = msgspec.json.encode(options).decode()
+    if run_dir is not None:
+        environment[RUN_DIRECTORY] = run_dir
+        run_directory_override(environment)
+    return environment
+
+
+def _require_reach(words: list[str], environment: dict[str, str]) -> None:
     """Refuse a command into whose processes nothing would come.
 
     Raises:
         UnsupportedSetting: the program is not there, or torch is told to load no extensions.
-        MissingFramework: its Python does not have this package.
+        MissingFramework: its Python does not have this package, or is told to ignore the environment.
     """
+    program = words[0]
     found = shutil.which(program)
     if found is None:
         raise UnsupportedSetting(f"there is no program {program} to run; a script needs its name to end in .py")
@@ -125,10 +145,15 @@ def _require_reach(program: str) -> None:
             "reaching the Trainers of a script: unset it"
         )
     python = _python_of(Path(found))
-    if python and subprocess.run([python, "-c", _FOUND], stderr=subprocess.DEVNULL, check=False).returncode:
+    if not python:
+        return
+    flags = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), words[1:])
+    asked = [python, *(flags if python == program else ()), "-c", _FOUND]
+    if subprocess.run(asked, env=environment, capture_output=True, check=False).returncode:
         raise MissingFramework(
-            f"{python}, which runs {program}, does not have this version of resume-adapters: install it there, with "
-            f"{python} -m pip install; if it is installed from a checkout, do that again"
+            f"{python}, which runs {program}, does not have this version of resume-adapters, or is told to ignore "
+            f"PYTHONPATH (-I, -E): install it there, with {python} -m pip install; if it is installed from a checkout, "
+            "do that again"
         )
 
 
