@@ -22,7 +22,7 @@ BUDGETS = {
     "core/run": 1170,
     "core/run_directory": 990,
     "core/saving": 770,
-    "core/session": 2110,
+    "core/session": 2140,
     "core/state": 2080,
     "core/stop": 380,
     "core/storage": 470,

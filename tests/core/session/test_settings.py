@@ -56,6 +56,18 @@ def test_one_line_says_what_differs_and_which_value_is_in_force(killed: Path, ca
     )
 
 
+def test_another_version_is_said_once_with_what_it_means(
+    killed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = torch.__version__
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    (line,) = [line for line in said_by(killed, caplog) if "differ" in line]
+    assert line == (
+        f"Settings that differ from checkpoint-4; in force: this launch's torch 2.99.0 (was {now}). Under other versions "
+        "the same steps may differ in their last bits."
+    )
+
+
 def test_what_is_in_force_is_what_the_next_launch_is_compared_with(
     killed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,3 +254,22 @@ def test_wrapped_optimizers_and_schedules_are_those_beneath() -> None:
     assert found.schedulers == ["StepLR"] and found.optimizers[0].kind == "SGD"
     assert found.optimizers[0].groups[0]["learning_rate"] == "0.1", "before the schedule"
     assert read_settings({}, [optimizer], is_fixed=False).optimizers[0].sizes == []
+
+
+def test_an_optimizer_whose_parameters_have_moved_is_refused() -> None:
+    """Its state is kept by position: each would get the moments of another."""
+
+    def settings(order: str, *, names: str = "abc") -> Any:
+        layers = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in names})
+        groups = [{"params": layers[name].parameters()} for name in order]
+        return read_settings({}, [torch.optim.AdamW(groups)], modules=[layers])
+
+    SettingsComparison(lambda: settings("abc")).begin(settings("abc"), "checkpoint-5")
+    comparison = SettingsComparison(lambda: settings("acb"))
+    with pytest.raises(StateMismatch, match=r"in another order \(4 of 6 have moved\).*sorted where"):
+        comparison.begin(settings("abc"), "checkpoint-5")
+    renamed = SettingsComparison(lambda: settings("xyz", names="xyz"))
+    renamed.begin(settings("abc"), "checkpoint-5")  # as a framework that converts names may have it
+    older = settings("abc")
+    older.optimizers[0].order = []
+    SettingsComparison(lambda: settings("acb")).begin(older, "checkpoint-5")

@@ -87,7 +87,10 @@ class Session:
         self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
         on_track = None if self.trace is None else self._trace_loader
         logger.use_channel(framework.about.channel)
-        self.settings = SettingsComparison(lambda: of_launch(framework.settings(), framework.about.topology, options))
+        about = framework.about
+        self.settings = SettingsComparison(
+            lambda: of_launch(framework.settings(), about.topology, options, about.label)
+        )
         self.loaders = LoaderRestorer(run, options.generators, rescale, self.settings.changed_seeds, on_track)
         self.restorer = Restorer(run, framework, options, kind, self.loaders, rescale)
         self.reason = "scheduled"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 import os
+import platform
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -36,11 +38,13 @@ class OptimizerSettings(Record):
         kind: its class; empty where a different one can load its state.
         sizes: the number of parameters in each group.
         groups: the settings of each group, as text.
+        order: checksums of the parameters' names, over all groups; 0 where the position does not matter or has no name.
     """
 
     kind: str
     sizes: list[int]
     groups: list[dict[str, str]]
+    order: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -120,11 +124,12 @@ def read_settings(
         names: the names under which a user gives settings of the optimizers' groups, by those of torch.
         is_fixed: no optimizer of a different class or size can load the state of one of these.
     """
+    by_name = _parameters(modules)
     return LaunchSettings(
         _texts(arguments),
-        [_of_optimizer(_inner(each, "optimizer"), names or {}, is_fixed=is_fixed) for each in optimizers],
+        [_of_optimizer(_inner(each, "optimizer"), names or {}, by_name if is_fixed else None) for each in optimizers],
         [type(_inner(each, "scheduler")).__name__ for each in schedulers],
-        [name for module in modules for name in _frozen(module)],
+        [name.partition(_OF_MODEL)[0] for name, each in by_name.items() if not each.requires_grad],
     )
 
 
@@ -139,7 +144,20 @@ def _inner(wrapper: Any, name: str) -> Any:
     return wrapper
 
 
-def _of_optimizer(optimizer: Any, names: Mapping[str, str], *, is_fixed: bool) -> OptimizerSettings:
+_OF_MODEL = " of model "
+
+
+def _parameters(modules: Iterable[Any]) -> dict[str, Any]:
+    """Return the parameters by their names without wrappers; of a further module, with its number."""
+    found = {}
+    for number, module in enumerate(modules):
+        parameters = dict(module.named_parameters())
+        for name, key in keys.canonical(parameters).items():
+            found[f"{name}{_OF_MODEL}{number}" if number else name] = parameters[key]
+    return found
+
+
+def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[str, Any] | None) -> OptimizerSettings:
     """Return what an optimizer was made with: of a learning rate with a schedule, the one before the schedule."""
     held = list(getattr(optimizer, "param_groups", ()))
     groups = []
@@ -147,29 +165,42 @@ def _of_optimizer(optimizer: Any, names: Mapping[str, str], *, is_fixed: bool) -
         start = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
         plain = {key: value for key, value in {**group, **start}.items() if key not in _NOT_SETTINGS}
         groups.append({names.get(key, key): text for key, text in _texts(plain).items()})
-    sizes = [len(group["params"]) for group in held]
-    return OptimizerSettings(type(optimizer).__name__ if is_fixed else "", sizes if is_fixed else [], groups)
+    if parameters is None:
+        return OptimizerSettings("", [], groups)
+    named = {id(each): zlib.crc32(name.encode()) for name, each in parameters.items() if not _is_sharded(each)}
+    order = [named.get(id(each), 0) for group in held for each in group["params"]]
+    return OptimizerSettings(type(optimizer).__name__, [len(group["params"]) for group in held], groups, order)
+
+
+def _is_sharded(parameter: Any) -> bool:
+    return hasattr(parameter, "placements")  # its optimizer's state is saved by names
 
 
 _NOT_SETTINGS = ("params", "param_names", "initial_lr", "step")
 
 
-def _frozen(module: Any) -> list[str]:
-    """Return the names of the parameters that are not trained, without wrappers."""
-    parameters = dict(module.named_parameters())
-    return [name for name, key in keys.canonical(parameters).items() if not parameters[key].requires_grad]
-
-
-def of_launch(found: LaunchSettings, topology: Mapping[str, int], options: ResumeOptions) -> LaunchSettings:
+def of_launch(
+    found: LaunchSettings, topology: Mapping[str, int], options: ResumeOptions, framework: str
+) -> LaunchSettings:
     """Return all that a launch was given.
 
     Args:
         found: what the framework knows.
         topology: the settings that are compared as the topology.
         options: the options of the run.
+        framework: name and version of the framework.
     """
-    given = {**of_random_state(), **found.arguments, **of_options(options)}
+    given = {**of_random_state(), **found.arguments, **of_options(options), **_versions(framework)}
     return replace(found, arguments={name: text for name, text in given.items() if name not in topology})
+
+
+def _versions(framework: str) -> dict[str, str]:
+    import torch
+
+    return dict(zip(_VERSIONED, (framework, str(torch.__version__), platform.python_version()), strict=True))
+
+
+_VERSIONED = ("framework", "torch", "python")
 
 
 def of_options(options: ResumeOptions) -> dict[str, str]:
@@ -250,6 +281,13 @@ class SettingsComparison:
                     f"{sum(one.sizes)} parameters in the optimizer, this launch has {sum(other.sizes)}"
                     f"{self._about_frozen()}: its state cannot be loaded"
                 )
+            moved = [pair for pair in zip(one.order, other.order, strict=False) if all(pair) and pair[0] != pair[1]]
+            if moved and sorted(before for before, _ in moved) == sorted(now for _, now in moved):
+                raise self._mismatch(
+                    f"the optimizer's parameters in another order ({len(moved)} of {len(other.order)} have moved). "
+                    "Their state is kept by their positions: build the modules and groups in the same order in each "
+                    "launch, sorted where they come from a set or a dict"
+                )
 
     def _about_frozen(self) -> str:
         changed = next((each for each in self._changes() if each.name == _FROZEN), None)
@@ -292,7 +330,11 @@ class SettingsComparison:
             said.append(f"this launch's {_words((each.name, each.given, 'was', each.saved) for each in replaced)}")
         if kept:
             said.append(f"the checkpoint's {_words((each.name, each.saved, 'given', each.given) for each in kept)}")
-        return f"Settings that differ from {self._checkpoint}; in force: {' and '.join(said)}." if said else ""
+        if not said:
+            return ""
+        other = any(each.name in _VERSIONED for each in replaced)
+        means = " Under other versions the same steps may differ in their last bits." if other else ""
+        return f"Settings that differ from {self._checkpoint}; in force: {' and '.join(said)}.{means}"
 
     def in_force(self) -> LaunchSettings:
         """Return the settings to save: this launch's, and the checkpoint's where those are in force."""
