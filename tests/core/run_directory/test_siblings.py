@@ -32,6 +32,9 @@ def leave(directory: Path, state: RunState = RunState.STOPPED, *, last_commit: i
         ("job_4711", "job_48120"),
         ("20261121-091244-gpt", "20261122-100305-gpt"),
         ("4711/0_result", "4712/0_result"),
+        ("version_9", "version_10"),
+        ("exp2/weights", "exp3/weights"),
+        ("v0", "v1"),
     ],
 )
 def test_one_that_differs_in_its_digits_is_found(earlier: str, now: str, tmp_path: Path) -> None:
@@ -50,12 +53,11 @@ def test_the_latest_of_several_is_found_and_not_the_run_itself(tmp_path: Path) -
     assert found is not None and found.path.name == "run_2002"
 
 
-@pytest.mark.parametrize("name", ["a", "lr=0.0001", "lr_3", "version_12"])
+@pytest.mark.parametrize("name", ["a", "lr=0.0001", "lr=3"])
 def test_a_name_that_says_no_time_has_no_sibling(name: str, tmp_path: Path) -> None:
-    leave(tmp_path / "lr=0.0003")
-    leave(tmp_path / "lr_4")
-    leave(tmp_path / "version_11")
-    assert unfinished_sibling(STORAGE, tmp_path / name) is None
+    leave(tmp_path / "runs" / "lr=0.0003")
+    leave(tmp_path / "runs" / "lr=4")
+    assert unfinished_sibling(STORAGE, tmp_path / "runs" / name) is None
 
 
 @pytest.mark.parametrize(

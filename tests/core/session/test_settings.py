@@ -63,8 +63,8 @@ def test_another_version_is_said_once_with_what_it_means(
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     (line,) = [line for line in said_by(killed, caplog) if "differ" in line]
     assert line == (
-        f"Settings that differ from checkpoint-4; in force: this launch's torch 2.99.0 (was {now}). Under other versions "
-        "the same steps may differ in their last bits."
+        f"Settings that differ from checkpoint-4; in force: this launch's torch 2.99.0 (was {now}). Under other "
+        "versions the same steps may differ in their last bits."
     )
 
 

@@ -16,6 +16,9 @@ from resume_adapters.core.storage.base import Storage
 _NEW_AT_EACH_LAUNCH = re.compile(r"(?<![.\d])\d{4}|\d\d[-_:]\d\d[-_:]\d\d")
 """A date, a time or the number of a job; not the value of a setting, such as lr=0.0001."""
 
+_COUNTED = re.compile(r"(?<![.=\d])\d+$")
+"""The number of one of the last two directories: exp2, or version_3/checkpoints."""
+
 _LEVELS = 4
 """How many directories of a path may be named so, from its end."""
 
@@ -41,7 +44,11 @@ def unfinished_sibling(storage: Storage, directory: Path) -> Sibling | None:
         directory: the run directory of this launch, absolute.
     """
     parts = directory.parts
-    dated = [number for number, part in enumerate(parts) if _NEW_AT_EACH_LAUNCH.search(part)]
+    dated = [
+        number
+        for number, part in enumerate(parts)
+        if _NEW_AT_EACH_LAUNCH.search(part) or (number >= len(parts) - 2 and _COUNTED.search(part))
+    ]
     first = next((number for number in dated if len(parts) - number <= _LEVELS), None)
     if first is None:
         return None

@@ -14,6 +14,7 @@ from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.records import LaunchState, RankState
 from resume_adapters.core.session.rescale import Rescale
+from resume_adapters.core.state.constants import CONSTANTS, is_captured
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
 from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
@@ -163,6 +164,9 @@ class RestoreContext:
             found = self.reader.part(name)
             if found is not None and not isinstance(found, Mapping):
                 raise self.source.damaged(f"{name}.json holds a {type(found).__name__}, expected a mapping")
+        constants = self.reader.part(CONSTANTS)
+        if constants is not None and not is_captured(constants):
+            raise self.source.damaged(f"{CONSTANTS}.json does not hold digests and tensors by name")
 
     def mismatch(self, differences: Sequence[str], why: str) -> StateMismatch:
         """Return the error that the checkpoint was saved with other settings than this launch has."""

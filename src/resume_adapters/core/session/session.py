@@ -37,6 +37,7 @@ from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
 from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.state.constants import CONSTANTS, Constants
 from resume_adapters.core.state.ddp_buckets import hook_states
 from resume_adapters.core.state.object_path import is_module
 from resume_adapters.core.state.rng import capture_with, restore_with
@@ -60,6 +61,7 @@ class Session:
         loaders: tracks and restores the training loaders.
         restorer: restores everything else.
         observed: finds and restores what nobody has declared.
+        constants: compares and restores what training does not change.
         settings: compares what this launch was given with what the checkpoint was saved with.
         part_entries: describes the parts that are captured, and what is not.
         best: which checkpoint a manifest names as the best.
@@ -104,6 +106,7 @@ class Session:
         self.part_entries = PartEntries(framework, options)
         self.observed = ObservedState(self.subjects, framework.about.registers)
         self._has_loaded_observed = False
+        self.constants = Constants()
         self._loadable = LoadableFiles()
         self._architecture: dict[str, str] | None = None
         self._forms: dict[str, Any] = {}
@@ -159,6 +162,11 @@ class Session:
         if not self.observed.has_begun:
             if self.held is not None:
                 self.held.restore(self.context)
+            if self.options.verify:
+                path, saved = None, None
+                if self.context is not None:
+                    path, saved = self.context.path, self.context.reader.part(CONSTANTS)
+                self.constants.begin(self.framework.modules(), saved, path)
             self.observed.begin()
             self.architecture()
             self._log_differences()
@@ -388,8 +396,13 @@ class Session:
             **loop.parts(),
             **self.observed.parts(),
             "architecture": StaticState(self.architecture()),
+            **self._constants(),
             "trackers": StaticState(self.framework.trackers.capture()),
         }
+
+    def _constants(self) -> dict[str, Stateful]:
+        found = self.constants.capture(self.framework.modules())
+        return {CONSTANTS: StaticState(found)} if found["digests"] else {}
 
     def _entries(self, loop: TrainingLoop) -> list[PartEntry]:
         return [*self.framework.describe(), *loop.describe(), *self.observed.describe()]

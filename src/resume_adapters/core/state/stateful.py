@@ -10,8 +10,8 @@ from resume_adapters.core.state import rng
 from resume_adapters.errors import UnsupportedSetting
 
 RESERVED = (
-    *("architecture", "buffers", "callbacks", "held_buffers", "live_weights", "manifest", "metrics"),
-    *("observed_tensors", "registered", "scaler", "trackers"),
+    *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
+    *("metrics", "observed_tensors", "registered", "scaler", "trackers"),
 )
 """Names of this package's own parts; a user's parts cannot have them, under any framework."""
 

@@ -1,0 +1,85 @@
+"""What training does not change is what it was: restored where it is small, else compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from resume_adapters.core.state.constants import Constants, is_captured
+from resume_adapters.errors import NotRestored
+
+CHECKPOINT = Path("checkpoint-5")
+
+
+class Model(torch.nn.Module):
+    def __init__(self, seed: int, width: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.head, self.trained = torch.nn.Linear(4, width), torch.nn.Linear(4, 4)
+        self.head.requires_grad_(False)
+        self.register_buffer("table", torch.randn(4), persistent=False)
+        self.register_buffer("saved", torch.randn(4))
+        self.averaged = torch.nn.Linear(2, 2).requires_grad_(False)
+
+
+def begun(model: torch.nn.Module, saved: Any = None) -> Constants:
+    constants = Constants()
+    constants.begin([model], saved, None if saved is None else CHECKPOINT)
+    return constants
+
+
+def test_what_is_small_is_restored_into_the_tensors_that_are_there() -> None:
+    first, second = Model(1), Model(2)
+    saved = begun(first).capture([first])
+    assert is_captured(saved)
+    assert sorted(saved["digests"]) == ["averaged.bias", "averaged.weight", "head.bias", "head.weight", "table"]
+    head = second.head.weight
+    begun(second, saved)
+    assert second.head.weight is head and torch.equal(head, first.head.weight)
+    assert torch.equal(second.table, first.table) and not torch.equal(second.trained.weight, first.trained.weight)
+
+
+def test_what_is_large_is_refused_by_name() -> None:
+    first, second = Model(1, 1 << 17), Model(2, 1 << 17)
+    saved = begun(first).capture([first])
+    assert "head.weight" not in saved["tensors"]
+    with pytest.raises(NotRestored, match=r"1 tensors .*head\.weight first.* modules_to_save"):
+        begun(second, saved)
+    begun(Model(1, 1 << 17), saved)
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_what_changes_after_all_is_left_to_others(counted: bool) -> None:
+    first = Model(1)
+    constants = begun(first)
+    (first.averaged.weight if counted else first.averaged.weight.data).mul_(0.5)  # as averages are written
+    assert "averaged.weight" not in constants.capture([first])["digests"]
+    first.head.requires_grad_(True)
+    first.table = torch.ones(4)
+    assert [*constants.capture([first])["digests"]] == ["averaged.bias"]
+    begun(Model(1), constants.capture([first]))
+
+
+def test_a_resumed_run_hands_on_what_it_was_given() -> None:
+    first = Model(1)
+    constants = begun(first)
+    first.averaged.weight.mul_(0.5)
+    saved = constants.capture([first])
+    second = Model(1)
+    resumed = begun(second, saved)
+    assert resumed.capture([second]).keys() == saved.keys()
+    assert resumed.capture([second])["digests"] == saved["digests"]
+
+
+def test_tensors_that_have_no_bytes_of_their_own_are_passed_over() -> None:
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lazy = torch.nn.parameter.UninitializedParameter(requires_grad=False)
+            self.absent = torch.nn.Parameter(torch.empty(2, device="meta"), requires_grad=False)
+            self.register_buffer("nothing", torch.empty(0), persistent=False)
+
+    assert begun(Odd()).capture([Odd()]) == {"digests": {}, "tensors": {}}
