@@ -13,10 +13,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import DistributedType
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resume_adapters.accelerate
-from resume_adapters.accelerate.strategy import choose_strategy
+from resume_adapters.accelerate.strategy import choose_strategy, require_supported
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
 
@@ -37,6 +38,16 @@ def test_an_older_version_is_refused_where_the_state_is_spread(
     monkeypatch.setattr(accelerate, "__version__", "1.8.1")
     with pytest.raises(UnsupportedSetting, match=f"with accelerate 1.8.1 a run under {name} .* needs 1.9 or newer"):
         choose_strategy(spread, tmp_path)
+
+
+def test_processes_that_accelerate_does_not_know_are_refused() -> None:
+    """Each would take itself for the main process, and two would write one file."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(UnsupportedSetting, match=r"counts 1 processes where torch\.distributed has 2"):
+            require_supported(Accelerator(cpu=False))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_loader_that_has_nothing_left_gives_no_batch() -> None:

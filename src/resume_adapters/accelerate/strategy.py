@@ -13,6 +13,7 @@ from resume_adapters.accelerate import compat
 from resume_adapters.accelerate.engine import EngineStrategy
 from resume_adapters.accelerate.replicated import ReplicatedStrategy
 from resume_adapters.accelerate.sharded import ShardedStrategy
+from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state.records import Record
@@ -110,7 +111,12 @@ def require_supported(accelerator: Any) -> None:
         UnsupportedSetting: naming the setting and what to do.
     """
     several = accelerator.num_processes > 1
+    world_size = current_world_size()
     refused = {
+        f"Accelerate counts {accelerator.num_processes} processes where torch.distributed has {world_size}, so each "
+        "would write the files of all (make the Accelerator before the process group, or with cpu=True)": (
+            world_size != accelerator.num_processes
+        ),
         "save_on_each_node=True scatters a checkpoint over nodes": (
             several and accelerator.project_configuration.save_on_each_node
         ),

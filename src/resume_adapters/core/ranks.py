@@ -125,11 +125,14 @@ class DistributedRanks:
 
 def current_ranks() -> Ranks:
     """Return the ranks of this run: those of ``torch.distributed`` where it is initialised, else one."""
+    return DistributedRanks() if current_world_size() > 1 else SingleProcess()
+
+
+def current_world_size() -> int:
+    """Return the number of processes of ``torch.distributed``; 1 where it is not initialised."""
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return DistributedRanks()
-    return SingleProcess()
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def run_on_all_ranks(

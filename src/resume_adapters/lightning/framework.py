@@ -17,6 +17,7 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.patching import replaced
+from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
@@ -76,7 +77,7 @@ class LightningFramework:
 
     def __init__(self, trainer: Any, directory: Path) -> None:
         self._trainer = trainer
-        self._ranks = _world_size()
+        self._ranks = current_world_size()
         self.engine = engine.engine_state(trainer.strategy, directory)
         of_engine = {} if self.engine is None else self.engine.invariants
         accumulation = int(trainer.accumulate_grad_batches)
@@ -400,10 +401,3 @@ def _own_saves(trainer: Any) -> list[str]:
     saves = [(each, ["save_checkpoint"]) for each in (trainer, trainer.strategy, trainer.strategy.checkpoint_io)]
     saves += [(each, of_callback) for each in model_checkpoints.saving(trainer)]
     return [method for each, names in saves for method in own_methods(each, names, _DO_NOT_READ)]
-
-
-def _world_size() -> int:
-    """Return the number of ranks; the strategy's own number leaves out processes that it does not know."""
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
