@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
-from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.state import safe_load, stand_ins
 from resume_adapters.errors import CheckpointDamaged
-from resume_adapters.integrations.deepspeed_engine import names
 
 OWN_NAME = "resume-step={step}" + FILE_SUFFIX
 """Name of a checkpoint that no ModelCheckpoint asked for: at a stop, at the end, and for ``save_every``."""
@@ -107,12 +105,6 @@ class ForeignCheckpoints:
         require_intact(path)
 
 
-def owner_of(file: Path) -> int:
-    """Return the rank that wrote a file of Lightning or DeepSpeed: for a shard, the rank in its name."""
-    stem = file.name.removeprefix("__")
-    return int(stem.partition("_")[0]) if stem != file.name and stem.partition("_")[0].isdigit() else names.owner(file)
-
-
 def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     """Return whether two paths lead to the same file or directory."""
     return os.path.realpath(one) == os.path.realpath(other)
@@ -121,17 +113,3 @@ def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
 def is_hpc(path: Path) -> bool:
     """Return whether a path has the name of what Lightning's handler of Slurm's signals saves."""
     return path.name.startswith("hpc_ckpt_")
-
-
-def describe(trainer: Any) -> list[PartEntry]:
-    """Return an entry for each part that Lightning saves."""
-    notes = {
-        "model": "state_dict",
-        "optimizer": "optimizer_states",
-        "scheduler": "lr_schedulers",
-        "scaler": "the precision plugin's state",
-        "callbacks": "state_dict() and on_save_checkpoint() of each",
-    }
-    if getattr(trainer.precision_plugin, "scaler", None) is None:
-        del notes["scaler"]
-    return [PartEntry(name, "framework", note) for name, note in notes.items()]

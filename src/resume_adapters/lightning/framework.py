@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -29,6 +30,7 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
+from resume_adapters.integrations.deepspeed_engine.names import owner
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
@@ -249,8 +251,9 @@ class LightningFramework:
         return StagingOptions(stage, objection=objection)
 
     def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file of Lightning or DeepSpeed."""
-        return files.owner_of(file)
+        """Return the rank that wrote a file of Lightning or DeepSpeed: for a shard, the rank in its name."""
+        shard = re.match(r"__(\d+)_", file.name)
+        return owner(file) if shard is None else int(shard[1])
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is in Lightning's file: states of callbacks and of the datamodule."""
@@ -289,7 +292,16 @@ class LightningFramework:
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""
-        return files.describe(self._trainer)
+        notes = {
+            "model": "state_dict",
+            "optimizer": "optimizer_states",
+            "scheduler": "lr_schedulers",
+            "scaler": "the precision plugin's state",
+            "callbacks": "state_dict() and on_save_checkpoint() of each",
+        }
+        if getattr(self._trainer.precision_plugin, "scaler", None) is None:
+            del notes["scaler"]
+        return [PartEntry(name, "framework", note) for name, note in notes.items()]
 
     # ---- Loading
 
