@@ -18,8 +18,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
-from resume_adapters.lightning.files import ForeignCheckpoints
+from resume_adapters.lightning.files import ForeignCheckpoints, ResumeCheckpointIO
 from resume_adapters.lightning.framework import LightningFramework
 from selection import often
 from waiting import LIMIT

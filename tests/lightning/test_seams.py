@@ -152,7 +152,7 @@ def test_a_validation_is_run_and_measured_as_it_is_asked_about() -> None:
 
 
 def test_signals_are_taken_after_a_checkpoint_is_loaded() -> None:
-    """``patch`` lets Lightning register its handlers beneath this package's, and restores in the opposite order."""
+    """``callback`` lets Lightning register its handlers beneath this package's, and restores in the opposite order."""
     source = inspect.getsource(pl.Trainer._run)
     load, register = (source.rindex(name) for name in ("_restore_modules_and_callbacks(", "register_signal_handlers()"))
     assert load < register < source.index("self._run_stage()") < source.index("self._teardown()")

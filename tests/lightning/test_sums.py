@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from torchmetrics import CatMetric, MaxMetric, SumMetric
 
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
-from resume_adapters.lightning import epoch_sums, gradients
+from resume_adapters.lightning import epoch_sums, strategies
 
 
 def logged(**options: Any) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_a_metric_is_divided_or_refused() -> None:
 
 def test_gradients_of_an_unfinished_accumulation_are_averaged() -> None:
     everyone = [{"a": torch.tensor(1.0), "b": torch.tensor(4.0)}, {"a": torch.tensor(3.0)}]
-    assert gradients.mean(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
+    assert strategies.mean_gradients(everyone) == {"a": torch.tensor(2.0), "b": torch.tensor(2.0)}
 
 
 def test_what_was_taken_of_a_metric_does_not_change_with_it() -> None:

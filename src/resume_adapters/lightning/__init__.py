@@ -22,14 +22,14 @@ others      core       every keyword of :class:`ResumeCallback`, for example ``e
 
 What this package adds lies beside Lightning's file, which stays as Lightning writes it.
 
-Read :mod:`callback` (events) and :mod:`patch` (what is wrapped in the trainer) first, then :mod:`session` (the order of
-what happens), :mod:`framework` (files and live objects), :mod:`data` (the loaders) and :mod:`loops` (where the training
+Read :mod:`callback` (events, and what is wrapped in the trainer) first, then :mod:`session` (the order of what
+happens), :mod:`framework` (files and live objects), :mod:`data` (the loaders) and :mod:`loops` (where the training
 is). The other modules each capture and restore one thing.
 """
 
 from __future__ import annotations
 
 from resume_adapters.lightning.callback import ResumeCallback
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
+from resume_adapters.lightning.files import ResumeCheckpointIO
 
 __all__ = ["ResumeCallback", "ResumeCheckpointIO"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -30,15 +31,16 @@ from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable
+from resume_adapters.integrations.deepspeed_engine.names import owner
 from resume_adapters.integrations.lightning_files import writing_directly
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
-from resume_adapters.lightning import engine, files, model_checkpoints, module_state, observed
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO, data_only, require_data
+from resume_adapters.lightning import files, model_checkpoints, observed, strategies
 from resume_adapters.lightning.compat import VERSION, io, pl
+from resume_adapters.lightning.data import ValidationData
+from resume_adapters.lightning.files import ResumeCheckpointIO, data_only, require_data
 from resume_adapters.lightning.loops import Loops
 from resume_adapters.lightning.observed import not_taken_back
-from resume_adapters.lightning.validation_data import ValidationData
 
 _DO_NOT_READ = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 """Packages whose methods do not read again what they save."""
@@ -78,7 +80,7 @@ class LightningFramework:
     def __init__(self, trainer: Any, directory: Path) -> None:
         self._trainer = trainer
         self._ranks = current_world_size()
-        self.engine = engine.engine_state(trainer.strategy, directory)
+        self.engine = strategies.engine_state(trainer.strategy, directory)
         of_engine = {} if self.engine is None else self.engine.invariants
         accumulation = int(trainer.accumulate_grad_batches)
         self.about = FrameworkFacts(
@@ -88,11 +90,11 @@ class LightningFramework:
             directory_option="ModelCheckpoint(dirpath=...)",
             accumulation=accumulation,
             topology={"accumulate_grad_batches": accumulation},
-            invariants={**module_state.invariants(trainer, self._ranks), **of_engine},
+            invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
         )
         self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
         self.foreign: ForeignDetector = (
-            files.ForeignCheckpoints() if self.engine is None else engine.ForeignCheckpoints(self.engine)
+            files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
         )
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
@@ -114,11 +116,11 @@ class LightningFramework:
     def parts(self) -> dict[str, Stateful]:
         """Return what DeepSpeed does not save, and what differs between ranks where Lightning saves the first's."""
         found = {} if self.engine is None else self.engine.parts()
-        return {**found, "buffers": module_state.buffers(self._trainer)} if self._ranks > 1 else found
+        return {**found, "buffers": strategies.buffers(self._trainer)} if self._ranks > 1 else found
 
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the ranks, by the name of the component."""
-        return module_state.sharded_state(self._trainer)
+        return strategies.sharded_state(self._trainer)
 
     def remember_schedules(self, schedules: Schedules) -> None:
         """Remember the schedules that count steps. Call it when they are made, and nothing is loaded into them."""
@@ -139,7 +141,7 @@ class LightningFramework:
     @property
     def saves_directories(self) -> bool:
         """Whether a checkpoint is a directory, into which every rank writes its shards."""
-        return module_state.saves_directories(self._trainer.strategy)
+        return strategies.saves_directories(self._trainer.strategy)
 
     @contextlib.contextmanager
     def saving(self, path: Path, native: Callable[[Path], object]) -> Iterator[None]:
@@ -250,8 +252,9 @@ class LightningFramework:
         return StagingOptions(stage, objection=objection)
 
     def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file of Lightning or DeepSpeed."""
-        return files.owner_of(file)
+        """Return the rank that wrote a file of Lightning or DeepSpeed: for a shard, the rank in its name."""
+        shard = re.match(r"__(\d+)_", file.name)
+        return owner(file) if shard is None else int(shard[1])
 
     def own_values(self) -> dict[str, Any]:
         """Return what changes within a step and is in Lightning's file: states of callbacks and of the datamodule."""
@@ -290,7 +293,16 @@ class LightningFramework:
 
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that Lightning saves."""
-        return files.describe(self._trainer)
+        notes = {
+            "model": "state_dict",
+            "optimizer": "optimizer_states",
+            "scheduler": "lr_schedulers",
+            "scaler": "the precision plugin's state",
+            "callbacks": "state_dict() and on_save_checkpoint() of each",
+        }
+        if getattr(self._trainer.precision_plugin, "scaler", None) is None:
+            del notes["scaler"]
+        return [PartEntry(name, "framework", note) for name, note in notes.items()]
 
     # ---- Loading
 
@@ -375,7 +387,7 @@ class LightningFramework:
         """
         loaded, self._loaded = self._loaded, {}
         if context.verify:
-            module_state.verify(self._trainer, loaded, context.path)
+            strategies.verify(self._trainer, loaded, context.path)
             self._callback_states = loaded.get("callbacks") or {}
 
     def log_callbacks(self) -> None:
@@ -390,7 +402,7 @@ class LightningFramework:
             )
 
     def close(self) -> None:
-        """Undo what was wrapped in DeepSpeed's engine; ``patch`` undoes what is wrapped in the trainer."""
+        """Undo what was wrapped in DeepSpeed's engine; ``callback`` undoes what is wrapped in the trainer."""
         if self.engine is not None:
             self.engine.close()
 

@@ -1,4 +1,4 @@
-"""What was logged, as callbacks, schedulers and loggers read it, and what the running epoch has summed up so far.
+"""What was logged: as callbacks, schedulers and loggers read it, as the running epoch sums it up, and in CSV files.
 
 The connector that holds it is private. Everything of it that the adapter touches is in this module;
 ``tests/lightning/test_seams.py`` checks each of it against the installed version.
@@ -6,12 +6,17 @@ The connector that holds it is private. Everything of it that the adapter touche
 
 from __future__ import annotations
 
+import csv
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from resume_adapters.core.state.records import Record, Stored
+from resume_adapters.core.storage.base import Storage
 from resume_adapters.lightning import epoch_sums
+from resume_adapters.lightning.compat import pl
 from resume_adapters.lightning.loops import Loops, SavePoint
 
 
@@ -102,3 +107,37 @@ def pending_row(loops: Loops, point: SavePoint) -> dict[str, Any]:
     if point is SavePoint.BATCH and (loops.is_accumulating or not connector.should_update_logs):
         return {}
     return dict(connector.metrics["log"])
+
+
+def capture_rows(trainer: Any, storage: Storage) -> dict[str, str]:
+    """Return the rows that each CSVLogger has written, by its directory, after it has written those in memory.
+
+    Only rank zero logs. A launch with the same version deletes those of the launch before it.
+
+    Args:
+        trainer: the trainer.
+        storage: where to read.
+    """
+    found = {}
+    for directory, logger in _loggers(trainer).items():
+        logger.save()
+        file = Path(logger.experiment.metrics_file_path)
+        if storage.is_file(file):
+            found[directory] = storage.read(file).decode()
+    return found
+
+
+def restore_rows(trainer: Any, saved: dict[str, str], storage: Storage) -> None:
+    """Restore what :func:`capture_rows` returned, for the loggers that have the same directory in this launch."""
+    for directory, logger in _loggers(trainer).items():
+        if directory in saved:
+            writer, rows = logger.experiment, saved[directory]
+            storage.write(Path(writer.metrics_file_path), rows.encode())
+            header = next(csv.reader(rows.splitlines()), [])
+            writer.metrics_keys.extend(name for name in header if name not in writer.metrics_keys)
+
+
+def _loggers(trainer: Any) -> dict[str, Any]:
+    loggers = trainer.loggers if trainer.is_global_zero else []
+    local = [each for each in loggers if isinstance(each, pl.loggers.CSVLogger) and "://" not in each.log_dir]
+    return {os.path.abspath(each.log_dir): each for each in local}

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.state.records import FRESH, Record
-from resume_adapters.lightning.compat import MaxSizeCycle, end_turn, pl
+from resume_adapters.lightning.compat import MaxSizeCycle, pl
 
 
 class SavePoint(str, enum.Enum):
@@ -247,7 +247,7 @@ class Loops:
         except StopIteration:
             return False
         finally:
-            end_turn(self.fit)
+            _end_turn(self.fit)
         return True
 
     def restore_progress(self, saved: LoopProgress, point: SavePoint, row: dict[str, Any]) -> None:
@@ -264,7 +264,7 @@ class Loops:
             counter.load_state_dict(saved.counters[path])
         self.epoch._batches_that_stepped = saved.batches_that_stepped
         for loop in _loops(self.fit):
-            end_turn(loop)
+            _end_turn(loop)
         self.fit._combined_loader_states_to_load = []
         if point is SavePoint.EPOCH:
             self.epoch.update_lr_schedulers("epoch", update_plateau_schedulers=True)
@@ -325,6 +325,14 @@ class Loops:
             wrapped(loop, "_should_check_val_fx", should_check_val),
         ):
             yield
+
+
+def _end_turn(loop: Any) -> None:
+    """Clear a loop's marks of a restart, as Lightning does after the first turn."""
+    if hasattr(loop, "on_iteration_done"):
+        loop.on_iteration_done()  # seam: lightning 2.5-2.6
+    else:
+        loop._restarting = False  # seam: lightning 2.4, which has no other mark
 
 
 def _first_call(instead: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from resume_adapters.core.checkpoint.layout import CONTROL
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.session.options import run_directory_override
-from resume_adapters.lightning.compat import pl, unsaved
+from resume_adapters.lightning.compat import pl
 
 _FIELD = re.compile(r"\{([^:}]+)")
 
@@ -140,16 +140,19 @@ def capture(trainer: Any, path: Path) -> dict[str, dict[str, Any]]:
         trainer: the trainer.
         path: what is being saved.
     """
-    return {each.state_key: _capture(each, path, trainer.global_step) for each in saving(trainer)}
+    found = {}
+    for each in saving(trainer):
+        kept = _unsaved(each)
+        if str(path) in (each.best_model_path, each.last_model_path, *each.best_k_models):
+            kept |= {"_last_global_step_saved": trainer.global_step, "_last_checkpoint_saved": str(path)}
+        checked = each._last_time_checked  # seam: lightning 2.4-2.6
+        found[each.state_key] = {**kept, "elapsed": None if checked is None else time.monotonic() - checked}
+    return found
 
 
-def _capture(callback: Any, path: Path, step: int) -> dict[str, Any]:
-    kept = unsaved(callback)
-    its_own = [callback.best_model_path, callback.last_model_path, *callback.best_k_models]
-    if str(path) in its_own:
-        kept |= {"_last_global_step_saved": step, "_last_checkpoint_saved": str(path)}
-    checked = callback._last_time_checked  # seam: lightning 2.4-2.6
-    return {**kept, "elapsed": None if checked is None else time.monotonic() - checked}
+def _unsaved(callback: Any) -> dict[str, Any]:
+    names = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+    return {name: getattr(callback, name) for name in names if hasattr(callback, name)}  # seam: lightning 2.4-2.6
 
 
 def restore(trainer: Any, saved: Mapping[str, dict[str, Any]]) -> None:
@@ -159,7 +162,7 @@ def restore(trainer: Any, saved: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _restore(callback: Any, trainer: Any, saved: dict[str, Any]) -> None:
-    for name in unsaved(callback).keys() & saved.keys():
+    for name in _unsaved(callback).keys() & saved.keys():
         setattr(callback, name, saved[name])
     name = callback.format_checkpoint_name(dict(trainer.callback_metrics), callback.CHECKPOINT_NAME_LAST)
     if callback.save_last and not callback.last_model_path and os.path.lexists(name):

@@ -26,17 +26,7 @@ from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.lightning import (
-    csv_logs,
-    engine,
-    epoch_sums,
-    files,
-    gradients,
-    logged_values,
-    model_checkpoints,
-    module_state,
-    tuning,
-)
+from resume_adapters.lightning import epoch_sums, files, logged_values, model_checkpoints, strategies, tuning
 from resume_adapters.lightning.data import FitData
 from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops, SavePoint
@@ -104,7 +94,7 @@ class FitSession:
         if context is None:
             native(None)
             return
-        if module_state.is_sharded(self._trainer) and self._framework.engine is None:
+        if strategies.is_sharded(self._trainer) and self._framework.engine is None:
             self.remember_schedules()  # the strategy is set up before it loads, so on_fit_start is over
         elif self._framework.engine is not None:
             self._session.begin_settings()
@@ -177,12 +167,12 @@ class FitSession:
         if context.has_other_ranks:
             values, held = self._redistribute(context)
         logged_values.restore(self.loops, values, state.save_point)
-        csv_logs.restore(self._trainer, state.csv or {}, self.run.storage)
+        logged_values.restore_rows(self._trainer, state.csv or {}, self.run.storage)
         self.loops.restore_progress(self.data.progress_here(context), state.save_point, state.row)
         if state.save_point.in_epoch:
             self.loops.set_accumulation()
         self.data.restore_cycles(context)
-        gradients.restore(module, held)
+        strategies.restore_gradients(module, held)
         if held and self._session.trace is not None:
             self._session.trace.begin_partial_step()
         self.loops.restore_validated(state.validated or [])
@@ -202,12 +192,12 @@ class FitSession:
         saved: list[FitRankState] = context.all_rank_states()
         place = (context.ranks.rank, context.ranks.world_size)
         values = logged_values.redistribute(self.loops, [each.metrics for each in saved], *place)
-        if any(each.gradients for each in saved) and module_state.is_sharded(self._trainer):
+        if any(each.gradients for each in saved) and strategies.is_sharded(self._trainer):
             raise context.mismatch(
                 self._session.loaders.topology_changes,
                 "it is in the middle of an accumulation, and its gradients are sharded for the ranks as they were",
             )
-        return values, gradients.mean([each.gradients for each in saved])
+        return values, strategies.mean_gradients([each.gradients for each in saved])
 
     def _restore_start(self, context: RestoreContext) -> None:
         self._trainer.should_stop = context.rank_state.should_stop
@@ -226,7 +216,7 @@ class FitSession:
         context = self._session.context
         self._is_training = True
         if self._framework.engine is not None:
-            engine.require_whole_accumulations(self._trainer)
+            strategies.require_whole_accumulations(self._trainer)
         if context is None or context.rank_state is None:
             self._align_buckets()
             self._session.begin_observing()
@@ -405,7 +395,7 @@ class FitSession:
         if self._has_ended_epoch and (self._has_validated or not self._trainer.enable_validation):
             self._session.require_metrics(self._trainer.callback_metrics)
         if self._framework.engine is not None and self._save_point is not SavePoint.END:
-            engine.require_no_accumulation(self._framework.engine)
+            strategies.require_no_accumulation(self._framework.engine)
         self._unwanted.discard(path.name)
         self._newest = path
         self.keep()
@@ -441,13 +431,13 @@ class FitSession:
             progress=loops.progress(),
             metrics=logged_values.capture(loops, point, self._metric_attributes),
             row=logged_values.pending_row(loops, point),
-            gradients=gradients.capture(loops),
+            gradients=strategies.capture_gradients(loops),
             evaluation_workers=loops.evaluation_workers(),
             engine=None if self._framework.engine is None else self._framework.engine.rank_state(),
             should_stop=self._trainer.should_stop,
             checkpoints={},
             validated=loops.validated(),
-            csv=csv_logs.capture(self._trainer, self.run.storage),
+            csv=logged_values.capture_rows(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
             validation_data=self._framework.validation_data.capture(),
         )

@@ -9,9 +9,9 @@ from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import refuse
 from resume_adapters.core.session.rescale import GIVEN_IN_STEPS
 from resume_adapters.errors import UnsupportedSetting
-from resume_adapters.lightning import engine, tuning
-from resume_adapters.lightning.checkpoint_io import ResumeCheckpointIO
+from resume_adapters.lightning import strategies, tuning
 from resume_adapters.lightning.compat import io, pl
+from resume_adapters.lightning.files import ResumeCheckpointIO
 from resume_adapters.lightning.model_checkpoints import place, saving
 
 
@@ -40,7 +40,7 @@ def require_supported(trainer: Any) -> None:
             running_attempt() is not None and isinstance(strategy, pl.strategies.FSDPStrategy)
         ),
         **_unsupported_callbacks(trainer),
-        **engine.unsupported(strategy),
+        **strategies.unsupported(strategy),
         "training_step(dataloader_iter) fetches its batches by itself, and may fetch more than it has used": (
             "dataloader_iter" in inspect.signature(trainer.lightning_module.training_step).parameters
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.rng import GeneratorState
-from resume_adapters.lightning import module_state
+from resume_adapters.lightning import strategies
 from resume_adapters.lightning.framework import LightningFramework
 from resume_adapters.lightning.loops import Loops
 from resume_adapters.lightning.records import FitRankState
@@ -77,4 +77,4 @@ class InterruptibleValidation:
         # What counts of a generator is in the positions of the loaders.
         named = self._session.options.parts.items()
         parts = {name: part for name, part in named if not isinstance(part, GeneratorState)}
-        return module_state.fingerprint(self._trainer, {**parts, **self._framework.parts()})
+        return strategies.fingerprint(self._trainer, {**parts, **self._framework.parts()})
