@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resume_adapters.accelerate
-from resume_adapters.accelerate.strategy import choose_strategy
+from resume_adapters.accelerate.strategies import choose_strategy
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
 
