@@ -34,7 +34,6 @@ from resume_adapters.hf.records import TrainerRankState
 from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -263,10 +262,6 @@ class TrainerFramework:
     def describe(self) -> Sequence[PartEntry]:
         """Return an entry for each part that the trainer saves."""
         return files.describe(self.trainer)
-
-    def engine_state(self) -> EngineRankState | None:
-        """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
-        return None if self.engine is None else self.engine.rank_state()
 
     # ---- Loading
 
