@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resume_adapters.accelerate
-from resume_adapters.accelerate.strategy import choose_strategy, require_supported
+from resume_adapters.accelerate.strategies import choose_strategy, require_supported
 from resume_adapters.core.dataloader.tracked import track
 from resume_adapters.errors import UnsupportedSetting
 

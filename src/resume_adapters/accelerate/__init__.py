@@ -41,7 +41,7 @@ except ImportError as error:
     raise MissingFramework("resume_adapters.accelerate needs accelerate: pip install 'accelerate>=1.6,<2'") from error
 
 from resume_adapters.accelerate.framework import AccelerateFramework
-from resume_adapters.accelerate.strategy import require_supported
+from resume_adapters.accelerate.strategies import require_supported
 from resume_adapters.core.checkpoint.retention import KeepLast, Policy
 from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.loop.loop import ResumableLoop

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.utils import load
 
 from resume_adapters.core import devices
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_native, require_intact
 from resume_adapters.core.checkpoint.validity import ForeignStep
@@ -16,20 +17,17 @@ from resume_adapters.core.devices import RandomStates
 from resume_adapters.core.state import rng
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, StateMismatch
+from resume_adapters.integrations.deepspeed_engine import names
 
 _RANDOM_STATES = re.compile(r"random_states_(\d+)\.pkl")
 _DEVICE_STATES = re.compile(r"torch_(\w+)_manual_seed")
-_SHARD = re.compile(r"__(\d+)_\d+\.distcp")
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
 
 
 def owner(file: Path) -> int:
     """Return the rank that wrote a file of Accelerate, by its path in the checkpoint."""
-    for pattern in (_RANDOM_STATES, _SHARD):
-        found = pattern.fullmatch(file.name)
-        if found:
-            return int(found[1])
-    return 0
+    found = _RANDOM_STATES.fullmatch(file.name) or distributed_metadata.SHARD.fullmatch(file.name)
+    return int(found[1]) if found else names.owner(file)
 
 
 def weights(files: CheckpointFiles, index: int) -> Path:

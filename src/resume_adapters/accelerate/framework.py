@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.loaders import PreparedLoaders, PreparedLoaderState
 from resume_adapters.accelerate.schedules import steps_each
-from resume_adapters.accelerate.strategy import choose_strategy
+from resume_adapters.accelerate.strategies import choose_strategy
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop import observed
@@ -181,7 +181,7 @@ class AccelerateFramework(LoopFramework):
 
     def owner_of(self, file: Path) -> int:
         """Return the rank that wrote a file."""
-        return self._strategy.owner_of(file)
+        return files.owner(file)
 
     def parts(self) -> dict[str, Stateful]:
         """Return the scaler, and what was given to ``register_for_checkpointing``."""

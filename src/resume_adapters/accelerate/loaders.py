@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any
 
-from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher
-from accelerate.local_sgd import LocalSGD
+import accelerate
+from accelerate.data_loader import DataLoaderAdapter, DataLoaderDispatcher, DataLoaderShard
 from accelerate.utils import send_to_device
 
-from resume_adapters.accelerate import compat
 from resume_adapters.core.dataloader.dispatch import FirstSlice, fetches_per_batch
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.next_pass import AlreadyMade
 from resume_adapters.core.dataloader.progress import batch_size
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.loader import LoopLoader
-from resume_adapters.core.patching import replaced, wrapped
+from resume_adapters.core.patching import replaced
+from resume_adapters.core.requirements import is_older
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state.records import FRESH, Record
 
@@ -174,61 +174,29 @@ def _note_when_made(native: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
+def _empty_without_batches(native: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(native)
+    def batches(self: Any) -> Iterator[Any]:
+        passing = native(self)
+        first = next(passing, None)
+        if first is None:
+            self.end()
+            return
+        yield first
+        yield from passing
+
+    return batches
+
+
 def _install() -> None:
     """Keep the random state at which ``prepare`` lets a ``StatefulDataLoader`` begin its first pass; once."""
     if not hasattr(DataLoaderAdapter.__init__, "__wrapped__"):
         adapter: Any = DataLoaderAdapter
         adapter.__init__ = _note_when_made(adapter.__init__)  # seam: accelerate 1.15
+    # Before 1.9 an empty loader yields None, and then fails.
+    if is_older(accelerate.__version__, "1.9") and not hasattr(DataLoaderShard.__iter__, "__wrapped__"):
+        loader: Any = DataLoaderShard
+        loader.__iter__ = _empty_without_batches(loader.__iter__)  # seam: accelerate 1.6
 
 
 _install()
-compat.install()
-
-
-class LocalSteps:
-    """Counts and restores the steps of the ``LocalSGD`` that the script has entered.
-
-    Args:
-        accelerator: an ``accelerate.Accelerator``; a ``LocalSGD`` of another is left alone.
-        entered: is called when the script enters one.
-    """
-
-    def __init__(self, accelerator: Any, entered: Callable[[], None]) -> None:
-        self._accelerator = accelerator
-        self._entered = entered
-        self._current: Any = None
-        self._resumed: int | None = None
-        self._wrapped = contextlib.ExitStack()
-        self._wrapped.enter_context(wrapped(LocalSGD, "__enter__", self._enter))
-        self._wrapped.enter_context(wrapped(LocalSGD, "__exit__", self._leave))
-
-    @property
-    def count(self) -> int | None:
-        """The steps of the one that the script is in; ``None`` where it is in none."""
-        return None if self._current is None else self._current.num_steps
-
-    def restore(self, count: int | None) -> None:
-        """Set the count of the one that the script is in, or enters next; ``None`` leaves it its own."""
-        self._resumed = count
-        self._continue()
-
-    def _continue(self) -> None:
-        if self._current is not None and self._resumed is not None:
-            self._current.num_steps, self._resumed = self._resumed, None
-
-    def _enter(self, native: Callable[[Any], Any], local: Any) -> Any:
-        entered = native(local)
-        if local.enabled and local.accelerator is self._accelerator:
-            self._current = local
-            self._entered()
-            self._continue()
-        return entered
-
-    def _leave(self, native: Callable[..., None], local: Any, *error: Any) -> None:
-        native(local, *error)
-        if self._current is local:
-            self._current = None
-
-    def close(self) -> None:
-        """Leave ``LocalSGD`` as it was."""
-        self._wrapped.close()

@@ -1,127 +1,140 @@
-"""How an accelerator has placed what it prepared: replicated, sharded, or in a DeepSpeed engine."""
+"""What an accelerator has prepared, and what every strategy does with it: the models, optimizers and schedulers."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from accelerate.utils import DistributedType
-
-from resume_adapters.accelerate import compat
-from resume_adapters.accelerate.engine import EngineStrategy
-from resume_adapters.accelerate.replicated import ReplicatedStrategy
-from resume_adapters.accelerate.sharded import ShardedStrategy
-from resume_adapters.core.ranks import current_world_size
-from resume_adapters.core.requirements import refuse
+from resume_adapters.accelerate import files
+from resume_adapters.accelerate.schedules import replay, steps_each
+from resume_adapters.core.loop.observed import in_places
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.state import keys
+from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.errors import UnsupportedSetting
 
 
-class AccelerateStrategy(Protocol):
+class Strategy:
     """Where models and optimizers are, and how they are saved and loaded.
 
+    Args:
+        accelerator: an ``accelerate.Accelerator``, after ``prepare``.
+        counts_steps: steps are counted by the optimizers' hooks.
+
     Attributes:
-        models, optimizers, schedulers: what was prepared, as far as the strategy saves it itself.
+        models: what was prepared, without DDP around it.
+        optimizers: what was prepared.
+        schedulers: what was prepared, as far as ``save_state`` saves it by itself.
         invariants: settings that a resume must find unchanged, in a user's words.
         rank_state_type: the record that :meth:`rank_state` returns.
     """
 
-    models: list[Any]
-    optimizers: list[Any]
-    schedulers: list[Any]
-    invariants: dict[str, int]
-    rank_state_type: type[Record]
+    rank_state_type: type[Record] = Record
+
+    def __init__(self, accelerator: Any, *, counts_steps: bool = True) -> None:
+        self.accelerator = accelerator
+        # seam: accelerate 1.15: what was prepared is kept in these lists, and nowhere else
+        self.models: list[Any] = accelerator._models
+        self.optimizers: list[Any] = accelerator._optimizers
+        self.schedulers: list[Any] = accelerator._schedulers
+        self.invariants = {"number of models": len(self.models), "number of optimizers": len(self.optimizers)}
+        self._steps = 0
+        counted = self.optimizers if counts_steps else []
+        self._hooks = [each.optimizer.register_step_post_hook(self._count) for each in counted]
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
 
     def has_stepped(self) -> bool:
         """Return whether the batch ended an optimizer step; one that the scaler skipped counts."""
+        steps, self._steps = self._steps, 0
+        if not self.accelerator.sync_gradients:
+            return False
+        return steps > 0 or not self.optimizers or any(each.step_was_skipped for each in self.optimizers)
 
     def tensors(self) -> dict[str, Any]:
-        """Return tensors with the names, dtypes and whole shapes of all models'."""
+        """Return tensors with the names, dtypes and whole shapes of all models', by the model's number."""
+        found = {}
+        for index, model in enumerate(self.models):
+            tensors = model.state_dict()
+            prefix = f"{index}." if index else ""
+            found.update({f"{prefix}{name}": tensors[key] for name, key in keys.canonical(tensors).items()})
+        return found
 
-    def arguments(self) -> dict[str, Any]:
-        """Return what was given to the strategy."""
+    def arguments(self) -> Mapping[str, Any]:
+        """Return what was given to the strategy beside what was given to the accelerator."""
+        return {}
 
     def parts(self) -> dict[str, Stateful]:
         """Return what Accelerate does not save and may differ between processes."""
+        return {}
 
     def sharded_state(self) -> Mapping[str, Any]:
         """Return what is sharded over the processes, by the name of the component."""
+        return {}
 
     def rank_state(self) -> Record:
         """Return what Accelerate does not save and belongs to this rank alone."""
+        return Record()
 
     def load_rank_state(self, state: Any) -> None:
         """Restore what :meth:`rank_state` returned."""
 
     def modules(self) -> list[Any]:
-        """Return the DDP modules around the models."""
+        """Return the DDP modules around the models; FSDP2 has no buckets, and DeepSpeed its own, in a fixed order."""
+        return []
 
     def compare(self) -> None:
         """Find out before the first save whether the processes hold different replicas; each saves its own then."""
 
     def has_lost_buckets(self) -> bool:
         """Return whether DDP must be around a model, and was not found."""
+        return False
 
     def writing(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which ``save_state`` writes."""
-
-    def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file."""
+        return contextlib.nullcontext()
 
     def load(self, context: RestoreContext) -> None:
         """Load models, optimizers and schedulers, and verify them."""
+        raise NotImplementedError
+
+    def call_load_hooks(self, models: Iterable[Any], path: Path) -> list[Any]:
+        """Call the hooks that ``load_state`` calls; return the models that they left to be loaded."""
+        left = list(models)
+        for hook in self.accelerator._load_model_state_pre_hook.values():  # seam: accelerate 1.15
+            hook(left, str(path))
+        return left
+
+    def load_schedulers(self, context: RestoreContext) -> None:
+        """Load the schedulers, and verify them; on a different number of processes, step them again."""
+        before, here = context.saved_by, self.accelerator.num_processes
+        states = [files.pickled(context.files, "scheduler", index) for index in range(len(self.schedulers))]
+        for index, (scheduler, saved) in enumerate(
+            zip(self.schedulers, in_places(states, self.schedulers), strict=True)
+        ):
+            context.rescale.schedules.remember(scheduler, steps_each(scheduler, here))
+            if before != here and not context.rescale.keeps_samples:
+                replay(scheduler, saved, before, here)
+            else:
+                load_verified(context, component_name("scheduler", index), scheduler, saved)
 
     def close(self) -> None:
-        """Remove what was hooked into optimizers."""
+        """Undo what was hooked or wrapped."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
-def choose_strategy(accelerator: Any, run_directory: Path) -> AccelerateStrategy:
-    """Return how an accelerator has placed what it prepared, for checkpoints in a run directory.
-
-    Raises:
-        UnsupportedSetting: in a way that this package cannot resume, or with a setting that rules an exact resume out.
-    """
-    kind, reason = accelerator.distributed_type, ""
-    if kind in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
-        return ReplicatedStrategy(accelerator)
-    if kind == DistributedType.DEEPSPEED and len(accelerator._models) == 1:  # seam: accelerate 1.15
-        compat.require_sharding("DeepSpeed")
-        return EngineStrategy(accelerator, run_directory)
-    if kind == DistributedType.FSDP and accelerator.is_fsdp2:
-        compat.require_sharding("FSDP2")
-        return ShardedStrategy(accelerator)
-    if kind == DistributedType.FSDP:
-        reason = "FSDP1 flattens the parameters: use fsdp_version=2"
-    elif kind == DistributedType.DEEPSPEED:
-        reason = "with DeepSpeed one model is to be prepared before register_for_resume is called"
-    raise UnsupportedSetting(
-        f"{kind} shards or moves the state in a way that this package does not support, so this run cannot be "
-        f"resumed exactly: {reason or 'train with DDP, FSDP2 or DeepSpeed'}"
-    )
+def component_name(kind: str, index: int) -> str:
+    """Return what a component is called where several of its kind were prepared."""
+    return f"{kind} {index}" if index else kind
 
 
-def require_supported(accelerator: Any) -> None:
-    """Refuse settings under which a resume cannot be exact.
-
-    Raises:
-        UnsupportedSetting: naming the setting and what to do.
-    """
-    several = accelerator.num_processes > 1
-    world_size = current_world_size()
-    refused = {
-        f"Accelerate counts {accelerator.num_processes} processes where torch.distributed has {world_size}, so each "
-        "would write the files of all (make the Accelerator before the process group, or with cpu=True)": (
-            world_size != accelerator.num_processes
-        ),
-        "save_on_each_node=True scatters a checkpoint over nodes": (
-            several and accelerator.project_configuration.save_on_each_node
-        ),
-        "even_batches=False gives the ranks different numbers of steps, and they save and stop together": (
-            several and not accelerator.even_batches
-        ),
-    }
-    refuse(refused)
+def load_verified(context: RestoreContext, name: str, thing: Any, saved: Any) -> None:
+    """Load a state, and verify it where the launch asks for that."""
+    thing.load_state_dict(saved)
+    if context.verify:
+        verify_equal(name, saved, thing.state_dict())

@@ -170,7 +170,7 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches."""
         if self.session is not None:
-            self.session.end_substep()
+            self.session.data.consumed += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count micro-batches, and ask whether to save or to stop."""

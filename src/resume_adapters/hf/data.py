@@ -69,10 +69,6 @@ class TrainingData:
         """Begin to count the micro-batches of an epoch."""
         self.consumed = 0
 
-    def count(self) -> None:
-        """Count a micro-batch."""
-        self.consumed += 1
-
     def left_of(self, batches: int) -> int:
         """Return how many of some micro-batches the epoch still has, by its length: a loader may yield more."""
         if self._length is None or self._session.loaders.topology_changes:

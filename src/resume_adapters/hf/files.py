@@ -20,7 +20,6 @@ from resume_adapters.core.state.comparison import verify_equal
 from resume_adapters.core.state.stateful import Stateful, StatefulGroup, is_stateful
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged
-from resume_adapters.hf import sharded
 from resume_adapters.integrations.deepspeed_engine import names
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -34,9 +33,7 @@ _INDEX = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 def owner(file: Path) -> int:
     """Return the rank that wrote a file of the trainer, by its path in the checkpoint."""
-    found, of_shard = _RNG.fullmatch(file.name), sharded.owner(file)
-    if of_shard is not None:
-        return of_shard
+    found = _RNG.fullmatch(file.name) or distributed_metadata.SHARD.fullmatch(file.name)
     return int(found[1]) if found and found[1] else names.owner(file)
 
 

@@ -14,7 +14,9 @@ import torch
 import transformers
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.manifest import PartEntry
+from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
@@ -26,14 +28,12 @@ from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.stateful import Stateful
-from resume_adapters.hf import engine, files, observed
+from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
+from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState
-from resume_adapters.hf.sharded import ShardedModel
 from resume_adapters.hf.weights import ModelWeights
 from resume_adapters.integrations import accelerate_state
 from resume_adapters.integrations.deepspeed_engine import names
-from resume_adapters.integrations.deepspeed_engine.rank_state import EngineRankState
 from resume_adapters.integrations.trackers.checkpoints import reads_checkpoints
 from resume_adapters.integrations.trackers.runs import Trackers
 
@@ -65,6 +65,7 @@ class TrainerFramework:
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
         self.trainer = trainer
+        stage = int(trainer.accelerator.state.deepspeed_plugin.zero_stage) if trainer.is_deepspeed_enabled else None
         self.about = FrameworkFacts(
             f"transformers {transformers.__version__}",
             channel="transformers",
@@ -75,14 +76,16 @@ class TrainerFramework:
                 "per_device_train_batch_size": args.per_device_train_batch_size,
                 "gradient_accumulation_steps": args.gradient_accumulation_steps,
             },
-            invariants=engine.invariants(trainer),
+            invariants={} if stage is None else names.invariants(stage, args.world_size),
         )
         self.trackers = Trackers(self._writers)
         self.engine: EngineState | None = None
         self.weights = ModelWeights(trainer)
-        self.sharded = ShardedModel(trainer) if trainer.is_fsdp_enabled else None
+        self.is_sharded = bool(trainer.is_fsdp_enabled)  # by FSDP2: the trainer saves and loads it
         self.weight_digests: dict[str, str] | None = None
-        self.foreign = files.ForeignCheckpoints(args.world_size, engine.foreign(trainer, args.world_size))
+        self.foreign = files.ForeignCheckpoints(
+            args.world_size, None if stage is None else _of_engine(args.world_size, stage)
+        )
         self._native: Callable[[], None] | None = None
         self._observed = contextlib.ExitStack()
 
@@ -172,7 +175,7 @@ class TrainerFramework:
             stack.enter_context(accelerate_state.asking_once_for_deepspeed())
             self._native()
         self._name_best(directory)
-        is_whole = self.engine is None and self.sharded is None
+        is_whole = self.engine is None and not self.is_sharded
         self.weight_digests = self.weights.digests(directory) if is_whole else None
 
     def loaded_files(self, directory: Path) -> list[Path]:
@@ -230,12 +233,19 @@ class TrainerFramework:
 
     def parts(self) -> dict[str, Stateful]:
         """Return the callbacks that save their state, and what DeepSpeed and FSDP do not save."""
-        behind = self.engine or self.sharded
-        return {**files.stateful_callbacks(self.trainer), **(behind.parts() if behind is not None else {})}
+        found = files.stateful_callbacks(self.trainer)
+        if self.engine is not None:
+            found.update(self.engine.parts())
+        if self.is_sharded:  # each process has buffers of its own
+            found["buffers"] = ModuleBuffers({0: self.trainer.model})
+        return found
 
     def sharded_state(self) -> dict[str, Any]:
         """Return what FSDP shards; what DeepSpeed shards, it loads and this package verifies file by file."""
-        return {} if self.sharded is None else self.sharded.sharded_state()
+        trainer = self.trainer
+        if not self.is_sharded:
+            return {}
+        return {"model": dict(trainer.model.named_parameters()), "optimizer": trainer.optimizer.state_dict()}
 
     def modules(self) -> list[Any]:
         """Return the module that may reduce gradients in buckets."""
@@ -253,34 +263,31 @@ class TrainerFramework:
         """Return an entry for each part that the trainer saves."""
         return files.describe(self.trainer)
 
-    def engine_state(self) -> EngineRankState | None:
-        """Return what DeepSpeed does not save; ``None`` without DeepSpeed."""
-        return None if self.engine is None else self.engine.rank_state()
-
     # ---- Loading
 
     def load_model(self, context: RestoreContext, native: Callable[[], None], *, has_own_loader: bool) -> None:
         """Load the weights; see :meth:`ModelWeights.load`."""
         context.require_architecture(self.trainer.model.state_dict())
         files.require_loadable(context.files)
-        if self.sharded is not None:
-            self.sharded.load(context.files, native)
+        if self.is_sharded:
+            with distributed_metadata.reading(context.files):
+                native()
             return
         self.weights.load(context.reader, native, has_own_loader=has_own_loader, verify=context.verify)
 
     def load_optimizer(self, context: RestoreContext | None, native: Callable[[], None]) -> None:
         """Load optimizer and schedule by the trainer, where FSDP has sharded them too."""
-        if self.sharded is None or context is None:
-            with safe_load.allowing(safe_load.data_classes()):
-                native()
-        else:
-            self.sharded.load(context.files, native)
+        allowed = safe_load.allowing(safe_load.data_classes())
+        with distributed_metadata.reading(context.files) if self.is_sharded and context is not None else allowed:
+            native()
 
     def attach_engine(
         self, deepspeed: Any, run_directory: Path, context: RestoreContext | None, before_load: Callable[[], None]
     ) -> None:
         """Attach to the engine through which DeepSpeed trains, and load what it saved in the checkpoint."""
-        self.engine = engine.attach_engine(deepspeed, run_directory)
+        from resume_adapters.integrations.deepspeed_engine.engine import attach_engine  # imports DeepSpeed
+
+        self.engine = attach_engine(deepspeed, run_directory)
         before_load()
         if context is not None:
             context.require_architecture(self.engine.state_dict())
@@ -296,8 +303,9 @@ class TrainerFramework:
         if self.engine is not None:
             with self.engine.data_only():
                 native()
-        elif self.sharded is not None:
-            self.sharded.load(reader.files, native)
+        elif self.is_sharded:
+            with distributed_metadata.reading(reader.files):
+                native()
         else:
             load = self.weights.load
             load(reader, native, has_own_loader=has_own_loader, verify=verify, has_trained=True)
@@ -310,8 +318,8 @@ class TrainerFramework:
         """
         if context.verify:
             files.verify(self.trainer, context.files)
-        if self.sharded is not None:
-            context.verify_shards(self.sharded.sharded_state)
+        if self.is_sharded:
+            context.verify_shards(self.sharded_state)
 
     def restore_running_values(self, context: RestoreContext, state: TrainerRankState, *, is_resharded: bool) -> None:
         """Restore what the trainer resets at the start of its loop.
@@ -347,3 +355,10 @@ class TrainerFramework:
         self._observed.close()
         if self.engine is not None:
             self.engine.close()
+
+
+def _of_engine(world_size: int, stage: int) -> ForeignDetector:
+    """Return what recognises the checkpoints of the engine alone."""
+    from resume_adapters.integrations.deepspeed_engine.files import ForeignCheckpoints  # imports DeepSpeed
+
+    return ForeignCheckpoints(world_size, stage)

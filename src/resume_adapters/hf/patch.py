@@ -72,7 +72,8 @@ class TrainerSeams:
         return loss
 
     def _load_best_model(self, native: Callable[[], None]) -> None:  # seam: transformers 4.57 to 5.23
-        self.session.load_best(native, has_own_loader=_is_replaced("_load_best_model", native))
+        session, own = self.session, _is_replaced("_load_best_model", native)
+        session.framework.load_best(session.run, native, has_own_loader=own, verify=session.session.options.verify)
 
     def _load_rng_state(  # seam: transformers 4.57 to 5.23
         self, native: Callable[[str | None], None], checkpoint: str | None

@@ -155,11 +155,6 @@ class TrainerSession:
         else:
             self.framework.load_model(self.context, native, has_own_loader=has_own_loader)
 
-    def load_best(self, native: Callable[[], None], *, has_own_loader: bool) -> None:
-        """Load the best weights at the end; see :meth:`TrainerFramework.load_best`."""
-        verify = self.session.options.verify
-        self.framework.load_best(self.run, native, has_own_loader=has_own_loader, verify=verify)
-
     def attach_engine(self, deepspeed: Any) -> None:
         """Attach to the engine through which DeepSpeed trains; see :meth:`TrainerFramework.attach_engine`."""
         self.framework.attach_engine(deepspeed, self.run.directory, self.context, self.session.begin_settings)
@@ -279,10 +274,6 @@ class TrainerSession:
         if begun:
             self.session.begin_step()  # the trainer has no event for the beginning of such a step
         return min(batches, accumulation - begun)
-
-    def end_substep(self) -> None:
-        """Count a micro-batch within a step."""
-        self.data.count()
 
     def end_step(self, control: Any) -> None:
         """Count the last micro-batch of a step, and ask whether to save or to stop.
@@ -423,7 +414,7 @@ class TrainerSession:
             between_epochs=between_epochs,
             stopping=stopping,
             max_steps=trainer.state.max_steps,
-            engine=self.framework.engine_state(),
+            engine=None if self.framework.engine is None else self.framework.engine.rank_state(),
             evaluation=due,
             evaluation_workers=self.evaluation.worker_names(),
             evaluation_loaders=self.evaluation.workers(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import posixpath
+import re
 import types
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -15,6 +16,9 @@ from resume_adapters.core.state import safe_load
 from resume_adapters.errors import CheckpointDamaged
 
 NAME = ".metadata"
+
+SHARD = re.compile(r"__(\d+)_\d+\.distcp")
+"""A file of shards, with the rank that wrote it."""
 
 _ALLOWED = {
     ("pathlib", "PosixPath"),
