@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -110,13 +111,29 @@ def test_does_not_list_a_link_to_a_checkpoint_twice(command, run_dir):
     assert len(command("ls", run_dir, "--json").json["checkpoints"]) == 3
 
 
-def test_names_a_manifest_of_a_later_format(command, run_dir):
-    file = manifest_path(LocalStorage(), run_dir / "checkpoint-30")
+@pytest.mark.parametrize("step", [20, 30])
+def test_a_checkpoint_of_a_later_format_is_newer_and_not_damaged(command, run_dir, step):
+    """A launch refuses it where it is the newest, and takes no older one instead: nobody says that it resumes."""
+    name = f"checkpoint-{step}"
+    file = manifest_path(LocalStorage(), run_dir / name)
     later = msgspec.structs.replace(decode_manifest(file.read_bytes()), format=FORMAT + 1)
     file.write_bytes(encode_manifest(later))
-    done = command("ls", run_dir)
-    assert done.code == 1
-    assert "upgrade resume-adapters" in done.out
+    file = run_dir / ".resume" / "status.json"
+    status = {**json.loads(file.read_bytes()), "state": "running", "updated": 1e9}
+    file.write_text(json.dumps(status))
+    is_refused = step == 30
+    for words in ("ls", "status", "verify"):
+        done = command(words, run_dir)
+        said = " ".join(done.out.split())
+        assert done.code == int(is_refused or words == "verify"), words
+        assert "damaged" not in said
+        assert ("upgrade resume-adapters to resume from it" in said) is (is_refused or words != "status"), words
+        assert ("the same launch resumes" in said) is (words == "status" and not is_refused)
+    rows = {row["name"]: row for row in command("ls", run_dir, "--json").json["checkpoints"]}
+    assert rows[name]["state"] == "newer"
+    assert [each for each, row in rows.items() if "anchor" in row["marks"]] == ([] if is_refused else ["checkpoint-30"])
+    found = command("status", run_dir, "--json").json
+    assert (found["resumes_from"] is None, found["damaged"]) == (is_refused, [])
 
 
 def test_reads_a_directory_of_foreign_checkpoints_only(command, tmp_path):

@@ -13,7 +13,7 @@ from resume_adapters.core.run_directory.upkeep import format_bytes
 _STYLES = {
     **dict.fromkeys(("committed", "valid", "finished", "running", "keep"), "green"),
     **dict.fromkeys(("readable", "foreign"), "cyan"),
-    **dict.fromkeys(("pending", "stopped"), "yellow"),
+    **dict.fromkeys(("pending", "stopped", "newer"), "yellow"),
     **dict.fromkeys(("damaged", "killed", "failed"), "bold red"),
     "halted": "bold yellow",
     "remove": "red",
