@@ -83,6 +83,18 @@ def test_is_readable_in_80_columns(command, tmp_path, make_run):
         assert word in words, done.out
 
 
+@pytest.mark.parametrize("steps", [(50, 60), (123456, 234567)])
+@pytest.mark.parametrize("name", ["ls", "verify", "prune"])
+def test_no_word_is_broken_in_60_columns(command, tmp_path, make_run, name, steps):
+    facts = {"epoch": 99.12345, "metrics": {"eval_loss": 1.23456789}, "reason": "scheduled"}
+    make_run(tmp_path, dict.fromkeys(steps, facts), best=steps[1])
+    words = [name, tmp_path, *(["--keep-last", "1", "--dry-run"] if name == "prune" else [])]
+    wide, narrow = command(*words), command(*words, columns=60)
+    table = [line for line in narrow.out.splitlines() if "ould remove" not in line]
+    assert all(len(line) <= 60 for line in table)
+    assert {word for line in table for word in line.split()} <= set(wide.out.split())
+
+
 @pytest.mark.parametrize(("best", "name"), [("eval_loss", "checkpoint-20"), ("accuracy:max", "checkpoint-10")])
 def test_marks_the_best_of_a_metric(command, run_dir, best, name):
     rows = command("ls", run_dir, "--best", best, "--json").json["checkpoints"]

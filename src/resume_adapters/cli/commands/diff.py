@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, app, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, app, show
 from resume_adapters.cli.render import escape
 from resume_adapters.cli.run_directory import STORAGE, ForeignNames
 from resume_adapters.core.checkpoint import layout
@@ -75,7 +75,7 @@ _UNREADABLE = (
 _HELP = "A checkpoint, or a run directory: its newest valid checkpoint."
 
 
-@app.command(epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
+@app.command(rich_help_panel=LOOK, epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help=_HELP)],
     b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name or step of one beside A.")],

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import track
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Place, app, complete_checkpoint, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, complete_checkpoint, show
 from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
 from resume_adapters.core.checkpoint import layout, native_files, validity
@@ -36,7 +36,7 @@ Check = tuple[str, int, Callable[[], None]]
 """A file of a checkpoint, its bytes, and what raises if it is damaged."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def verify(
     run_dir: Place,
     checkpoints: Annotated[
