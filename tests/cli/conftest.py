@@ -59,9 +59,9 @@ def command(server: Server) -> Command:
 
     Another program runs in an interpreter of its own.
     """
-    environment = {"COLUMNS": "80", "NO_COLOR": "1"}
 
-    def run(*words: object, code: str = MAIN) -> Outcome:
+    def run(*words: object, code: str = MAIN, columns: int = 80) -> Outcome:
+        environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
         if code == MAIN:
             done = forked(server, [str(each) for each in words], {**os.environ, **environment})
         else:

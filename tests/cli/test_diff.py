@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from resume_adapters.core.state import encoding
+
 import stored_runs
 from stored_runs import CHECKPOINTS, recommit
 
@@ -89,7 +91,24 @@ def test_names_the_random_state_that_differs(command, tmp_path, adapter):
     save_file(tensors, sidecar / "rank-00000.safetensors")
     recommit(b)
     (difference,) = command("diff", a, b, "--json").json["differences"]
-    assert difference["name"] == f"resume/rank-00000.safetensors: {changed}"
+    assert difference["name"] == f"resume/rank-00000.safetensors: {changed.partition('.')[2]}"
+
+
+def test_what_recognises_changed_data_does_not_count(command, tmp_path):
+    """Where a launch began decides which batch a position keeps for that, if any, and each process hashes otherwise."""
+    a, b = (stored_runs.copy("hf", tmp_path / each) for each in ("a", "b"))
+    for each, has_batch in ((a, True), (b, False)):
+        rank = each / "resume" / "rank-00000"
+        state = encoding.decode(rank.with_suffix(".json").read_bytes(), load_file(rank.with_suffix(".safetensors")))
+        batch = {"indices": [1, 2], "before": {"torch": torch.ones(3)}, "digest": "0"}
+        state["position"] |= {"check": batch if has_batch else None, "word_hash": int(has_batch)}
+        state["later"] = torch.ones(2)
+        document, tensors = encoding.encode(state)
+        rank.with_suffix(".json").write_bytes(document)
+        save_file(tensors, rank.with_suffix(".safetensors"))
+        recommit(each)
+    done = command("diff", a, b)
+    assert (done.code, done.out.splitlines()[2:]) == (0, ["The states are equal."])
 
 
 def test_takes_a_name_beside_the_first_a_link_and_a_path(command, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 
@@ -82,6 +83,18 @@ def test_is_readable_in_80_columns(command, tmp_path, make_run):
         assert word in words, done.out
 
 
+@pytest.mark.parametrize("steps", [(50, 60), (123456, 234567)])
+@pytest.mark.parametrize("name", ["ls", "verify", "prune"])
+def test_no_word_is_broken_in_60_columns(command, tmp_path, make_run, name, steps):
+    facts = {"epoch": 99.12345, "metrics": {"eval_loss": 1.23456789}, "reason": "scheduled"}
+    make_run(tmp_path, dict.fromkeys(steps, facts), best=steps[1])
+    words = [name, tmp_path, *(["--keep-last", "1", "--dry-run"] if name == "prune" else [])]
+    wide, narrow = command(*words), command(*words, columns=60)
+    table = [line for line in narrow.out.splitlines() if "ould remove" not in line]
+    assert all(len(line) <= 60 for line in table)
+    assert {word for line in table for word in line.split()} <= set(wide.out.split())
+
+
 @pytest.mark.parametrize(("best", "name"), [("eval_loss", "checkpoint-20"), ("accuracy:max", "checkpoint-10")])
 def test_marks_the_best_of_a_metric(command, run_dir, best, name):
     rows = command("ls", run_dir, "--best", best, "--json").json["checkpoints"]
@@ -110,13 +123,29 @@ def test_does_not_list_a_link_to_a_checkpoint_twice(command, run_dir):
     assert len(command("ls", run_dir, "--json").json["checkpoints"]) == 3
 
 
-def test_names_a_manifest_of_a_later_format(command, run_dir):
-    file = manifest_path(LocalStorage(), run_dir / "checkpoint-30")
+@pytest.mark.parametrize("step", [20, 30])
+def test_a_checkpoint_of_a_later_format_is_newer_and_not_damaged(command, run_dir, step):
+    """A launch refuses it where it is the newest, and takes no older one instead: nobody says that it resumes."""
+    name = f"checkpoint-{step}"
+    file = manifest_path(LocalStorage(), run_dir / name)
     later = msgspec.structs.replace(decode_manifest(file.read_bytes()), format=FORMAT + 1)
     file.write_bytes(encode_manifest(later))
-    done = command("ls", run_dir)
-    assert done.code == 1
-    assert "upgrade resume-adapters" in done.out
+    file = run_dir / ".resume" / "status.json"
+    status = {**json.loads(file.read_bytes()), "state": "running", "updated": 1e9}
+    file.write_text(json.dumps(status))
+    is_refused = step == 30
+    for words in ("ls", "status", "verify"):
+        done = command(words, run_dir)
+        said = " ".join(done.out.split())
+        assert done.code == int(is_refused or words == "verify"), words
+        assert "damaged" not in said
+        assert ("upgrade resume-adapters to resume from it" in said) is (is_refused or words != "status"), words
+        assert ("the same launch resumes" in said) is (words == "status" and not is_refused)
+    rows = {row["name"]: row for row in command("ls", run_dir, "--json").json["checkpoints"]}
+    assert rows[name]["state"] == "newer"
+    assert [each for each, row in rows.items() if "anchor" in row["marks"]] == ([] if is_refused else ["checkpoint-30"])
+    found = command("status", run_dir, "--json").json
+    assert (found["resumes_from"] is None, found["damaged"]) == (is_refused, [])
 
 
 def test_reads_a_directory_of_foreign_checkpoints_only(command, tmp_path):

@@ -128,6 +128,13 @@ def test_completes_the_names_of_checkpoints(command, run_dir, words):
     assert completed(run_dir.parent / "missing") == []
 
 
+def test_help_has_the_commands_in_groups_and_every_exit_code(command):
+    said = " ".join(command("--help").out.split())
+    groups = [said.index(f"─ {name} ─") for name in ("Run and prove", "Look", "Steer", "Move")]
+    assert groups == sorted(groups)
+    assert all(f" {code} " in said[said.index("Exit codes:") :] for code in range(5))
+
+
 def test_says_its_version_and_its_help(command):
     done = command("--version")
     assert (done.code, done.out) == (0, f"resume-adapters {resume_adapters.__version__}\n")

@@ -59,8 +59,8 @@ def main() -> None:
         from resume_adapters.cli.app import app
 
         # Each registers its commands; --help lists them in this order.
-        from resume_adapters.cli.commands import status, verify, diff, copies  # isort: skip  # noqa: F401
-        from resume_adapters.cli.commands import run, steer, export, drill  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import run, drill, status, verify  # isort: skip  # noqa: F401
+        from resume_adapters.cli.commands import diff, steer, copies, export  # isort: skip  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

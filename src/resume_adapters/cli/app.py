@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.render import facts
+from resume_adapters.cli.render import facts, give_way
 from resume_adapters.core.run_directory.status import RunState, RunStatus, is_alive, observed_state
 from resume_adapters.errors import ResumeError, UnsupportedSetting
 
@@ -31,8 +32,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXIT_CODES,
+    epilog=f"{EXIT_CODES[:-1]}; 4 the drill could not judge.",
 )
+
+RUN, LOOK, STEER, MOVE = "Run and prove", "Look", "Steer", "Move"
+"""The groups of commands in --help."""
 
 
 def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
@@ -97,6 +101,8 @@ def show(document: Document, json: bool, in_words: Words = facts) -> None:
         return
     out = console()
     for each in in_words(document):
+        if isinstance(each, Table) and each.show_header:
+            give_way(each, out)
         out.print(each, soft_wrap=isinstance(each, str))
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from resume_adapters.core.run_directory.upkeep import format_bytes
@@ -13,7 +14,7 @@ from resume_adapters.core.run_directory.upkeep import format_bytes
 _STYLES = {
     **dict.fromkeys(("committed", "valid", "finished", "running", "keep"), "green"),
     **dict.fromkeys(("readable", "foreign"), "cyan"),
-    **dict.fromkeys(("pending", "stopped"), "yellow"),
+    **dict.fromkeys(("pending", "stopped", "newer"), "yellow"),
     **dict.fromkeys(("damaged", "killed", "failed"), "bold red"),
     "halted": "bold yellow",
     "remove": "red",
@@ -51,14 +52,32 @@ def state(word: str) -> str:
     return f"[{_STYLES[word]}]{word}[/]" if word in _STYLES else escape(word)
 
 
+_WRAPPED = ("reason", "marks", "why")
+"""Columns of several words, which a narrow terminal wraps between them."""
+
+
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return a table without rows; ``right`` are the columns of numbers."""
     found = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for column in columns:
-        # In a narrow terminal text is folded rather than truncated; a name or a state is never folded.
-        whole = column in ("name", "state")
-        found.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=whole)
+        justify: JustifyMethod = "right" if column in right else "left"
+        found.add_column(column, justify=justify, overflow="fold", no_wrap=column not in _WRAPPED)
     return found
+
+
+_GIVE_WAY = ("data", "epoch", "age", "reason", "last commit", "checkpoints", "size")
+"""Columns that a narrow terminal does without, in this order, before it would break a word."""
+
+
+def give_way(found: Table, console: Console) -> None:
+    """Remove columns of a table until the words of the others are whole on a console."""
+    for column in found.columns:
+        measured = [console.measure(each) for each in (column.header, *column.cells)]
+        # Without this, rich would reduce a column down to letters.
+        column.min_width = max(each.maximum if column.no_wrap else each.minimum for each in measured)
+    for name in _GIVE_WAY:
+        if sum(1 + (column.min_width or 0) for column in found.columns) > console.width:
+            found.columns[:] = [column for column in found.columns if column.header != name]
 
 
 def facts(document: Mapping[str, Any]) -> list[Table]:

@@ -93,6 +93,12 @@ class RunDirectory:
         return max(manifests, key=lambda manifest: manifest.step, default=None)
 
     @property
+    def refused(self) -> CheckpointInfo | None:
+        """The newest checkpoint, if a later version wrote it: this version refuses to resume, from an older one too."""
+        newest = next((row for row in reversed(self.rows) if row.step is not None or row.state == "newer"), None)
+        return newest if newest is not None and newest.state == "newer" else None
+
+    @property
     def damaged(self) -> list[CheckpointInfo]:
         """The checkpoints whose files disagree with their manifest."""
         return [row for row in self.rows if row.state == "damaged"]

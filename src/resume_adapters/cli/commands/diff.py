@@ -19,12 +19,19 @@ import msgspec
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, app, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, app, show
 from resume_adapters.cli.render import escape
 from resume_adapters.cli.run_directory import STORAGE, ForeignNames
 from resume_adapters.core.checkpoint import layout
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
-from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, has_sidecar, is_committed, state_of
+from resume_adapters.core.checkpoint.layout import (
+    CONTROL,
+    SIDECAR_SUFFIX,
+    CheckpointState,
+    has_sidecar,
+    is_committed,
+    state_of,
+)
 from resume_adapters.core.checkpoint.validity import read_manifest
 from resume_adapters.core.state import encoding, safe_load
 from resume_adapters.core.state.stand_ins import Opaque, standing_in
@@ -46,6 +53,14 @@ _SETTINGS_WITHIN = frozenset(
 _TIMES = re.compile(r"(.*_)?(seconds|elapsed|runtime|per_second)")
 """Keys of what a clock measured."""
 
+_PROOFS = frozenset({"check", "word_hash"})
+"""What a loader's position has to recognise changed data by: where a launch began decides it, and no batch follows."""
+
+_PROOF_TENSOR = re.compile(r"(.*\.)?position\.check\..*")
+_NUMBER = re.compile(r"\d+\.")
+_NUMBER_IN_REFERENCE = re.compile(r"(?<=Reference\(key=')\d+\.")
+"""Before the names of the package's tensors: how many the file has before them, proofs too."""
+
 _SHARD = re.compile(r"-\d+-of-\d+(?=\.)")
 _LONGEST = 100
 _SHOWN = 20
@@ -60,7 +75,7 @@ _UNREADABLE = (
 _HELP = "A checkpoint, or a run directory: its newest valid checkpoint."
 
 
-@app.command(epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
+@app.command(rich_help_panel=LOOK, epilog=f"{EXIT_CODES} For diff, 1 also means that the states differ.")
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help=_HELP)],
     b: Annotated[Path, typer.Argument(metavar="B", help=f"{_HELP} Or the name or step of one beside A.")],
@@ -167,7 +182,13 @@ def _tree(file: Path) -> Any:
 
         with safe_open(file, "pt") as handle:
             # One tensor is in memory at a time.
-            return {key: _of_tensor(handle.get_tensor(key)) for key in handle.keys()}  # noqa: SIM118  # no mapping
+            found: dict[str, str] = {}
+            is_own = f".{file.parent.name}".endswith(SIDECAR_SUFFIX)
+            for key in handle.keys():  # noqa: SIM118  # no mapping
+                name = key[number.end() :] if is_own and (number := _NUMBER.match(key)) else key
+                if not (is_own and _PROOF_TENSOR.fullmatch(name)):
+                    found[key if name in found else name] = _of_tensor(handle.get_tensor(key))
+            return found
     if file.suffix not in _TORCH_FILES:
         raise ValueError(f"{file.name} is of another format")
     import torch
@@ -181,8 +202,9 @@ def _texts(value: Any, where: str, directory: Path) -> Iterator[tuple[str, str]]
     children = _children(value)
     if not children:
         yield where, _text(value, directory)
+    proofs = _PROOFS if children.keys() >= _PROOFS else ()
     for key, child in children.items():
-        if key not in _SETTINGS_WITHIN and not _TIMES.fullmatch(str(key)):
+        if key not in proofs and key not in _SETTINGS_WITHIN and not _TIMES.fullmatch(str(key)):
             place = _relative(str(key), directory)
             yield from _texts(child, f"{where}.{place}" if ": " in where else f"{where}: {place}", directory)
 
@@ -205,7 +227,7 @@ def _is_tensor(value: Any) -> bool:
 def _text(value: Any, directory: Path) -> str:
     if _is_tensor(value):
         return _of_tensor(value)
-    text = _relative(value, directory) if isinstance(value, str) else repr(value)
+    text = _relative(value, directory) if isinstance(value, str) else _NUMBER_IN_REFERENCE.sub("", repr(value))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..., digest {encoding.digest_of(text)}"
 
 

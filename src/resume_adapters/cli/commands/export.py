@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Json, Named, RunDir, app, show
+from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -31,7 +31,7 @@ _WEIGHT_KEYS = ("state_dict", "module")
 """The key of the weights in a file of Lightning, or of DeepSpeed, which holds more than weights."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=MOVE, epilog=EXIT_CODES)
 def export(
     run_dir: RunDir,
     checkpoint: Named = None,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from resume_adapters.cli.app import app
+from resume_adapters.cli.app import RUN, app
 from resume_adapters.core.session.options import OPTIONS, RUN_DIRECTORY, TextOptions, run_directory_override
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.unedited import reaching
@@ -73,6 +73,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
 @app.command(
     "run",
     context_settings={"allow_interspersed_args": False},
+    rich_help_panel=RUN,
     epilog="The exit code is that of the command; 2 also means wrong usage, or that the command cannot be reached.",
 )
 @_with_options

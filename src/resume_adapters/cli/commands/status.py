@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Places, app, console, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Places, app, console, show
 from resume_adapters.cli.render import age, ahead, escape, facts, labels, number, size, state, table
 from resume_adapters.cli.run_directory import RunDirectory, open_url, read_url
 from resume_adapters.core.checkpoint import policy_text
@@ -36,7 +36,7 @@ _WIDE = 120
 """Width in columns from which the table of checkpoints also shows the position in the data."""
 
 
-@app.command(name="ls", epilog=EXIT_CODES)
+@app.command(name="ls", rich_help_panel=LOOK, epilog=EXIT_CODES)
 def list_checkpoints(
     run_dir: Places,
     best: Annotated[
@@ -62,10 +62,10 @@ def list_checkpoints(
         show(document, json, lambda found: _list(found, wanted.metric if wanted else None))
     else:
         show(_overview(runs), json, lambda found: [_overview_table(found)])
-    raise typer.Exit(1 if any(run.damaged for run in runs) else 0)
+    raise typer.Exit(1 if any(run.damaged or run.refused for run in runs) else 0)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def status(
     run_dir: Places,
     watch: Annotated[
@@ -94,7 +94,7 @@ def status(
     else:
         show(document, json, facts if url else lambda found: [_table(found)])
     runs = document.get("runs", [document])
-    raise typer.Exit(1 if any(each["damaged"] for each in runs) else 0)
+    raise typer.Exit(1 if any(each["damaged"] or each.get("refused") for each in runs) else 0)
 
 
 def _only_url(places: list[str]) -> str | None:
@@ -135,7 +135,11 @@ def _checkpoint(run: RunDirectory, row: CheckpointInfo, best: str | None) -> Doc
     """Describe one checkpoint; without a manifest, the keys that need one are ``None``."""
     manifest = row.manifest
     names = ("epoch", "bytes", "written", "generation", "world_size", "ranks")
-    marks = {"anchor": row is run.anchor, "latest": row.path.name == run.latest, "best": row.path.name == best}
+    marks = {
+        "anchor": row is run.anchor and run.refused is None,
+        "latest": row.path.name == run.latest,
+        "best": row.path.name == best,
+    }
     return {
         "name": row.path.name,
         "state": row.state,
@@ -163,7 +167,7 @@ def describe(run: RunDirectory) -> Document:
     committed step, oldest first.
     """
     found = run.status()
-    anchor, newest = run.anchor, run.newest
+    anchor, newest = None if run.refused else run.anchor, run.newest
     is_running = observed_state(found) is RunState.RUNNING
     wasted = wasted_launches(run.control().journal.history(), is_running=is_running)
     last = max((known for known in (found, newest) if known), key=lambda known: known.step, default=None)
@@ -188,6 +192,7 @@ def describe(run: RunDirectory) -> Document:
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
         "recoveries": _recoveries(run),
         "without_progress": msgspec.to_builtins(wasted),
+        "refused": run.refused.reason if run.refused else None,
         "damaged": [row.path.name for row in run.damaged],
     }
 
@@ -243,8 +248,8 @@ def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
         )
     yield found if rows else "No checkpoint yet: the first save has not been committed."
     for row in rows:
-        if row["state"] == "damaged":
-            yield f"{escape(row['name'])} is {state('damaged')}: {escape(row['reason'])}"
+        if row["state"] in ("damaged", "newer"):
+            yield f"{escape(row['name'])} is {state(row['state'])}: {escape(row['reason'])}"
     for each in document["recoveries"]:
         yield f"recovered: {escape(_recovery(each))}"
 
@@ -279,6 +284,8 @@ def status_table(found: Document) -> Table:
     anchor = found["resumes_from"]
     running, recoveries, unremovable = found["state"] == "running", found["recoveries"], found["unremovable"]
     nothing = "nothing: no checkpoint is valid" if found["damaged"] else "step 0: no checkpoint yet"
+    if found["refused"]:
+        nothing = f"nothing: {escape(found['refused'])}"
     return labels(
         {
             "state": state(found["state"]) + _aliveness(found),
@@ -310,7 +317,7 @@ def _aliveness(document: Document) -> str:
         return ""
     where = f": process {document['pid']} on {escape(document['host'])}"
     if document["state"] == "killed":
-        return f"{where} is gone; the same launch resumes"
+        return f"{where} is gone" if document["refused"] else f"{where} is gone; the same launch resumes"
     if document["state"] == "running" and document["alive"] is None:
         return f"{where}, another host: whether it is alive is unknown"
     return where

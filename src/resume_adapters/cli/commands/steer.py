@@ -18,6 +18,7 @@ from rich.console import RenderableType
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import (
     EXIT_CODES,
+    STEER,
     Document,
     Force,
     Json,
@@ -44,7 +45,7 @@ from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
 
 
-@app.command("prune", epilog=EXIT_CODES)
+@app.command("prune", rich_help_panel=STEER, epilog=EXIT_CODES)
 def prune_run(
     run_dir: RunDir,
     keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
@@ -106,7 +107,9 @@ def _pruning(document: Document) -> Iterator[RenderableType]:
     yield f"Would remove {of_all}; nothing was changed." if document["dry_run"] else f"Removed {of_all}."
 
 
-@app.command(epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped.")
+@app.command(
+    rich_help_panel=STEER, epilog=f"{EXIT_CODES} With --wait, 1 also means that the run ended otherwise than stopped."
+)
 def stop(
     run_dir: RunDir,
     force: Annotated[
@@ -165,7 +168,7 @@ def _kill(run: RunDirectory, status: RunStatus, *, ask: bool) -> None:
     os.kill(status.pid, signal.SIGKILL)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=STEER, epilog=EXIT_CODES)
 def rewind(
     run_dir: RunDir,
     checkpoint: Annotated[

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import track
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, Document, Json, Place, app, complete_checkpoint, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, complete_checkpoint, show
 from resume_adapters.cli.render import escape, size, state, table
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
 from resume_adapters.core.checkpoint import layout, native_files, validity
@@ -25,7 +25,7 @@ from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.tiers.options import is_url
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.core.tiers.tier import TierCheckpoint
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew
+from resume_adapters.errors import CheckpointDamaged
 
 _READABLE = "readable"
 """The verdict on a checkpoint without digests, whose files have the structure of their formats."""
@@ -36,7 +36,7 @@ Check = tuple[str, int, Callable[[], None]]
 """A file of a checkpoint, its bytes, and what raises if it is damaged."""
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def verify(
     run_dir: Place,
     checkpoints: Annotated[
@@ -62,7 +62,7 @@ def verify(
     else:
         run = run_directory.read(Path(run_dir))
         place = run.place
-        known = [row for row in run.rows if row.state in ("committed", "damaged", "foreign")]
+        known = [row for row in run.rows if row.state in ("committed", "damaged", "newer", "foreign")]
         found = list(map(_verify, [run.checkpoint(name) for name in checkpoints or []] or known))
     show({"run_directory": place, "checkpoints": found}, json, _in_words)
     raise typer.Exit(0 if found and all(each["verdict"] in ("valid", _READABLE) for each in found) else 1)
@@ -78,7 +78,7 @@ def _verify(row: CheckpointInfo) -> Document:
         checks = [(each, STORAGE.size(file), partial(_require_structure, path, each, file)) for each, file in files]
         return _verdict(name, _READABLE if files else row.state, checks)
     found = _verdict(name, row.state, [])
-    if row.state == "damaged":
+    if row.state in ("damaged", "newer"):
         file = layout.manifest_path(STORAGE, path).relative_to(path).as_posix() if path.is_dir() else ""
         found["damage"] = [{"file": file, "reason": row.reason}]
     return found
@@ -90,7 +90,7 @@ def _manifest_of(row: CheckpointInfo) -> Manifest | None:
         return row.manifest
     try:
         return validity.read_manifest(STORAGE, row.path)
-    except (CheckpointDamaged, FormatTooNew):
+    except CheckpointDamaged:
         return None
 
 
@@ -168,5 +168,5 @@ def _in_words(document: Document) -> Iterator[RenderableType]:
         if row["verdict"] == _READABLE:
             checked = "only the structure of its files was checked"
             yield f"{said}: it was made without this package and has no digests; {checked}"
-        elif row["verdict"] not in ("valid", "damaged"):
+        elif row["verdict"] not in ("valid", "damaged", "newer"):
             yield f"{said}: it has no manifest to compare with"

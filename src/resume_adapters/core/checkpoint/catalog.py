@@ -154,7 +154,9 @@ def list_checkpoints(
                         path, state, bare.step, None, "was made without resume-adapters", is_ranked=bare.is_content
                     )
                 )
-        except (CheckpointDamaged, FormatTooNew) as error:
+        except FormatTooNew as error:
+            rows.append(CheckpointInfo(path, CheckpointState.NEWER, None, None, str(error)))
+        except CheckpointDamaged as error:
             rows.append(CheckpointInfo(path, CheckpointState.DAMAGED, None, None, str(error)))
     return rows
 

@@ -75,6 +75,8 @@ class CheckpointState(str, Enum):
     """It was committed, and was renamed so that its name can be saved again."""
     DAMAGED = "damaged"
     """It has files of this package and neither marker: it was committed once."""
+    NEWER = "newer"
+    """Its manifest has a later format than this version reads: only a listing says so."""
     FOREIGN = "foreign"
     """It has no file of this package."""
     REMOVED = "removed"
