@@ -6,6 +6,7 @@ Importing this makes it the accelerator of the process, so jobs import it and te
 from __future__ import annotations
 
 import contextlib
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -96,3 +97,4 @@ torch.ops.load_library(library())
 torch.utils.rename_privateuse1_backend(NAME)
 torch._register_device_module(NAME, _module())
 torch.utils.generate_methods_for_privateuse1_backend()
+torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
