@@ -34,6 +34,8 @@ _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Group(dist.ProcessGroup):
     """Ranks whose tensors are on the test device."""
 
+    supports_splitting = False
+
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         super().__init__(rank, size)
         self._store, self._place, self._ranks, self._limit = store, rank, size, timeout.total_seconds()
@@ -82,6 +84,8 @@ class Group(dist.ProcessGroup):
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         return self._begin([given], list(output.chunk(self._ranks)), lambda given: [each for (each,) in given])
+
+    all_gather_single = _allgather_base  # its name since torch 2.13
 
     def barrier(self, opts: Any = None) -> Any:
         return self._begin([], [], lambda given: [])
