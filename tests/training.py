@@ -65,7 +65,7 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         os.environ |= {"ACCELERATE_TORCH_DEVICE": CONFIG["device"], "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         torch.use_deterministic_algorithms(True)
     if CONFIG["device"] == "walled":
-        importlib.import_module("device.walled")
+        use_walled()
     if CONFIG["on_rank"] not in (None, RANK):
         return
     if CONFIG["kill_at_operation"]:
@@ -76,6 +76,14 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
         os.environ.pop("JOBS_BYTECODE", None)  # a module's would be cut off, for all who import it later
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (CONFIG["file_limit"], resource.RLIM_INFINITY))
+
+
+def use_walled() -> None:
+    """Make the test device the accelerator: of several ranks each has one, and their group knows nothing else."""
+    importlib.import_module("device.walled")
+    if "WORLD_SIZE" in os.environ:
+        importlib.import_module("device.group")
+        os.environ["ACCELERATE_TORCH_DEVICE"] = f"walled:{torch.accelerator.current_device_index()}"
 
 
 # ---- Tracing
@@ -290,12 +298,17 @@ def lightning_deepspeed_on_cpu(**options: Any) -> Any:
 
 def accelerate_shards_on_cpu() -> None:
     """Lead Accelerate, which shards on accelerators alone, to do it here."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    accelerate_uses("gloo")
+
+
+def accelerate_uses(backend: str) -> None:
+    """Lead Accelerate, which knows a list of accelerators, to this backend of several ranks."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     states: Any = PartialState
-    states._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    states._prepare_backend = lambda *_, **__: (backend, DistributedType.MULTI_GPU)
 
 
 class Ema:

@@ -33,6 +33,9 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "train-apart": (2, {"local_sgd": True}),
     "own-buffers": (2, {"batch_norm": True, "ddp": {"broadcast_buffers": False}}),
     "ema-scaler-evaluation": (2, {"ema": True, "scaler": True, "evaluate": True, "samples": 100}),
+    "device": (2, {"device": "walled", "second": True, "evaluate": True, "own_generator": True}),
+    "device-scaler": (2, {"device": "walled", "scaler": True, "ema": True, "batch_norm": True, "rank_seeds": True}),
+    "device-dispatched": (2, {"device": "walled", "loader": DISPATCH, "samples": 99}),
     "three-ranks": (3, {"width": 64, "samples": 150}),
     "three-ranks-rebuilt-buckets": (3, {"width": 512, "samples": 150, "second": True, "ddp": {"bucket_cap_mb": 1}}),
 }
@@ -109,7 +112,7 @@ UNSAVED = ("plain", "three-ranks")
 """These are killed before their first save too, when nothing on the disk depends on the case."""
 
 
-@pytest.mark.parametrize("case", often(CASES, "ema-scaler-evaluation"))
+@pytest.mark.parametrize("case", often(CASES, "ema-scaler-evaluation", "device"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     ranks, config = CASES[case]
     config = {"samples": 100, **config}

@@ -6,6 +6,7 @@ Importing this makes it the accelerator of the process, so jobs import it and te
 from __future__ import annotations
 
 import contextlib
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -92,7 +93,23 @@ def lightning_accelerator(base: Any) -> Any:
     return Walled()
 
 
+def lightning_ddp(base: Any, ranks: int) -> Any:
+    """Return a strategy that trains on several of the devices, over the group that knows them alone.
+
+    Args:
+        base: the class ``DDPStrategy`` of Lightning.
+    """
+
+    class Walled(base):
+        # Else it would make a stream of CUDA.
+        def determine_ddp_device_ids(self) -> None: ...
+
+    devices = [torch.device(NAME, index) for index in range(ranks)]
+    return Walled(parallel_devices=devices, process_group_backend=NAME)
+
+
 torch.ops.load_library(library())
 torch.utils.rename_privateuse1_backend(NAME)
 torch._register_device_module(NAME, _module())
 torch.utils.generate_methods_for_privateuse1_backend()
+torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -513,6 +513,10 @@ def accelerator() -> Any:
 
 
 def strategy() -> Any:
+    if CONFIG["device"] == "walled" and "WORLD_SIZE" in os.environ:
+        from device.walled import lightning_ddp
+
+        return lightning_ddp(DDPStrategy, int(os.environ["WORLD_SIZE"]))
     if CONFIG["device"] == "walled":
         return SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
     if CONFIG["strategy"] == "auto" and "WORLD_SIZE" in os.environ:

@@ -25,6 +25,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "epochs": (2, {"augment": True, "checkpoints": [{"every_n_train_steps": None, "every_n_epochs": 1}]}),
     "validation": (2, {"validate": True, "trainer": {"val_check_interval": 5}, **COMBINED}),
     "ema": (2, {"average": "ema"}),
+    "device": (2, {"device": "walled", "augment": True, "validate": True}),
     "three-ranks": (3, {"width": 64}),
     "three-ranks-unused": (3, {"width": 64, "strategy": "ddp_find_unused_parameters_true"}),
 }
