@@ -43,7 +43,7 @@ def are_apart(files: list[FileEntry]) -> bool:
 documents = st.builds(
     Manifest,
     step=st.integers(0, 2**62),
-    epoch=numbers,
+    epoch=st.floats(0, 2**53),
     world_size=st.integers(1, 4096),
     generation=st.integers(1, 2**31),
     written=st.floats(0, 253_402_300_799),
@@ -130,11 +130,19 @@ def test_metrics_keep_their_numbers_and_say_none_for_what_is_not_finite() -> Non
     assert decode_manifest(encode_manifest(small(metrics=found))).metrics == found
 
 
-@pytest.mark.parametrize("field", ["epoch", "written"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("field", ["epoch", "written", "step", "generation", "world_size"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, -1, 1 << 63])
 def test_a_manifest_that_nobody_could_read_is_not_written(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
         encode_manifest(small(**{field: value}))
+
+
+def test_the_files_of_a_manifest_are_bounded() -> None:
+    files = tuple(FileEntry(f"{number}", 0, "") for number in range((1 << 18) + 1))
+    with pytest.raises(ValueError, match="files"):
+        encode_manifest(small(files=files))
+    with pytest.raises(CheckpointDamaged, match="files"):
+        decode_manifest(signed(msgspec.to_builtins(small(files=files))))
 
 
 def test_its_size_is_the_sum_of_its_files() -> None:

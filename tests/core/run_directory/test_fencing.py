@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,13 @@ def test_a_rank_that_does_not_lead_knows_of_a_later_start_by_its_number(tmp_path
     later.take_over()
     with pytest.raises(FencedOff, match="start 2"):
         first.require_latest(generation)
+
+
+@pytest.mark.parametrize("field", ["generation", "started"])
+@pytest.mark.parametrize("value", [-1, 1 << 62, 10**400, 1e308, None, []])
+def test_a_start_that_no_run_can_have_is_passed_over(tmp_path: Path, field: str, value: Any) -> None:
+    """The checkpoints of the start after it could not be read."""
+    written = {"generation": 3, "token": "x", "started": 1.0, field: value}
+    (tmp_path / "generation").write_text(json.dumps(written))
+    fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
+    assert fencing.take_over() == 1 and fencing.is_owned()

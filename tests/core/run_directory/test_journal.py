@@ -157,3 +157,24 @@ def test_a_forked_process_appends_though_a_thread_did_so_when_it_was_forked(tmp_
     log = journal.Journal(Interrupted(fork_on_another_thread), tmp_path, lambda: 1.0)
     log.append("mirror")
     assert sorted(each["event"] for each in log.history()) == ["mirror", "resume"]
+
+
+@pytest.mark.parametrize("field", ["time", "event", "step", "generation", "seconds", "tiers"])
+@pytest.mark.parametrize("event", ["start", "commit", "rewind", "failed", journal.SET_ASIDE])
+def test_an_entry_that_nobody_could_use_ends_no_start(tmp_path: Path, event: str, field: str) -> None:
+    """Whoever can write the journal may write anything; without the field it is read, and counts for little."""
+    file = tmp_path / ".resume" / "journal.jsonl"
+    entry = {"time": 1.0, "event": event, "step": 0, "generation": 1, "seconds": 1.0, "tiers": []}
+    job = Miniature(tmp_path)
+    job.run.begin(job.step, 0.0)
+    job.commit(1)
+    job.run.close()
+    for value in ("x", {}, -1, 1 << 63, 10**400, 1e308, [1], True):
+        with file.open("a") as written:
+            written.write(json.dumps({**entry, field: value}) + "\n")
+    with file.open("a") as written:
+        written.write(json.dumps({name: value for name, value in entry.items() if name != field}) + "\n")
+    job = Miniature(tmp_path)
+    job.run.begin(job.step, 0.0)
+    assert job.step == 1
+    job.run.close()

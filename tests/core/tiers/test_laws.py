@@ -11,12 +11,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import xxhash
 from msgspec.structs import replace
 
 from resume_adapters import KeepBest, KeepLast, Remote
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
-from resume_adapters.core.checkpoint.manifest import decode_manifest, encode_manifest
+from resume_adapters.core.checkpoint.manifest import decode_manifest
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.context import RunOptions
@@ -345,6 +347,13 @@ def test_what_has_no_name_that_a_framework_gives_is_passed_over_by_name(
     job.run.close()
 
 
+def forge(store: FaultyStore, key: str, **fields: Any) -> None:
+    """Replace a manifest by one that says something else, under a right digest."""
+    record = msgspec.json.encode(replace(decode_manifest(store.get(key)), **fields))
+    document = {"digest": xxhash.xxh3_128_hexdigest(record), "manifest": msgspec.Raw(record)}
+    store._store.put(key, msgspec.json.encode(document))
+
+
 @pytest.mark.parametrize("written", [1e308, 1e12, -1.0])
 def test_a_time_that_no_clock_says_is_passed_over_by_name(
     tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture, written: float
@@ -352,7 +361,7 @@ def test_a_time_that_no_clock_says_is_passed_over_by_name(
     finish(train(tmp_path / "a", remote(), 1, 2), 2)
     lose(tmp_path / "a")
     key = next(key for key in store.list("checkpoint-2/") if key.endswith("manifest.json"))
-    store.put(key, encode_manifest(replace(decode_manifest(store.get(key)), written=written)))
+    forge(store, key, written=written)
     job = begin(tmp_path / "b", remote())
     assert job.step == 1 and f"{key.removesuffix('/resume/manifest.json')} is not used" in caplog.text
     job.run.close()

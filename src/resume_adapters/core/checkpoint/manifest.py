@@ -20,9 +20,10 @@ FORMAT = 1
 """Version of the on-disk format that this package writes, and the newest that it reads."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""What every reader of a document can add one to."""
 
-_Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 """From 1970 to the year 9999: no date can be made of another one."""
 
 
@@ -37,9 +38,9 @@ class FileEntry(msgspec.Struct, frozen=True):
     """
 
     path: str
-    bytes: _Count
+    bytes: Count
     digest: str
-    rank: _Count = 0
+    rank: Count = 0
 
 
 class PartEntry(msgspec.Struct, frozen=True):
@@ -79,19 +80,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     format: int = FORMAT
-    step: _Count
-    epoch: float
+    step: Count
+    epoch: Annotated[float, msgspec.Meta(ge=0, le=1 << 53)]
     world_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    generation: _Count
-    written: _Time
+    generation: Count
+    written: Time
     reason: str
-    files: tuple[FileEntry, ...]
+    files: Annotated[tuple[FileEntry, ...], msgspec.Meta(max_length=1 << 18)]
     parts: tuple[PartEntry, ...] = ()
     metrics: dict[str, float | None] = {}
     architecture: str | None = None
     cursor: dict[str, Any] = {}
     best: str | None = None
-    ranks: tuple[_Count, ...] | None = None
+    ranks: tuple[Count, ...] | None = None
     package: str = ""
     framework: str = ""
 
@@ -114,14 +115,15 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """Return the JSON document of a manifest.
 
     Raises:
-        ValueError: a number of it is not finite, which JSON cannot say: nobody could read the document.
+        ValueError: a number of it is out of bounds, or it has too many files: nobody could read the document.
         CheckpointDamaged: nobody could read it for one of its paths.
     """
     _require_paths(manifest)
-    for name in ("epoch", "written"):
-        if not math.isfinite(getattr(manifest, name)):
-            raise ValueError(f"{name} is {getattr(manifest, name)}; expected a finite number")
     record = msgspec.json.encode(manifest)
+    try:
+        _decode_record(record)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"no start could read this manifest again: {error}") from error
     envelope = _Envelope(digest=xxhash.xxh3_128_hexdigest(record), manifest=msgspec.Raw(record))
     return msgspec.json.encode(envelope) + b"\n"
 

@@ -320,13 +320,13 @@ class Takeover:
         if self.resume == "scratch!":
             self._set_aside_after(-1, self.generation)
         history = self.control.journal.history()
-        rewinds = [number for number, entry in enumerate(history) if entry["event"] == "rewind"]
+        rewinds = [at for at, each in enumerate(history) if each["event"] == "rewind" and each.get("step") is not None]
         if not rewinds:
             return
         # A start may have lain between that did not use a tier. What it has saved since is not set aside.
         since = history[rewinds[-1] + 1 :]
-        begun = [int(entry["generation"]) for entry in since if entry["event"] == "start"]
-        done = {tier for entry in since if entry["event"] == SET_ASIDE for tier in entry["tiers"]}
+        begun = [entry["generation"] for entry in since if entry["event"] == "start" and "generation" in entry]
+        done = {tier for entry in since if entry["event"] == SET_ASIDE for tier in entry.get("tiers", ())}
         self._set_aside_after(int(history[rewinds[-1]]["step"]), min([*begun, self.generation]), done)
 
     def _set_aside_after(self, step: int, before: int, done: Collection[str] = ()) -> None:

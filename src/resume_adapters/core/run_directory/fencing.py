@@ -11,22 +11,23 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 
+from resume_adapters.core.checkpoint.manifest import Time
 from resume_adapters.core.run_directory.status import job_number
 from resume_adapters.core.storage.base import Storage, write_atomically
 from resume_adapters.errors import FencedOff
 
 
 class _Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    generation: int
+    generation: Annotated[int, msgspec.Meta(ge=0, le=10**12)]  # as a claim on a mirror: no run has more starts
     token: str
     host: str = ""
     pid: int = 0
     job: str = ""
-    started: float = 0.0
+    started: Time = 0.0
 
     def __str__(self) -> str:
         job = f"job {self.job}, " if self.job else ""

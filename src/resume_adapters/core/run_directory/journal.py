@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from resume_adapters.core.checkpoint.manifest import Count, Time
 from resume_adapters.core.checkpoint.validity import CommitHistory, subjects
 from resume_adapters.core.storage.base import Storage, write_atomically
 
@@ -24,6 +25,21 @@ SET_ASIDE = "set-aside-on-tiers"
 """The event that what a rewind has set aside in the run directory was set aside on tiers too."""
 
 _KEPT = ("stopped", "halted", "finished", "failed", "rewind", SET_ASIDE)
+
+
+class _Facts(msgspec.Struct):
+    """What a reader of the journal counts with; an entry may have more."""
+
+    time: Time
+    event: str
+    step: Count | None = None
+    generation: Count = 0
+    seconds: Time = 0.0
+    tiers: list[str] = []
+
+
+# Made here, once: msgspec crashes where two threads are the first to decode the same class.
+_decode_facts = msgspec.json.Decoder(_Facts).decode
 
 
 class Journal:
@@ -88,7 +104,7 @@ class Journal:
         self._committed, self._committed_size, self._is_torn = CommitHistory(kept), len(content), False
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the entries, oldest first, without a line that a crash truncated."""
+        """Return the entries, oldest first, without lines that a crash truncated or nobody could use."""
         return _entries(self._read())
 
     def _using(self) -> contextlib.AbstractContextManager[object]:
@@ -108,7 +124,6 @@ def _entries(content: bytes) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     for line in content.splitlines():
         with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            entry = msgspec.json.decode(line, type=dict[str, Any])
-            if isinstance(entry.get("event"), str) and isinstance(entry.get("time"), int | float):
-                entries.append(entry)
+            _decode_facts(line)
+            entries.append(msgspec.json.decode(line))
     return entries

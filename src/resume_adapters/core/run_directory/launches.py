@@ -106,7 +106,7 @@ def _has_progressed(launch: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _step(entry: Mapping[str, Any]) -> int:
-    return int(entry.get("step", 0))
+    return entry.get("step") or 0
 
 
 def _describe(launch: Sequence[Mapping[str, Any]]) -> WastedLaunch:
