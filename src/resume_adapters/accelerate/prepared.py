@@ -9,7 +9,7 @@ from typing import Any
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.schedules import replay, steps_each
 from resume_adapters.core.loop.observed import in_places
-from resume_adapters.core.loop.registered import instances
+from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.state import keys
 from resume_adapters.core.state.comparison import verify_equal

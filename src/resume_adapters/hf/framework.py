@@ -16,6 +16,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.choices import Stage
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.readers import own_methods
@@ -25,7 +26,6 @@ from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.hf import engine, files, observed
 from resume_adapters.hf.records import TrainerRankState

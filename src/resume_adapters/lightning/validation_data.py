@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from resume_adapters.core.dataloader.attributes import content_of
 from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
+from resume_adapters.core.observed.loaders import content_of
 from resume_adapters.lightning.loops import Loops
 
 

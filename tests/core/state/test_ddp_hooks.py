@@ -13,8 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from resume_adapters.core.session.observed import ObservedState
-from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.when import ObservedState
 from resume_adapters.core.state.ddp_buckets import BucketOrder, hook_states
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.loop.registered import instances
-from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.observed.instances import instances
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
 
 _MOVING = {

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from resume_adapters.core.observed.leaves import LeafKind, is_array, is_row, row_digest, state_of
+from resume_adapters.core.observed.opaque import is_loader_iterator, opaque_fingerprint
+from resume_adapters.core.observed.paths import ABSENT, Path, Step, get, is_module, slots, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import LeafKind, is_array, is_row, row_digest, state_of
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
-from resume_adapters.core.state.opaque import is_loader_iterator, opaque_fingerprint
 from resume_adapters.core.state.rng import is_generator
 from resume_adapters.errors import NotSerialisable
 

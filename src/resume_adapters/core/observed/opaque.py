@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from resume_adapters.core.observed.leaves import is_array
+from resume_adapters.core.observed.paths import slots
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import is_array
-from resume_adapters.core.state.object_path import slots
 
 _NUMBERS_AND_TEXT = (bool, int, float, str, bytes)
 

@@ -17,13 +17,13 @@ import torch
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import EXTRAS
 from resume_adapters.core.checkpoint.parts import read_part, write_part
+from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.when import ObservedLeaf, ObservedState
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.session.observed import ObservedLeaf, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.storage.local import LocalStorage
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from resume_adapters.core.state import object_path
-from resume_adapters.core.state.object_path import ABSENT, Path, Paths
+from resume_adapters.core.observed import paths
+from resume_adapters.core.observed.paths import ABSENT, Path, Paths
 
 
 def test_paths_that_share_steps_lead_where_each_leads() -> None:
     """Also where something on the way was replaced, is gone, or is no longer a module."""
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     roots: dict[str, Any] = {"model": model, "options": {"sizes": [1, 2]}}
-    paths = [
+    ends = [
         Path("model").to(".", "0").to("tensor", "weight"),
         Path("model").to(".", "0").to("requires_grad", "weight"),
         Path("model").to(".", "0").to("requires_grad", "bias"),
@@ -24,13 +24,11 @@ def test_paths_that_share_steps_lead_where_each_leads() -> None:
         Path("nothing").to(".", "0"),
         Path("model"),
     ]
-    together = Paths(paths)
+    together = Paths(ends)
 
     def assert_are_alike() -> list[Any]:
         found = together.get(roots)
-        assert all(
-            one is other for one, other in zip(found, [object_path.get(roots, each) for each in paths], strict=True)
-        )
+        assert all(one is other for one, other in zip(found, [paths.get(roots, each) for each in ends], strict=True))
         return found
 
     assert [each is ABSENT for each in assert_are_alike()] == [False] * 5 + [True, True, False]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resume_adapters.core.state.opaque import opaque_fingerprint
+from resume_adapters.core.observed.opaque import opaque_fingerprint
 
 
 class Spiteful:

@@ -7,9 +7,9 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
+from resume_adapters.core.observed.paths import ABSENT, Path, Step, get, slots, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, slots, type_name
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
 from resume_adapters.errors import NotSerialisable
 

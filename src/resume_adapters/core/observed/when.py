@@ -14,14 +14,14 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
-from resume_adapters.core.state import census, encoding, leaf_values, object_path
-from resume_adapters.core.state.census import Census, Leaf, Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made
-from resume_adapters.core.state.object_path import ABSENT, Path, type_name
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind, can_be_made
+from resume_adapters.core.observed.paths import ABSENT, Path, type_name
+from resume_adapters.core.observed.walk import Census, Leaf, Subjects
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import StaticState
@@ -39,7 +39,7 @@ _TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "g
 _CLEARED = "optimizer.params"
 """The root of the tensors whose gradients are cleared before each save."""
 
-_PLAIN_TYPES = frozenset(("NoneType", *(kind.__name__ for kind in census.PLAIN)))
+_PLAIN_TYPES = frozenset(("NoneType", *(kind.__name__ for kind in walk.PLAIN)))
 """The names of the types whose values are compared before every save."""
 
 _SHOWN = 12
@@ -73,7 +73,15 @@ class ObservedLeaf(Record):
     @property
     def path(self) -> Path:
         """The path."""
-        return object_path.path_of(self.root, self.steps)
+        return paths.path_of(self.root, self.steps)
+
+
+class Entry(NamedTuple):
+    """What a manifest says of the observed state: the name of a part, who saves it, and what there is to say."""
+
+    name: str
+    by: str
+    note: str
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ class ObservedState:
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
-        self._plain: tuple[object_path.Paths, list[tuple[Path, Leaf]]] | None = None
+        self._plain: tuple[paths.Paths, list[tuple[Path, Leaf]]] | None = None
         self._passed_over: set[Path] = set()
         self._made: set[Path] = set()
         self._censuses = 0
@@ -115,8 +123,8 @@ class ObservedState:
         self._first_epoch: int | None = None
         self._has_seen_epochs = False
         self._observed: dict[Path, _Observed] = {}
-        self._missing: dict[Path, PartEntry] = {}
-        self._said: set[PartEntry] = set()
+        self._missing: dict[Path, Entry] = {}
+        self._said: set[Entry] = set()
         self._saved: list[ObservedLeaf] = []
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
@@ -138,7 +146,7 @@ class ObservedState:
         The tensors that a callback makes on the way to the first step are made of the weights of then: a resume would
         make them of others. So they are captured, changed or not.
         """
-        self._before = census.take(self._subjects(), self._clock)
+        self._before = walk.take(self._subjects(), self._clock)
 
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
@@ -150,9 +158,9 @@ class ObservedState:
         self.has_begun = True
         subjects = self._look()
         self._restore_all()
-        self._start = census.take(subjects, self._clock)
+        self._start = walk.take(subjects, self._clock)
         if self._before is not None:
-            self._made = set(census.made(subjects, self._before, self._start))
+            self._made = set(walk.made(subjects, self._before, self._start))
         if self._start.left_out:
             logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
 
@@ -174,7 +182,7 @@ class ObservedState:
     def _restore(self, leaf: ObservedLeaf) -> str:
         """Restore a value; return why it does not fit, or nothing."""
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
-        owner, live = object_path.get(roots, path.owner), object_path.get(roots, path)
+        owner, live = paths.get(roots, path.owner), paths.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
         must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
         expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
@@ -187,15 +195,15 @@ class ObservedState:
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
         try:
-            leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place, type_then=leaf.type)
+            leaves.restore(roots, path, value, kind, in_place=leaf.in_place, type_then=leaf.type)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
         return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"
 
     def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
-        live = object_path.get(self._roots, path)
+        live = paths.get(self._roots, path)
         expected = GeneratorState(live).as_restored(value) if is_generator(live) else value
-        return encoding.digest_of(leaf_values.capture(live, kind)) == encoding.digest_of(encoding.exact(expected))
+        return encoding.digest_of(leaves.capture(live, kind)) == encoding.digest_of(encoding.exact(expected))
 
     # ---- Saving
 
@@ -259,10 +267,10 @@ class ObservedState:
     def _compare(self) -> None:
         subjects = self._look()
         for number, reason in enumerate(subjects.unnamed):
-            self._missing[Path(f"unnamed {number}", ())] = PartEntry("observed", "missing", reason)
-        now = census.take(subjects, self._clock)
+            self._missing[Path(f"unnamed {number}", ())] = Entry("observed", "missing", reason)
+        now = walk.take(subjects, self._clock)
         made = {path: now.leaves[path] for path in now.leaves if path in self._made}
-        for path, leaf in {**self._start.changed(now), **census.trained(subjects, now), **made}.items():
+        for path, leaf in {**self._start.changed(now), **walk.trained(subjects, now), **made}.items():
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:
@@ -285,17 +293,17 @@ class ObservedState:
         if self._plain is None:
             looked_at = self._start.leaves.items()
             ahead = self._look().read_ahead
-            leaves = {path: leaf for path, leaf in looked_at if _is_plain(leaf) and path.root not in ahead}
-            self._plain = object_path.Paths(leaves), [*leaves.items()]
-        paths, leaves_of = self._plain
+            plain = {path: leaf for path, leaf in looked_at if _is_plain(leaf) and path.root not in ahead}
+            self._plain = paths.Paths(plain), [*plain.items()]
+        ends, leaves_of = self._plain
         has_another_type = False
-        for live, (path, leaf) in zip(paths.get(self._roots), leaves_of, strict=True):
+        for live, (path, leaf) in zip(ends.get(self._roots), leaves_of, strict=True):
             if live is ABSENT or path in self._observed or path in self._missing or path in self._passed_over:
                 continue
-            if live is not None and type(live) not in census.PLAIN:
+            if live is not None and type(live) not in walk.PLAIN:
                 has_another_type = True
                 self._passed_over.add(path)
-            elif census.fingerprint(live) != leaf.fingerprint:
+            elif walk.fingerprint(live) != leaf.fingerprint:
                 self._observe(path, leaf)
         if has_another_type:  # what it is now, a walk tells
             self._compare()
@@ -310,16 +318,16 @@ class ObservedState:
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
 
     def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
-        for each in census.tensors_with(subjects, path):
+        for each in walk.tensors_with(subjects, path):
             self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
 
     def _observe(self, path: Path, leaf: Leaf) -> None:
-        before, live = self._start.leaves.get(path), object_path.get(self._roots, path)
+        before, live = self._start.leaves.get(path), paths.get(self._roots, path)
         is_same = before is not None and before.identity is not None and before.identity() is live
         self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), is_same)
 
     def _name(self, path: Path, kind: str) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "observed",
             "missing",
             f"{path}, a {kind}, has changed since the start and is not data: after a resume it starts over. Give it "
@@ -327,7 +335,7 @@ class ObservedState:
         )
 
     def _name_module(self, path: Path, kind: str) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "observed",
             "missing",
             f"{path}, a {kind}, was made after the first step had begun: a resume makes it again, from what is there "
@@ -335,7 +343,7 @@ class ObservedState:
         )
 
     def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "data",
             "missing",
             f"{path}, a {leaf.type}, changes when batches are read: after a resume it starts over. A cache may; what "
@@ -349,18 +357,18 @@ class ObservedState:
         roots = self._roots
         self._tensors, captured = {}, []
         for path, observed in list(self._observed.items()):
-            live = object_path.get(roots, path)
+            live = paths.get(roots, path)
             try:
                 if live is ABSENT:
                     raise NotSerialisable("it is gone")
-                value = leaf_values.capture(live, observed.kind)
+                value = leaves.capture(live, observed.kind)
             except NotSerialisable:
                 del self._observed[path]
                 self._name(path, type_name(live))
                 continue
             if observed.kind is LeafKind.TENSOR:
                 self._tensors[str(path)], value = value, None
-            captured.append(self._leaf(path, observed, object_path.get(roots, path.owner), live, value))
+            captured.append(self._leaf(path, observed, paths.get(roots, path.owner), live, value))
         return captured
 
     def _leaf(self, path: Path, observed: _Observed, owner: Any, live: Any, value: Any) -> ObservedLeaf:
@@ -381,17 +389,17 @@ class ObservedState:
 
     # ---- Describing
 
-    def describe(self) -> list[PartEntry]:
+    def describe(self) -> list[Entry]:
         """Return an entry for what is captured, and one for each thing that is not."""
         shown: dict[str, None] = {}
         for path in self._observed:
             named, steps = _TOGETHER.get(path.steps[-1].kind, ("", 0))
             shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        captured = [PartEntry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
+        captured = [Entry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
         return [*captured, *self._missing.values()]
 
-    def new_entries(self) -> list[PartEntry]:
+    def new_entries(self) -> list[Entry]:
         """Return the entries that were not returned by an earlier call."""
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.observed.loaders import LoaderAttributes
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import StaticState
 from selection import often

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.state import census, leaf_values, object_path
-from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
-from resume_adapters.core.state.object_path import ABSENT, Path, type_name
-from resume_adapters.core.state.opaque import is_value
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
+from resume_adapters.core.observed.opaque import is_value
+from resume_adapters.core.observed.paths import ABSENT, Path, type_name
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -93,8 +93,8 @@ class LoaderAttributes:
         self._missing: dict[Path, str] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
 
-    def _walk(self) -> census.Census:
-        return census.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
+    def _walk(self) -> walk.Census:
+        return walk.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
 
     @property
     def missing(self) -> dict[str, str]:
@@ -144,7 +144,7 @@ class LoaderAttributes:
         return not is_value(live) and (not isinstance(live, Iterator) or hasattr(live, "close"))
 
     def _live(self, path: Path) -> Any:
-        return object_path.get(self._subjects.roots, path)
+        return paths.get(self._subjects.roots, path)
 
     def _is_kept(self, value: Any) -> bool:
         return is_row(value, self._subjects.longest_row) or _count(value) <= _VALUES
@@ -157,7 +157,7 @@ class LoaderAttributes:
         """
         if type(value) is list and is_row(value, self._subjects.longest_row):
             return packed(value)
-        return copy.deepcopy(leaf_values.capture(value, kind))
+        return copy.deepcopy(leaves.capture(value, kind))
 
     def capture(self) -> list[Any]:
         """Return what is known to change, as data that later changes do not reach."""
@@ -182,11 +182,11 @@ class LoaderAttributes:
 
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
-        given = {object_path.path_of(root, steps): rest for root, steps, *rest in saved}
+        given = {paths.path_of(root, steps): rest for root, steps, *rest in saved}
         for path, (name, before, kept, value) in {**self._fresh, **given}.items():
             live, kind = self._live(path), LeafKind(name)
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
-            owner = object_path.get(self._subjects.roots, path.owner)
+            owner = paths.get(self._subjects.roots, path.owner)
             is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
             fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
             if owner is ABSENT or not fits:
@@ -197,9 +197,9 @@ class LoaderAttributes:
                 of_start = kind if is_there else LeafKind.DATA
                 self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start)]
             if value is ABSENT and live is not ABSENT:
-                leaf_values.remove(self._subjects.roots, path)
+                leaves.remove(self._subjects.roots, path)
             elif value is not ABSENT:
-                leaf_values.restore(self._subjects.roots, path, content, kind, in_place=False, type_then=kept)
+                leaves.restore(self._subjects.roots, path, content, kind, in_place=False, type_then=kept)
 
     def _at_start(self, live: Any, kind: LeafKind) -> Any:
         return ABSENT if live is ABSENT else self._as_data(live, kind)
@@ -224,12 +224,12 @@ def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
         longest_row=_ROW_AT_START,
         depth=_DEPTH,
     )
-    found = census.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
+    found = walk.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
     return {str(path): leaf.fingerprint for path, leaf in found.items() if _has_one_for_each(roots, path)}
 
 
 def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
-    owner, row = object_path.get(roots, path.owner), object_path.get(roots, path)
+    owner, row = paths.get(roots, path.owner), paths.get(roots, path)
     if isinstance(owner, dict | list | tuple) or not is_row(row, _ROW_AT_START):
         return False
     try:

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resume_adapters.core.state.census import CODE, content
+from resume_adapters.core.observed.leaves import is_array
+from resume_adapters.core.observed.paths import ABSENT, Path, get, path_of, slots, type_name
+from resume_adapters.core.observed.walk import CODE, content
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import is_array
-from resume_adapters.core.state.object_path import ABSENT, Path, get, path_of, slots, type_name
 from resume_adapters.core.state.stand_ins import is_stand_in
 
 _LARGEST_SEARCH = 100_000
