@@ -51,7 +51,7 @@ def test_the_errors_that_power_sgd_feeds_back_go_on() -> None:
     order.observe()
     observed.begin()
     train(first, range(5))
-    observed.before_save(is_last=False)
+    observed.before_save()
     saved, said = copy.deepcopy(observed.capture()), str(observed.describe())
     assert "communication hook.error_dict" in said and "communication hook.rng" in said and "missing" not in said
     resumed = compressing()

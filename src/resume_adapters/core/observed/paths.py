@@ -72,36 +72,6 @@ def get(roots: Mapping[str, Any], path: Path) -> Any:
     return value
 
 
-class Paths:
-    """Some paths that are followed together: steps that they share are taken once.
-
-    Args:
-        paths: the paths.
-    """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._roots: dict[str, int] = {}
-        self._steps: list[tuple[int, Step]] = []
-        known: dict[tuple[int, Step], int] = {}
-        self._ends: list[int] = []
-        for path in paths:
-            at = self._roots.setdefault(path.root, -1 - len(self._roots))
-            for step in path.steps:
-                if (at, step) not in known:
-                    known[at, step] = len(self._steps)
-                    self._steps.append((at, step))
-                at = known[at, step]
-            self._ends.append(at)
-
-    def get(self, roots: Mapping[str, Any]) -> list[Any]:
-        """Return what is at each path, or :data:`ABSENT`, in the order in which they were given."""
-        found: dict[int, Any] = {at: roots.get(root, ABSENT) for root, at in self._roots.items()}
-        for number, (at, step) in enumerate(self._steps):
-            owner = found[at]
-            found[number] = ABSENT if owner is ABSENT else _follow(owner, step)
-        return [found[at] for at in self._ends]
-
-
 def _follow(owner: Any, step: Step) -> Any:
     if step.kind in ("tensor", "requires_grad"):
         held = None

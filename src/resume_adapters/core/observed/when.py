@@ -1,9 +1,8 @@
-"""State that nobody has declared: found by comparing what hangs on the objects of a training, before and after.
+"""When a training call looks for state that nobody has declared, what it captures from then on, and what it names.
 
-A census is taken before the first step, before the first two saves of a launch and the first one in a later epoch,
-after its first evaluation, and before the save of a stop. What differs, is data and belongs to nobody is captured from
-then on at each save, and restored before the first step. What differs and is not data is named. Before the other saves,
-numbers and words alone are compared. Between saves, nothing is done.
+A census is taken before the first step and before each save. What differs, is data and belongs to nobody is captured
+from then on at each save, and restored before the first step. What differs and is not data is named. Between saves,
+nothing is done.
 
 Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
 """
@@ -30,17 +29,14 @@ from resume_adapters.errors import NotSerialisable
 TENSORS = "observed_tensors"
 """The part that holds observed tensors of modules: alike on all ranks, as a rule, and large."""
 
-_CENSUSES = 2
-"""Saves of a launch before which a census is taken."""
+_LOOKS = 2
+"""Censuses of a launch for which the objects are looked up again; steps of a block that are followed by one."""
 
 _TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "grad": ("gradients", 0)}
 """How a user knows what is observed in numbers: its name, and the steps to the object that has it."""
 
 _CLEARED = "optimizer.params"
 """The root of the tensors whose gradients are cleared before each save."""
-
-_PLAIN_TYPES = frozenset(("NoneType", *(kind.__name__ for kind in walk.PLAIN)))
-"""The names of the types whose values are compared before every save."""
 
 _SHOWN = 12
 """Paths that a log line lists at most."""
@@ -97,7 +93,7 @@ class ObservedState:
     """Finds, captures and restores the undeclared state of one launch, on this rank.
 
     Args:
-        subjects: returns what is looked at; asked at each census, since objects may be made on the way.
+        subjects: returns what is looked at; asked at the first censuses, since objects may be made on the way.
         registers: what registers a part of the state, as a user writes it.
         clock: returns seconds.
 
@@ -109,19 +105,15 @@ class ObservedState:
         self, subjects: Callable[[], Subjects], registers: str, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.has_begun = False
-        self._subjects = subjects
+        self._ask_subjects = subjects
+        self._subjects = Subjects({})
         self._registers = registers
         self._clock = clock
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
-        self._plain: tuple[paths.Paths, list[tuple[Path, Leaf]]] | None = None
-        self._passed_over: set[Path] = set()
         self._made: set[Path] = set()
-        self._censuses = 0
-        self._has_evaluated = False
-        self._first_epoch: int | None = None
-        self._has_seen_epochs = False
+        self._looks = 0
         self._observed: dict[Path, _Observed] = {}
         self._missing: dict[Path, Entry] = {}
         self._said: set[Entry] = set()
@@ -146,7 +138,7 @@ class ObservedState:
         The tensors that a callback makes on the way to the first step are made of the weights of then: a resume would
         make them of others. So they are captured, changed or not.
         """
-        self._before = walk.take(self._subjects(), self._clock)
+        self._before = walk.take(self._ask_subjects(), self._clock)
 
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
@@ -156,7 +148,7 @@ class ObservedState:
         if self.has_begun:
             return
         self.has_begun = True
-        subjects = self._look()
+        subjects = self._look_up()
         self._restore_all()
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
@@ -164,11 +156,12 @@ class ObservedState:
         if self._start.left_out:
             logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
 
-    def _look(self) -> Subjects:
-        """Return what there is to look at now."""
-        subjects = self._subjects()
-        self._roots = {**subjects.roots, _CLEARED: [*subjects.cleared]}
-        return subjects
+    def _look_up(self) -> Subjects:
+        """Return what there is to look at."""
+        if self._looks <= _LOOKS:  # a look-up may ask for all objects of the process
+            self._subjects = self._ask_subjects()
+            self._roots = {**self._subjects.roots, _CLEARED: [*self._subjects.cleared]}
+        return self._subjects
 
     def _restore_all(self) -> None:
         """Restore values where their path still leads to the same type; log those that do not fit."""
@@ -207,30 +200,10 @@ class ObservedState:
 
     # ---- Saving
 
-    def before_save(self, *, is_last: bool, epoch: float = 0.0) -> None:
-        """Compare with the start of the launch, before its first two saves, the first of a later epoch, and its last.
-
-        Args:
-            is_last: the run stops after this save.
-            epoch: epochs that are done.
-        """
-        if not self.has_begun or self._held is not None:
-            return
-        is_first = self._is_first_of_later_epoch(int(epoch))
-        if self._censuses < _CENSUSES or is_last or is_first:
-            self._censuses += 1
+    def before_save(self) -> None:
+        """Compare with the start of the launch."""
+        if self.has_begun and self._held is None:
             self._compare()
-        else:
-            self._compare_plain()
-        self._find_gradients()
-
-    def _is_first_of_later_epoch(self, epoch: int) -> bool:
-        """Return whether this is the first save of an epoch after that of the launch's first save."""
-        if self._first_epoch is None:
-            self._first_epoch = epoch
-        is_first = epoch > self._first_epoch and not self._has_seen_epochs
-        self._has_seen_epochs = self._has_seen_epochs or is_first
-        return is_first
 
     def before_hold(self, *, compares: bool) -> None:
         """Compare with the start of the launch, at the end of two of its steps within a restartable block.
@@ -240,32 +213,26 @@ class ObservedState:
                 what the attempt before has found is captured in any case.
         """
         if self.has_begun and self._held is None:
-            if compares and self._censuses < _CENSUSES:
-                self._censuses += 1
+            if compares and self._looks < _LOOKS:
                 self._compare()
-            self._find_gradients()
+            else:
+                self._find_gradients()
 
     def hold(self) -> None:
         """Freeze the state that :meth:`capture` returns, until :meth:`release`: an evaluation may be interrupted."""
         if self.has_begun:
-            if self._censuses < _CENSUSES:
-                self._compare()
-            self._find_gradients()
+            self._compare()
             # Copied: what an evaluation changes in place, it must not change here.
             self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
     def release(self) -> None:
-        """Return the state of the moment from :meth:`capture` again: the evaluation is over.
-
-        What the first one of a launch has changed is found: it may come after the saves that are looked at.
-        """
-        held, self._held = self._held, None
-        if held is not None and not self._has_evaluated:
-            self._has_evaluated = True
-            self._compare()
+        """Return the state of the moment from :meth:`capture` again: the evaluation is over."""
+        self._held = None
 
     def _compare(self) -> None:
-        subjects = self._look()
+        self._looks += 1
+        subjects = self._look_up()
+        self._find_gradients()
         for number, reason in enumerate(subjects.unnamed):
             self._missing[Path(f"unnamed {number}", ())] = Entry("observed", "missing", reason)
         now = walk.take(subjects, self._clock)
@@ -284,29 +251,6 @@ class ObservedState:
                 self._name(path, leaf.type)
             else:
                 self._observe(path, leaf)
-
-    def _compare_plain(self) -> None:
-        """Compare which parameters are trained, numbers and words: a layer may be unfrozen late, or a phase begin late.
-
-        Looking at that costs little.
-        """
-        if self._plain is None:
-            looked_at = self._start.leaves.items()
-            ahead = self._look().read_ahead
-            plain = {path: leaf for path, leaf in looked_at if _is_plain(leaf) and path.root not in ahead}
-            self._plain = paths.Paths(plain), [*plain.items()]
-        ends, leaves_of = self._plain
-        has_another_type = False
-        for live, (path, leaf) in zip(ends.get(self._roots), leaves_of, strict=True):
-            if live is ABSENT or path in self._observed or path in self._missing or path in self._passed_over:
-                continue
-            if live is not None and type(live) not in walk.PLAIN:
-                has_another_type = True
-                self._passed_over.add(path)
-            elif walk.fingerprint(live) != leaf.fingerprint:
-                self._observe(path, leaf)
-        if has_another_type:  # what it is now, a walk tells
-            self._compare()
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
@@ -404,11 +348,6 @@ class ObservedState:
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
-
-
-def _is_plain(leaf: Leaf) -> bool:
-    """Return whether a leaf is a number, a word or nothing, or whether a parameter is trained."""
-    return leaf.kind is LeafKind.DATA and leaf.type in _PLAIN_TYPES
 
 
 def _described(value: Any) -> str:

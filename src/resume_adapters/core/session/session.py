@@ -315,7 +315,7 @@ class Session:
             to_memory: to memory alone, as :meth:`end_step` has said.
         """
         self._load_observed()
-        self.observed.before_save(is_last=self.stopping, epoch=loop.facts().epoch)
+        self.observed.before_save()
         content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
         self._beat()
         is_last = self.stopping or self._is_ending
