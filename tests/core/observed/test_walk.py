@@ -159,17 +159,20 @@ def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() ->
 
 
 @pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
-def test_an_array_that_training_fills_is_filled_and_one_that_it_replaces_is_replaced(made: Any) -> None:
+def test_an_array_is_filled_unless_training_replaces_it_and_others_need_what_is_there(made: Any) -> None:
     start, saved, smaller = made(), made() + 1, made()[:1]
     trainer, at = Thing(total=start), path("trainer", (".", "total"))
-    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False)
+    needed = {leaves.memory_of(start)}
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False, stays=needed)
     assert trainer.total is saved and not start.any()
     trainer.total = start
     leaves.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
     assert trainer.total is smaller
     trainer.total = start
-    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True)
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True, stays=needed)
     assert trainer.total is start and start.all()
+    leaves.restore({"trainer": trainer}, at, saved * 2, LeafKind.DATA, in_place=False)
+    assert trainer.total is start and (start == 2).all()
 
 
 def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below() -> None:
@@ -403,7 +406,7 @@ def test_what_came_between_two_censuses_is_known_where_the_first_is_whole() -> N
     start = walk.take(subjects, lambda: 0.0)
     found = walk.made(subjects, Census(), start)
     assert {str(at) for at in found} == {"trainer.copies", "trainer.layer.weight"}
-    assert walk.made(subjects, Census(left_out=1), start) == walk.made(subjects, start, start) == {}
+    assert walk.made(subjects, Census(left_out=1), start) == walk.made(subjects, start, start) == set()
 
 
 def test_a_path_that_leads_nowhere_finds_nothing() -> None:

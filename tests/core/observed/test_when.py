@@ -579,3 +579,67 @@ def test_of_a_part_that_is_a_module_the_attributes_are_captured_which_torch_does
     session, _ = opened(second)
     session.run.close()
     assert (second.place, second.is_full) == (first.place, first.is_full) == (1, True)
+
+
+class Shared:
+    """What several objects know: a view, two names, what an optimizer holds, a tuple in a dict."""
+
+    def __init__(self) -> None:
+        self.base = torch.zeros(4)
+        self.view = self.base[2:]
+        self.first = self.second = torch.zeros(2)
+        self.temperature = torch.nn.Parameter(torch.ones(1))
+        self.optimizer = torch.optim.SGD([self.temperature], lr=0.5)
+        self.states: dict[str, Any] = {"average": (torch.zeros(2), [torch.zeros(2)])}
+        self.average = self.states["average"][1][0]
+        self.array = np.zeros(3)
+        self.window = self.array[1:]
+        self.initial = self.current = torch.zeros(3)
+        self.ids = torch.zeros(2, dtype=torch.int64)
+
+    def step(self) -> None:
+        self.view += 1
+        self.second += 2
+        self.temperature.grad = torch.ones(1)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.average += 3
+        self.window += 4
+        self.current = self.current + 5
+        self.ids = self.ids + 6
+
+    def content(self) -> str:
+        return repr([each for name, each in vars(self).items() if name != "optimizer"])
+
+
+def test_what_is_restored_is_the_object_that_is_there(tmp_path: Path) -> None:
+    undisturbed = Shared()
+    for _ in range(6):
+        undisturbed.step()
+    saved = None
+    for _ in range(3):
+        trainer = Shared()
+        before = dict(vars(trainer))
+        state = observing(trainer, saved, captured=[trainer.optimizer])
+        changed = {name for name, each in vars(trainer).items() if each is not before[name]}
+        assert changed <= {"current"}, "others need what was there"
+        assert trainer.average is trainer.states["average"][1][0]
+        for _ in range(2):
+            trainer.step()
+        state.before_save()
+        saved = through_disk(state, tmp_path)
+        assert not trainer.initial.any()
+    assert trainer.content() == undisturbed.content()
+
+
+def test_a_lazy_module_is_restored_before_its_first_batch(tmp_path: Path) -> None:
+    saved, module = None, torch.nn.Linear(1, 1)
+    for _ in range(2):
+        trainer: Any = Trainer()
+        trainer.lazy = torch.nn.LazyLinear(2)
+        state = observing(trainer, saved)
+        if saved:
+            assert torch.equal(trainer.lazy.weight, module.weight)
+        trainer.lazy(torch.ones(1, 3))
+        state.before_save()
+        saved, module = through_disk(state, tmp_path), trainer.lazy

@@ -10,6 +10,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
+from resume_adapters.core.state.untouched import attributes
 
 _MOVING = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
@@ -104,8 +105,8 @@ def _of_other_libraries(optimizers: Sequence[Any]) -> list[Any]:
 def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
     kind = type(each)
     steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
-    if not steps or hasattr(kind, "parameters") or hasattr(each, "param_groups") or hasattr(each, "last_epoch"):
+    held = attributes(each)
+    if not steps or hasattr(kind, "parameters") or "param_groups" in held or "last_epoch" in held:
         return False
-    held = getattr(each, "__dict__", {}).get("optimizer")
     has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_state and any(held is optimizer for optimizer in optimizers)
+    return has_state and any(held.get("optimizer") is optimizer for optimizer in optimizers)

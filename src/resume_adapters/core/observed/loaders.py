@@ -8,17 +8,18 @@ loader's position from then on.
 from __future__ import annotations
 
 import copy
-import inspect
+import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
-from resume_adapters.core.observed.opaque import is_value
-from resume_adapters.core.observed.paths import ABSENT, Path, type_name
-from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.paths import Path, type_name
+from resume_adapters.core.observed.walk import CODE, Subjects
+from resume_adapters.core.state.untouched import ABSENT, container, has_attributes, is_a
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -66,7 +67,8 @@ class LoaderAttributes:
         longest_row: numbers in a row that is captured, at most.
 
     Attributes:
-        changing: what is known to change, by its path: its kind, and the type that it had at first.
+        changing: what is known to change, by its path: its kind, the type that it had at first, and whether its
+            tensors and arrays are filled, and not replaced.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class LoaderAttributes:
             depth=_DEPTH,
         )
         self._start = self._walk()
-        self.changing: dict[Path, tuple[LeafKind, str]] = {}
+        self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
         self._missing: dict[Path, str] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
@@ -113,7 +115,7 @@ class LoaderAttributes:
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
             if is_plain or leaf.kind is LeafKind.STATEFUL:
                 before = self._start.leaves.get(path)
-                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT))
+                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
             else:
                 self._missing[path] = leaf.type
 
@@ -141,7 +143,10 @@ class LoaderAttributes:
         live = self._live(path)
         if live is ABSENT:
             return True
-        return not is_value(live) and (not isinstance(live, Iterator) or hasattr(live, "close"))
+        is_value = container(live) in (set, frozenset, deque) or is_array(live)
+        if is_value or (is_a(live, Iterator) and not hasattr(type(live), "close")):
+            return False
+        return is_a(live, Mapping, list, tuple) or hasattr(type(live), "close") or has_attributes(live)
 
     def _live(self, path: Path) -> Any:
         return paths.get(self._subjects.roots, path)
@@ -164,7 +169,7 @@ class LoaderAttributes:
         if not self.changing:
             return []
         found = []
-        for path, (kind, before) in list(self.changing.items()):
+        for path, (kind, before, in_place) in list(self.changing.items()):
             live = self._live(path)
             is_not_made = live is ABSENT or (live is None and kind is LeafKind.STATEFUL)
             if is_not_made and type_name(live) == before:
@@ -177,14 +182,16 @@ class LoaderAttributes:
                 del self.changing[path]
                 self._missing[path] = type_name(live)
                 continue
-            found.append([path.root, [list(step) for step in path.steps], kind.value, before, type_name(live), value])
+            steps = [list(step) for step in path.steps]
+            found.append([path.root, steps, kind.value, before, type_name(live), value, in_place])
         return found
 
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
         given = {paths.path_of(root, steps): rest for root, steps, *rest in saved}
-        for path, (name, before, kept, value) in {**self._fresh, **given}.items():
-            live, kind = self._live(path), LeafKind(name)
+        stays = self._memory_beside(given)
+        for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
+            live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
             owner = paths.get(self._subjects.roots, path.owner)
             is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
@@ -193,13 +200,21 @@ class LoaderAttributes:
                 logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
                 continue
             if path not in self.changing:
-                self.changing[path] = (kind, before)
+                self.changing[path] = (kind, before, in_place)
                 of_start = kind if is_there else LeafKind.DATA
-                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start)]
+                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start), in_place]
             if value is ABSENT and live is not ABSENT:
                 leaves.remove(self._subjects.roots, path)
             elif value is not ABSENT:
-                leaves.restore(self._subjects.roots, path, content, kind, in_place=False, type_then=kept)
+                leaves.restore(
+                    self._subjects.roots, path, content, kind, in_place=in_place, stays=stays, type_then=kept
+                )
+
+    def _memory_beside(self, given: Mapping[Path, Any]) -> set[int]:
+        """Return where the memory of the arrays begins that stay as they are."""
+        staying = [leaf for path, leaf in self._start.leaves.items() if path not in given]
+        arrays = [each() for leaf in staying for each in leaf.arrays]
+        return {leaves.memory_of(each) for each in arrays if each is not None}
 
     def _at_start(self, live: Any, kind: LeafKind) -> Any:
         return ABSENT if live is ABSENT else self._as_data(live, kind)
@@ -230,18 +245,18 @@ def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
 
 def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
     owner, row = paths.get(roots, path.owner), paths.get(roots, path)
-    if isinstance(owner, dict | list | tuple) or not is_row(row, _ROW_AT_START):
+    if container(owner) or not is_row(row, _ROW_AT_START):
         return False
     try:
         return len(row) == len(owner)
-    except TypeError:  # it has no length
+    except Exception:  # of any kind: it has no length, or says so in its own way
         return False
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
     """Return what the batches of a loader are made by, by name; a plain function holds nothing."""
     found = {"dataset": dataset, "collate_fn": collate}
-    return {name: each for name, each in found.items() if hasattr(each, "__dict__") and not inspect.isroutine(each)}
+    return {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
 
 
 def _is_elsewhere(root: Any) -> bool:
@@ -251,7 +266,7 @@ def _is_elsewhere(root: Any) -> bool:
 def _count(value: Any) -> int:
     """Return how many values there are in data."""
     if is_array(value):
-        return int(value.numel() if hasattr(value, "numel") else value.size)
+        return int(math.prod(value.shape))
     if isinstance(value, dict):
         return 1 + sum(map(_count, value.values()))
     if isinstance(value, str | bytes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import BuiltinMethodType, FrameType, MethodType, ModuleType
 from typing import Any
 
 from resume_adapters.core.observed import paths, walk
@@ -17,9 +17,9 @@ from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.observed.leaves import LeafKind, is_array
 from resume_adapters.core.observed.paths import Path, is_module, type_name
 from resume_adapters.core.observed.script import is_of_class_of_script, rebound, release, script_frames
-from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects
+from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.stateful import is_stateful
+from resume_adapters.core.state.untouched import attributes, is_a
 
 _COMPARISONS = 2
 """Saves of a launch before which the variables are looked at."""
@@ -120,7 +120,7 @@ def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
     if type(value) in CONTAINERS or is_array(value) or is_generator(value):
         return True
-    return is_module(value) or is_stateful(value) or is_of_class_of_script(value)
+    return is_module(value) or has_state(value) or is_of_class_of_script(value)
 
 
 def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:
@@ -151,12 +151,12 @@ def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
 
 
 def _content(value: Any) -> Iterable[Any]:
-    if isinstance(value, type | ModuleType):
+    if is_a(value, type, ModuleType):
         return ()
     if type(value) in CONTAINERS:
-        items = value.values() if isinstance(value, Mapping) else value
+        items = value.values() if is_a(value, dict) else value
         return list(items) if len(value) <= _MANY else ()
-    if isinstance(value, functools.partial):
+    if type(value) is functools.partial:
         return (value.func, *value.args, *value.keywords.values())
-    bound = getattr(value, "__self__", None)
-    return [*getattr(value, "__dict__", {}).values(), *([] if bound is None else [bound])]
+    bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []
+    return [*attributes(value).values(), *bound]

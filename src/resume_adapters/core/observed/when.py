@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
-from resume_adapters.core.observed.paths import ABSENT, Path, type_name
+from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.observed.walk import Census, Leaf, Subjects
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.untouched import ABSENT
 from resume_adapters.errors import NotSerialisable
 
 TENSORS = "observed_tensors"
@@ -149,10 +150,11 @@ class ObservedState:
             return
         self.has_begun = True
         subjects = self._look_up()
-        self._restore_all()
+        if self._saved:
+            self._restore_all(subjects)
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
-            self._made = set(walk.made(subjects, self._before, self._start))
+            self._made = walk.made(subjects, self._before, self._start)
         if self._start.left_out:
             logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
 
@@ -163,20 +165,29 @@ class ObservedState:
             self._roots = {**self._subjects.roots, _CLEARED: [*self._subjects.cleared]}
         return self._subjects
 
-    def _restore_all(self) -> None:
+    def _restore_all(self, subjects: Subjects) -> None:
         """Restore values where their path still leads to the same type; log those that do not fit."""
-        for leaf in self._saved:
-            misfit = self._restore(leaf)
+        saved, found = {leaf.path for leaf in self._saved}, walk.take(subjects, self._clock).leaves
+        others = [each() for path, leaf in found.items() if path not in saved for each in leaf.arrays]
+        modules = [part for each in subjects.captured if is_module(each) for _, part in submodules(each)]
+        captured = [each for module in modules for each in tensors_of(module).values()]
+        stays = {leaves.memory_of(each) for each in [*others, *captured] if each is not None}
+        for leaf in sorted(self._saved, key=lambda each: not each.in_place):
+            misfit = self._restore(leaf, stays)
             if misfit:
                 logger.warning("%s was saved, and is not restored: %s.", leaf.path, misfit)
             else:
                 self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
 
-    def _restore(self, leaf: ObservedLeaf) -> str:
+    def _restore(self, leaf: ObservedLeaf, stays: set[int]) -> str:
         """Restore a value; return why it does not fit, or nothing."""
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
         owner, live = paths.get(roots, path.owner), paths.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
+        if kind is LeafKind.TENSOR and hasattr(type(live), "materialize"):  # of a lazy module, before its first batch
+            live.materialize(value.shape, dtype=value.dtype)
+            live.data.copy_(value)
+            return ""
         must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
         expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
         if owner is ABSENT or type_name(owner) != leaf.owner:
@@ -188,7 +199,7 @@ class ObservedState:
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
         try:
-            leaves.restore(roots, path, value, kind, in_place=leaf.in_place, type_then=leaf.type)
+            leaves.restore(roots, path, value, kind, in_place=leaf.in_place, stays=stays, type_then=leaf.type)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
         return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"
@@ -266,9 +277,8 @@ class ObservedState:
             self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
 
     def _observe(self, path: Path, leaf: Leaf) -> None:
-        before, live = self._start.leaves.get(path), paths.get(self._roots, path)
-        is_same = before is not None and before.identity is not None and before.identity() is live
-        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), is_same)
+        before = self._start.leaves.get(path)
+        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
 
     def _name(self, path: Path, kind: str) -> None:
         self._missing[path] = Entry(

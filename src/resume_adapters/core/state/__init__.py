@@ -4,5 +4,5 @@
 ``weights``, ``keys`` and ``ddp_buckets`` are of models. ``comparison``, ``fingerprint``
 and ``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without
 running code, with ``stand_ins`` for what only code could make. ``frozen`` keeps a state as it is from step to step,
-and ``safetensors_file`` is a file.
+``untouched`` reads objects without running code of their classes, and ``safetensors_file`` is a file.
 """
