@@ -106,7 +106,8 @@ def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
     kind = type(each)
     steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
     held = attributes(each)
-    if not steps or hasattr(kind, "parameters") or "param_groups" in held or "last_epoch" in held:
+    known = ("parameters", "param_groups", "last_epoch")
+    if not steps or any(hasattr(kind, name) or name in held for name in known):
         return False
     has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
     return has_state and any(held.get("optimizer") is optimizer for optimizer in optimizers)
