@@ -27,6 +27,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
 from resume_adapters.core.loop.loop import ResumableLoop
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.ranks import current_ranks
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session import finished
@@ -38,7 +39,6 @@ from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.data import ElasticSampler

@@ -145,6 +145,7 @@ assert miniature.Miniature(pathlib.Path({str(tmp_path)!r})).step == 1
 LEVELS = (
     {"errors", "_version"},
     {"core.choices", "core.devices", "core.ranks", "core.log", "core.requirements", "core.patching", "core.state"},
+    {"core.observed"},
     {"core.storage", "core.stop", "core.dataloader", "unedited"},
     {"core.checkpoint"},
     {"core.trace"},

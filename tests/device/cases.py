@@ -18,10 +18,10 @@ from device import walled
 from resume_adapters.core import devices
 from resume_adapters.core.checkpoint.parts import restore_part
 from resume_adapters.core.devices import RandomStates
+from resume_adapters.core.observed.leaves import LeafKind, can_be_made, capture
 from resume_adapters.core.saving.block import Block
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.comparison import first_difference
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, capture
 from resume_adapters.core.state.rng import GeneratorState, generator_of
 from resume_adapters.errors import UnsupportedSetting
 

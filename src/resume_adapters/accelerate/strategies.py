@@ -18,8 +18,8 @@ from resume_adapters.accelerate import files
 from resume_adapters.accelerate.strategy import Strategy, component_name, load_verified
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.native_files import read_weight_files
-from resume_adapters.core.loop.registered import instances
 from resume_adapters.core.loop.replicas import Replicas
+from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import is_older, refuse

@@ -4,6 +4,7 @@ Packages, lowest first; each imports only from those before it:
 
 =================  ===============================================================================
 ``state``          state as data: captured, encoded, compared, digested
+``observed``       state that nobody has declared: found, captured, restored
 ``storage``        the only package that touches a disk
 ``stop``           why and when to stop
 ``dataloader``     where a torch ``DataLoader`` is, and how to resume it there
@@ -41,8 +42,8 @@ Seven walks through the code, here with the Trainer's adapter. Whatever else the
 position made of it) -> ``session/loaders.py`` (saved, and restored on this or a different topology) ->
 ``dataloader/next_pass.py`` (the pass that resumes there).
 
-**State that nobody has declared**: ``hf/observed.py`` (where to look) -> ``session/observed.py`` (when) ->
-``state/census.py`` (what is there, and what has changed) -> ``state/object_path.py`` -> ``state/leaf_values.py``
+**State that nobody has declared**: ``hf/observed.py`` (where to look) -> ``observed/when.py`` ->
+``observed/walk.py`` (what is there, and what has changed) -> ``observed/paths.py`` -> ``observed/leaves.py``
 (captured, and restored). Likewise of what a launch was given: ``hf/observed.py`` -> ``session/settings.py``.
 
 **A copy beyond the run directory**: ``run/saver.py`` (a commit) -> ``tiers/mirrors.py`` (a thread) ->

@@ -8,12 +8,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
-from resume_adapters.core.dataloader.attributes import content_of
 from resume_adapters.core.dataloader.evaluated import EvaluatedData, datasets_of
 from resume_adapters.core.dataloader.instrument import are_kept
 from resume_adapters.core.dataloader.progress import LoaderPosition, length_of
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed.loaders import content_of
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng

@@ -18,6 +18,7 @@ from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced, wrapped
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.readers import own_methods
@@ -27,7 +28,6 @@ from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import ModuleBuffers, Stateful
 from resume_adapters.hf import files, observed
 from resume_adapters.hf.records import TrainerRankState

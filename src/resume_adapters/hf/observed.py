@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl
 
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import is_stateful
 from resume_adapters.hf.files import is_peft_model
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import Trainer, TrainerCallback
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.loop.registered import instances
+from resume_adapters.core.observed.instances import instances
 
 _TWICE = 2
 """Steps of an optimizer after which it is looked for: one may be a trial."""

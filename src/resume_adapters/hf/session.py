@@ -14,7 +14,7 @@ from transformers.trainer_utils import TrainOutput
 from resume_adapters.core.checkpoint.manifest import PartEntry, finite_metrics
 from resume_adapters.core.checkpoint.retention import KeepLast
 from resume_adapters.core.dataloader.progress import length_of
-from resume_adapters.core.loop.variables import ScriptVariables
+from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.finished import Extent

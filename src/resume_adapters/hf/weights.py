@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import read_weight_files
 from resume_adapters.core.checkpoint.parts import CheckpointReader
-from resume_adapters.core.session.observed import TENSORS
+from resume_adapters.core.observed.when import TENSORS
 from resume_adapters.core.state import keys, rng
 from resume_adapters.core.state.weights import (
     are_saved_as_they_are,

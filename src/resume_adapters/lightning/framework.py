@@ -17,6 +17,8 @@ from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed import own_objects
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.saving.readers import own_methods
@@ -26,8 +28,6 @@ from resume_adapters.core.session.framework import FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.state import own_objects
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 from resume_adapters.core.state.weights import match_weights
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable

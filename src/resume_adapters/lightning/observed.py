@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.session.settings import LaunchSettings, read_settings
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.errors import NotSerialisable
 from resume_adapters.lightning.compat import pl

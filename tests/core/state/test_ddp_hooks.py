@@ -13,8 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from resume_adapters.core.session.observed import ObservedState
-from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.when import ObservedState
 from resume_adapters.core.state.ddp_buckets import BucketOrder, hook_states
 
 
@@ -51,7 +51,7 @@ def test_the_errors_that_power_sgd_feeds_back_go_on() -> None:
     order.observe()
     observed.begin()
     train(first, range(5))
-    observed.before_save(is_last=False)
+    observed.before_save()
     saved, said = copy.deepcopy(observed.capture()), str(observed.describe())
     assert "communication hook.error_dict" in said and "communication hook.rng" in said and "missing" not in said
     resumed = compressing()

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from resume_adapters.core.observed.walk import is_trained
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.census import is_trained
 from resume_adapters.core.state.records import Record
 from resume_adapters.errors import NotRestored
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes
+from resume_adapters.core.observed.loaders import LoaderAttributes
 
 
 class EvaluatedData:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
-from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes
 from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, word_hash
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
+from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.records import Deferred, Record, Stored
 from resume_adapters.core.state.rng import GeneratorState, capture_cpu

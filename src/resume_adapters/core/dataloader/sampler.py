@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resume_adapters.core.dataloader.attributes import ROW_OF_SAMPLER, LoaderAttributes
+from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes
 from resume_adapters.core.state import rng
 
 

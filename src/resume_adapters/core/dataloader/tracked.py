@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes, content_of, rows_at_start
 from resume_adapters.core.dataloader.check_batch import makes_batches, why_others
 from resume_adapters.core.dataloader.instrument import TrackedIterator, tracked_class
 from resume_adapters.core.dataloader.next_pass import (
@@ -43,6 +42,7 @@ from resume_adapters.core.dataloader.progress import (
 )
 from resume_adapters.core.dataloader.sampler import LoaderRandomState, TrackedSampler, order_of, samplers_of
 from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
+from resume_adapters.core.observed.loaders import LoaderAttributes, content_of, rows_at_start
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
 from resume_adapters.core.state.fingerprint import value_digest

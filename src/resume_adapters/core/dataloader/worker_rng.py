@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from resume_adapters.core.dataloader.attributes import WITH_CHANGES, LoaderAttributes, content_of
 from resume_adapters.core.dataloader.check_batch import CheckBatch
 from resume_adapters.core.dataloader.elastic import ElasticStream, stream_of
+from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes, content_of
 from resume_adapters.core.state import rng
 
 _WORKER: dict[str, LoaderAttributes] = {}

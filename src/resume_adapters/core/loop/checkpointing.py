@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.loop.carried import Place, calling_script, carried, changed
 from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
-from resume_adapters.core.loop.variables import ScriptVariables
 from resume_adapters.core.loop.windows import StepWindows, counted_from_zero
+from resume_adapters.core.observed.script import Place, calling_script, carried, changed
+from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts
 from resume_adapters.core.session.held import SaveForm

@@ -13,12 +13,12 @@ from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import FrameworkFacts, Trackers
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resume_adapters.core.dataloader.instrument import TrackedIterator
-from resume_adapters.core.loop.registered import subclasses
+from resume_adapters.core.observed.instances import subclasses
 from resume_adapters.core.patching import replaced
 from resume_adapters.errors import UnsupportedSetting
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.state.census import Subjects
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.state.encoding import digest_of
+from resume_adapters.core.state.untouched import attributes
 
 _MOVING = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial", "_schedulers"),
@@ -105,8 +106,9 @@ def _is_scheduler(each: Any, optimizers: Sequence[Any]) -> bool:
     if issubclass(kind, LRScheduler):
         return True
     steps = callable(getattr(kind, "step", None)) or callable(getattr(kind, "step_update", None))
-    if not steps or hasattr(kind, "parameters") or hasattr(each, "param_groups") or hasattr(each, "last_epoch"):
+    held = attributes(each)
+    known = ("parameters", "param_groups", "last_epoch")
+    if not steps or any(hasattr(kind, name) or name in held for name in known):
         return False
-    held = getattr(each, "__dict__", {}).get("optimizer")
     has_state = all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))
-    return has_state and any(held is optimizer for optimizer in optimizers)
+    return has_state and any(held.get("optimizer") is optimizer for optimizer in optimizers)

@@ -11,7 +11,7 @@ from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size,
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.loader import LoopLoader, PassState
-from resume_adapters.core.loop.registered import instances
+from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
 from resume_adapters.errors import UnsupportedSetting

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.log import logger
 from resume_adapters.core.state.stateful import Stateful
-
-
-def subclasses(kind: type) -> set[type]:
-    """Return all classes that derive from a class."""
-    direct: list[type] = kind.__subclasses__()
-    return set(direct).union(*map(subclasses, direct))
-
-
-def instances(kind: type) -> list[Any]:
-    """Return every object of a class or of one that derives from it."""
-    # An object refers to its class: asked this way, the collector looks through all objects in C.
-    found = gc.get_referrers(kind, *subclasses(kind))
-    return [each for each in found if issubclass(type(each), kind)]
 
 
 class RegisteredObjects(Mapping[str, Stateful]):

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
+from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.settings import LaunchSettings
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.stateful import Stateful
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed.when import ObservedState
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
 from resume_adapters.core.recovery.plan import Failure, Level, Report
@@ -23,7 +24,6 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
-from resume_adapters.core.session.observed import ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.state.ddp_buckets import are_replicas, outermost

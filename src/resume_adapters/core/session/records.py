@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from resume_adapters.core.dataloader.progress import LoaderPosition
-from resume_adapters.core.session.observed import ObservedLeaf
+from resume_adapters.core.observed.when import ObservedLeaf
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import FRESH, Record, Stored

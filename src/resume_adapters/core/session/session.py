@@ -18,6 +18,9 @@ from resume_adapters.core.checkpoint.manifest import Manifest, PartEntry, finite
 from resume_adapters.core.checkpoint.native_files import LoadableFiles
 from resume_adapters.core.checkpoint.writer import CallContent, Captured
 from resume_adapters.core.log import logger
+from resume_adapters.core.observed.paths import is_module
+from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.when import TENSORS, ObservedState
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
@@ -29,17 +32,14 @@ from resume_adapters.core.session.framework import CheckpointFacts, Framework, T
 from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
 from resume_adapters.core.session.messages import PartEntries, log_parts
-from resume_adapters.core.session.observed import TENSORS, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.restore import Restorer
 from resume_adapters.core.session.settings import SettingsComparison, of_launch
 from resume_adapters.core.session.trace import StepTrace
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.constants import CONSTANTS, Constants
 from resume_adapters.core.state.ddp_buckets import hook_states
-from resume_adapters.core.state.object_path import is_module
 from resume_adapters.core.state.rng import capture_with, restore_with
 from resume_adapters.core.state.sharded_digest import ShardDigests
 from resume_adapters.core.state.stateful import Stateful, StaticState
@@ -326,7 +326,7 @@ class Session:
             to_memory: to memory alone, as :meth:`end_step` has said.
         """
         self._load_observed()
-        self.observed.before_save(is_last=self.stopping, epoch=loop.facts().epoch)
+        self.observed.before_save()
         content = CallContent(self.write_files, functools.partial(self._capture, loop, name), self.framework.owner_of)
         self._beat()
         is_last = self.stopping or self._is_ending
@@ -405,7 +405,7 @@ class Session:
         return {CONSTANTS: StaticState(found)} if found["digests"] else {}
 
     def _entries(self, loop: TrainingLoop) -> list[PartEntry]:
-        return [*self.framework.describe(), *loop.describe(), *self.observed.describe()]
+        return [*self.framework.describe(), *loop.describe(), *(PartEntry(*each) for each in self.observed.describe())]
 
     def _manifest_facts(
         self, state: RankState, facts: CheckpointFacts, entries: Sequence[PartEntry], name: str
@@ -478,7 +478,7 @@ class Session:
 
     def log_parts(self, entries: Sequence[PartEntry]) -> None:
         """Log at the first save of a run what each part holds; later, and in later launches, only what is new."""
-        found = self.observed.new_entries()
+        found = [PartEntry(*each) for each in self.observed.new_entries()]
         if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:

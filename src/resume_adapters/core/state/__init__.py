@@ -3,8 +3,6 @@
 ``stateful`` and ``records`` are what is saved, ``encoding`` is how; ``rng`` captures random generators,
 ``weights``, ``keys`` and ``ddp_buckets`` are of models. ``comparison``, ``fingerprint``
 and ``sharded_digest`` tell whether two states are alike, and ``safe_load`` reads files of torch without
-running code, with ``stand_ins`` for what only code could make; objects of the training are given back by
-``own_objects``. ``census`` finds state that nobody has declared, by ``object_path``; it knows, by ``opaque``, how far
-an iterator is. ``leaf_values`` captures and restores what it finds. ``frozen`` keeps a state as it is from step to
-step, and ``safetensors_file`` is a file.
+running code, with ``stand_ins`` for what only code could make. ``frozen`` keeps a state as it is from step to step,
+``untouched`` reads objects without running code of their classes, and ``safetensors_file`` is a file.
 """

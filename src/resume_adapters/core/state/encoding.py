@@ -111,7 +111,7 @@ def is_numeric(value: Any) -> bool:
     """Return whether a value is an array or a scalar of numpy that a checkpoint can hold."""
     import numpy as np
 
-    if type(value) is not np.ndarray and not isinstance(value, np.generic):
+    if type(value) is not np.ndarray and not issubclass(type(value), np.generic):
         return False
     dtype = value.dtype
     return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= (16 if dtype.kind == "c" else 8)

@@ -209,7 +209,7 @@ def is_generator(value: Any) -> bool:
     import numpy as np
     import torch
 
-    return isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
+    return issubclass(type(value), torch.Generator | random.Random | np.random.Generator | np.random.RandomState)
 
 
 _BIT_GENERATORS = frozenset(("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"))

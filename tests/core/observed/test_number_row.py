@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from resume_adapters.core.observed.leaves import is_packed, is_row, packed, row_digest, unpacked
 from resume_adapters.core.state import encoding
-from resume_adapters.core.state.leaf_values import is_packed, is_row, packed, row_digest, unpacked
 
 
 @pytest.mark.parametrize(

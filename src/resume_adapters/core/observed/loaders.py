@@ -8,17 +8,18 @@ loader's position from then on.
 from __future__ import annotations
 
 import copy
-import inspect
+import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from resume_adapters.core.log import logger
-from resume_adapters.core.state import census, leaf_values, object_path
-from resume_adapters.core.state.census import Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
-from resume_adapters.core.state.object_path import ABSENT, Path, type_name
-from resume_adapters.core.state.opaque import is_value
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind, can_be_made, is_array, is_packed, is_row, packed, unpacked
+from resume_adapters.core.observed.paths import Path, type_name
+from resume_adapters.core.observed.walk import CODE, Subjects
+from resume_adapters.core.state.untouched import ABSENT, container, has_attributes, is_a
 from resume_adapters.errors import NotSerialisable
 
 _OBJECTS = 5_000
@@ -66,7 +67,8 @@ class LoaderAttributes:
         longest_row: numbers in a row that is captured, at most.
 
     Attributes:
-        changing: what is known to change, by its path: its kind, and the type that it had at first.
+        changing: what is known to change, by its path: its kind, the type that it had at first, and whether its
+            tensors and arrays are filled, and not replaced.
     """
 
     def __init__(
@@ -88,13 +90,13 @@ class LoaderAttributes:
             depth=_DEPTH,
         )
         self._start = self._walk()
-        self.changing: dict[Path, tuple[LeafKind, str]] = {}
+        self.changing: dict[Path, tuple[LeafKind, str, bool]] = {}
         self._fresh: dict[Path, list[Any]] = {}
         self._missing: dict[Path, str] = {}
         self._looks = {"fetch": _LOOKS, "position": _LOOKS}
 
-    def _walk(self) -> census.Census:
-        return census.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
+    def _walk(self) -> walk.Census:
+        return walk.take(self._subjects, time.perf_counter, objects=_OBJECTS, seconds=_SECONDS)
 
     @property
     def missing(self) -> dict[str, str]:
@@ -113,7 +115,7 @@ class LoaderAttributes:
             is_plain = leaf.kind in _PLAIN and path.owner not in opened and self._is_kept(self._live(path))
             if is_plain or leaf.kind is LeafKind.STATEFUL:
                 before = self._start.leaves.get(path)
-                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT))
+                self.changing[path] = (leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
             else:
                 self._missing[path] = leaf.type
 
@@ -141,10 +143,13 @@ class LoaderAttributes:
         live = self._live(path)
         if live is ABSENT:
             return True
-        return not is_value(live) and (not isinstance(live, Iterator) or hasattr(live, "close"))
+        is_value = container(live) in (set, frozenset, deque) or is_array(live)
+        if is_value or (is_a(live, Iterator) and not hasattr(type(live), "close")):
+            return False
+        return is_a(live, Mapping, list, tuple) or hasattr(type(live), "close") or has_attributes(live)
 
     def _live(self, path: Path) -> Any:
-        return object_path.get(self._subjects.roots, path)
+        return paths.get(self._subjects.roots, path)
 
     def _is_kept(self, value: Any) -> bool:
         return is_row(value, self._subjects.longest_row) or _count(value) <= _VALUES
@@ -157,14 +162,14 @@ class LoaderAttributes:
         """
         if type(value) is list and is_row(value, self._subjects.longest_row):
             return packed(value)
-        return copy.deepcopy(leaf_values.capture(value, kind))
+        return copy.deepcopy(leaves.capture(value, kind))
 
     def capture(self) -> list[Any]:
         """Return what is known to change, as data that later changes do not reach."""
         if not self.changing:
             return []
         found = []
-        for path, (kind, before) in list(self.changing.items()):
+        for path, (kind, before, in_place) in list(self.changing.items()):
             live = self._live(path)
             is_not_made = live is ABSENT or (live is None and kind is LeafKind.STATEFUL)
             if is_not_made and type_name(live) == before:
@@ -177,29 +182,39 @@ class LoaderAttributes:
                 del self.changing[path]
                 self._missing[path] = type_name(live)
                 continue
-            found.append([path.root, [list(step) for step in path.steps], kind.value, before, type_name(live), value])
+            steps = [list(step) for step in path.steps]
+            found.append([path.root, steps, kind.value, before, type_name(live), value, in_place])
         return found
 
     def restore(self, saved: list[Any]) -> None:
         """Restore what :meth:`capture` returned, where its path leads to the same type; the rest as in a new launch."""
-        given = {object_path.path_of(root, steps): rest for root, steps, *rest in saved}
-        for path, (name, before, kept, value) in {**self._fresh, **given}.items():
-            live, kind = self._live(path), LeafKind(name)
+        given = {paths.path_of(root, steps): rest for root, steps, *rest in saved}
+        stays = self._memory_beside(given)
+        for path, (name, before, kept, value, *filled) in {**self._fresh, **given}.items():
+            live, kind, in_place = self._live(path), LeafKind(name), filled == [True]
             content = unpacked(value) if is_packed(value) else copy.deepcopy(value)
-            owner = object_path.get(self._subjects.roots, path.owner)
+            owner = paths.get(self._subjects.roots, path.owner)
             is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
             fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
             if owner is ABSENT or not fits:
                 logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
                 continue
             if path not in self.changing:
-                self.changing[path] = (kind, before)
+                self.changing[path] = (kind, before, in_place)
                 of_start = kind if is_there else LeafKind.DATA
-                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start)]
+                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start), in_place]
             if value is ABSENT and live is not ABSENT:
-                leaf_values.remove(self._subjects.roots, path)
+                leaves.remove(self._subjects.roots, path)
             elif value is not ABSENT:
-                leaf_values.restore(self._subjects.roots, path, content, kind, in_place=False, type_then=kept)
+                leaves.restore(
+                    self._subjects.roots, path, content, kind, in_place=in_place, stays=stays, type_then=kept
+                )
+
+    def _memory_beside(self, given: Mapping[Path, Any]) -> set[int]:
+        """Return where the memory of the arrays begins that stay as they are."""
+        staying = [leaf for path, leaf in self._start.leaves.items() if path not in given]
+        arrays = [each() for leaf in staying for each in leaf.arrays]
+        return {leaves.memory_of(each) for each in arrays if each is not None}
 
     def _at_start(self, live: Any, kind: LeafKind) -> Any:
         return ABSENT if live is ABSENT else self._as_data(live, kind)
@@ -224,24 +239,24 @@ def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
         longest_row=_ROW_AT_START,
         depth=_DEPTH,
     )
-    found = census.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
+    found = walk.take(subjects, time.perf_counter, objects=_OBJECTS).leaves  # within half a second
     return {str(path): leaf.fingerprint for path, leaf in found.items() if _has_one_for_each(roots, path)}
 
 
 def _has_one_for_each(roots: Mapping[str, Any], path: Path) -> bool:
-    owner, row = object_path.get(roots, path.owner), object_path.get(roots, path)
-    if isinstance(owner, dict | list | tuple) or not is_row(row, _ROW_AT_START):
+    owner, row = paths.get(roots, path.owner), paths.get(roots, path)
+    if container(owner) or not is_row(row, _ROW_AT_START):
         return False
     try:
         return len(row) == len(owner)
-    except TypeError:  # it has no length
+    except Exception:  # of any kind: it has no length, or says so in its own way
         return False
 
 
 def content_of(dataset: Any, collate: Any) -> dict[str, Any]:
     """Return what the batches of a loader are made by, by name; a plain function holds nothing."""
     found = {"dataset": dataset, "collate_fn": collate}
-    return {name: each for name, each in found.items() if hasattr(each, "__dict__") and not inspect.isroutine(each)}
+    return {name: each for name, each in found.items() if has_attributes(each) and not is_a(each, *CODE)}
 
 
 def _is_elsewhere(root: Any) -> bool:
@@ -251,7 +266,7 @@ def _is_elsewhere(root: Any) -> bool:
 def _count(value: Any) -> int:
     """Return how many values there are in data."""
     if is_array(value):
-        return int(value.numel() if hasattr(value, "numel") else value.size)
+        return int(math.prod(value.shape))
     if isinstance(value, dict):
         return 1 + sum(map(_count, value.values()))
     if isinstance(value, str | bytes):

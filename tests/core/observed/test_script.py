@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.loop.carried import Place, calling_script, carried, changed
+from resume_adapters.core.observed.script import Place, calling_script, carried, changed
 from resume_adapters.errors import NotSerialisable
 
 from plain_torch import Killed, Launch, killed_after, manifest
@@ -281,7 +281,7 @@ def test_what_the_loop_of_a_run_carries_is_named_once(tmp_path: Path, caplog: py
                 launch._step(batch)
                 steps += 1
                 assert steps
-    assert caplog.text.count("`steps` (test_carried.py:") == 1
+    assert caplog.text.count("`steps` (test_script.py:") == 1
     assert "keep them in run.memory" in caplog.text
 
 

@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from resume_adapters.core.state import census, encoding, leaf_values, object_path
-from resume_adapters.core.state.census import Census, Subjects
-from resume_adapters.core.state.leaf_values import LeafKind
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, type_name
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind
+from resume_adapters.core.observed.paths import ABSENT, Path, Step, type_name
+from resume_adapters.core.observed.walk import Census, Subjects
+from resume_adapters.core.state import encoding
 from resume_adapters.errors import NotSerialisable
 
 
@@ -65,7 +66,7 @@ class Average:
 
 
 def take(roots: dict[str, Any], **options: Any) -> Census:
-    return census.take(Subjects(roots, **options), lambda: 0.0)
+    return walk.take(Subjects(roots, **options), lambda: 0.0)
 
 
 def path(root: str, *steps: tuple[str, Any]) -> Path:
@@ -105,12 +106,12 @@ def test_data_is_one_leaf_that_is_captured_encoded_and_restored_with_its_types(v
     found = changes(trainer, lambda it: vars(it).update(value=copy.deepcopy(changed)))
     assert found == {"trainer.value": LeafKind.DATA}
     at = path("trainer", (".", "value"))
-    captured = leaf_values.capture(changed, LeafKind.DATA)
+    captured = leaves.capture(changed, LeafKind.DATA)
     document, tensors = encoding.encode(captured)
     saved = encoding.decode(document, tensors)
     assert type(saved) is type(changed) and encoding.digest_of(encoding.exact(saved)) == encoding.digest_of(captured)
     fresh = Thing(value=copy.deepcopy(value))
-    leaf_values.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
+    leaves.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=True)
     live = fresh.value
     assert type(live) is type(changed)
     assert encoding.digest_of(encoding.exact(live)) == encoding.digest_of(captured)
@@ -127,15 +128,15 @@ def test_containers_are_restored_in_place_also_within_others() -> None:
     saved = {"new": 2, "train": defaultdict(list, {"loss": [1, 2]})}
     roots = {"trainer": trainer}
     for name, value in (("metrics", saved), ("items", [[1, 2], 6, 7]), ("seen", {2}), ("window", deque([[3], [4]], 3))):
-        leaf_values.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
+        leaves.restore(roots, path("trainer", (".", name)), value, LeafKind.DATA, in_place=False)
     assert inner == {"loss": [1, 2]} and trainer.metrics == {"new": 2, "train": inner}
     assert list(trainer.metrics) == ["new", "train"], "in the order in which they were saved"
     assert items == [[1, 2], 6, 7] and items[0] is first and seen == {2}
     assert window == deque([[3], [4]]) and window[0] is held
-    leaf_values.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
+    leaves.restore(roots, path("trainer", (".", "window")), deque([1], maxlen=9), LeafKind.DATA, in_place=False)
     assert trainer.window is not window and trainer.window.maxlen == 9
     other = defaultdict(int, {"loss": 1})
-    leaf_values.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
+    leaves.restore(roots, path("trainer", (".", "metrics"), ("[]", "train")), other, LeafKind.DATA, in_place=False)
     assert trainer.metrics["train"] is other
 
 
@@ -145,30 +146,33 @@ def test_a_defaultdict_of_what_no_checkpoint_names_is_filled_and_never_made() ->
 
     trainer, fresh, at = made(), made(), path("trainer", (".", "logs"))
     trainer.logs["rewards"]["length"].append(1.5)
-    document, tensors = encoding.encode(leaf_values.capture(trainer.logs, LeafKind.DATA))
+    document, tensors = encoding.encode(leaves.capture(trainer.logs, LeafKind.DATA))
     saved = encoding.decode(document, tensors)
-    leaf_values.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
+    leaves.restore({"trainer": fresh}, at, saved, LeafKind.DATA, in_place=False)
     assert fresh.logs == trainer.logs and fresh.logs["rewards"]["new"].maxlen == 2
     known = Thing(logs={"rewards": defaultdict(list)})
     for roots, where in (({"trainer": fresh}, "none"), ({"trainer": known}, "logs")):
         with pytest.raises(NotSerialisable):
-            leaf_values.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
+            leaves.restore(roots, path("trainer", (".", where)), [saved], LeafKind.DATA, in_place=False)
     with pytest.raises(NotSerialisable):
-        leaf_values.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
+        leaves.restore({"trainer": known}, at, saved, LeafKind.DATA, in_place=False)
 
 
 @pytest.mark.parametrize("made", [lambda: torch.zeros(3), lambda: np.zeros(3)], ids=["torch", "numpy"])
-def test_an_array_that_training_fills_is_filled_and_one_that_it_replaces_is_replaced(made: Any) -> None:
+def test_an_array_is_filled_unless_training_replaces_it_and_others_need_what_is_there(made: Any) -> None:
     start, saved, smaller = made(), made() + 1, made()[:1]
     trainer, at = Thing(total=start), path("trainer", (".", "total"))
-    leaf_values.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False)
+    needed = {leaves.memory_of(start)}
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=False, stays=needed)
     assert trainer.total is saved and not start.any()
     trainer.total = start
-    leaf_values.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
+    leaves.restore({"trainer": trainer}, at, smaller, LeafKind.DATA, in_place=True)
     assert trainer.total is smaller
     trainer.total = start
-    leaf_values.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True)
+    leaves.restore({"trainer": trainer}, at, saved, LeafKind.DATA, in_place=True, stays=needed)
     assert trainer.total is start and start.all()
+    leaves.restore({"trainer": trainer}, at, saved * 2, LeafKind.DATA, in_place=False)
+    assert trainer.total is start and (start == 2).all()
 
 
 def test_what_is_not_data_is_named_with_what_holds_it_and_not_with_what_is_below() -> None:
@@ -285,10 +289,10 @@ def test_state_below_objects_lists_dicts_and_slots_is_found_three_objects_deep()
         "trainer.slots.count",
     }
     at = path("trainer", (".", "slots"), (".", "count"))
-    leaf_values.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    leaves.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
     assert trainer.slots.count == 5
     at = path("trainer", (".", "objects"), ("[]", 0), (".", "n"))
-    leaf_values.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
+    leaves.restore({"trainer": trainer}, at, 5, LeafKind.DATA, in_place=False)
     assert trainer.objects[0].n == 5
 
 
@@ -321,14 +325,14 @@ def test_a_stateful_object_and_a_generator_are_captured_through_their_state() ->
         it.generator.random()
 
     assert changes(trainer, change) == {"trainer.average": LeafKind.STATEFUL, "trainer.generator": LeafKind.STATEFUL}
-    saved = {name: leaf_values.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
+    saved = {name: leaves.capture(vars(trainer)[name], LeafKind.STATEFUL) for name in ("average", "generator")}
     expected, fresh = generator.random(), Thing(average=Average(), generator=random.Random(5))
     for name, state in saved.items():
-        leaf_values.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
+        leaves.restore({"trainer": fresh}, path("trainer", (".", name)), state, LeafKind.STATEFUL, in_place=False)
     assert fresh.generator.random() == expected and fresh.average.shadow.all()
     for value in (trainer.broken, None):
         with pytest.raises(NotSerialisable):
-            leaf_values.capture(value, LeafKind.STATEFUL)
+            leaves.capture(value, LeafKind.STATEFUL)
 
 
 class Network(torch.nn.Module):
@@ -364,11 +368,11 @@ def test_of_the_trained_model_only_what_its_state_dict_lacks_is_found() -> None:
     }
     fresh = {"model": Network(), "trainer": Thing(reference=Network())}
     for at, leaf in found.items():
-        live = object_path.get({"model": model, "trainer": trainer}, at)
-        held = object_path.get(fresh, at)
-        leaf_values.restore(fresh, at, leaf_values.capture(live, leaf.kind), leaf.kind, in_place=False)
+        live = paths.get({"model": model, "trainer": trainer}, at)
+        held = paths.get(fresh, at)
+        leaves.restore(fresh, at, leaves.capture(live, leaf.kind), leaf.kind, in_place=False)
         if leaf.kind is LeafKind.TENSOR:
-            assert object_path.get(fresh, at) is held and torch.equal(held, live)
+            assert paths.get(fresh, at) is held and torch.equal(held, live)
     assert fresh["model"].calls == 1 and not fresh["model"].layer.bias.requires_grad
 
 
@@ -387,34 +391,34 @@ def test_what_does_not_fit_the_budget_is_left_out_and_not_taken_for_a_change() -
         return Thing(near=1, objects=[Thing(n=index) for index in range(50)], numbers=list(range(20_000)))
 
     roots = {"trainer": trainer()}
-    whole, part = take(roots), census.take(Subjects(roots), lambda: 0.0, objects=40)
+    whole, part = take(roots), walk.take(Subjects(roots), lambda: 0.0, objects=40)
     assert whole.left_out == 1, "the numbers are a data set"
     assert part.left_out == 51 and part.leaves.keys() < whole.leaves.keys()
     assert part.changed(whole) == {}
     times = iter([0.0, 0.0, 1.0])
-    assert census.take(Subjects(roots), lambda: next(times), seconds=0.5).left_out == 2, "the objects and the numbers"
+    assert walk.take(Subjects(roots), lambda: next(times), seconds=0.5).left_out == 2, "the objects and the numbers"
 
 
 def test_what_came_between_two_censuses_is_known_where_the_first_is_whole() -> None:
     roots = {"trainer": Thing(copies={"a": [torch.ones(1)]}, steps=[1], layer=torch.nn.Linear(1, 1, bias=False))}
     data = {"data": Thing(cached=torch.ones(1))}
     subjects = Subjects({**roots, **data}, read_ahead=frozenset(data))
-    start = census.take(subjects, lambda: 0.0)
-    found = census.made(subjects, Census(), start)
+    start = walk.take(subjects, lambda: 0.0)
+    found = walk.made(subjects, Census(), start)
     assert {str(at) for at in found} == {"trainer.copies", "trainer.layer.weight"}
-    assert census.made(subjects, Census(left_out=1), start) == census.made(subjects, start, start) == {}
+    assert walk.made(subjects, Census(left_out=1), start) == walk.made(subjects, start, start) == set()
 
 
 def test_a_path_that_leads_nowhere_finds_nothing() -> None:
     model = Network()
     roots = {"trainer": Thing(items=[1], named={"a": 1}, pair=(1,), slots=Slotted()), "model": model}
-    paths = [
+    nowhere = [
         path("nobody"), path("nobody", (".", "a")), path("trainer", (".", "a"), (".", "b")),
         path("trainer", (".", "items"), ("[]", 1)), path("trainer", (".", "items"), ("[]", "a")),
         path("trainer", (".", "named"), ("[]", "b")), path("trainer", ("tensor", "weight")),
         path("model", ("tensor", "weight")), path("model", ("requires_grad", "none")),
         path("trainer", (".", "slots"), (".", "empty")),
     ]  # fmt: skip
-    assert [object_path.get(roots, at) for at in paths] == [ABSENT] * len(paths)
+    assert [paths.get(roots, at) for at in nowhere] == [ABSENT] * len(nowhere)
     assert type_name(ABSENT) == "absent"
     assert str(path("model", (".", "layer"), ("requires_grad", "bias"))) == "model.layer.bias.requires_grad"

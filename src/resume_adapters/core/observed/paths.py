@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-ABSENT = object()
-"""Stands for what is not there."""
+from resume_adapters.core.state.untouched import ABSENT, attributes, container, size, slot, slots
 
 
 class Step(NamedTuple):
@@ -72,42 +70,9 @@ def get(roots: Mapping[str, Any], path: Path) -> Any:
     return value
 
 
-class Paths:
-    """Some paths that are followed together: steps that they share are taken once.
-
-    Args:
-        paths: the paths.
-    """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._roots: dict[str, int] = {}
-        self._steps: list[tuple[int, Step]] = []
-        known: dict[tuple[int, Step], int] = {}
-        self._ends: list[int] = []
-        for path in paths:
-            at = self._roots.setdefault(path.root, -1 - len(self._roots))
-            for step in path.steps:
-                if (at, step) not in known:
-                    known[at, step] = len(self._steps)
-                    self._steps.append((at, step))
-                at = known[at, step]
-            self._ends.append(at)
-
-    def get(self, roots: Mapping[str, Any]) -> list[Any]:
-        """Return what is at each path, or :data:`ABSENT`, in the order in which they were given."""
-        found: dict[int, Any] = {at: roots.get(root, ABSENT) for root, at in self._roots.items()}
-        for number, (at, step) in enumerate(self._steps):
-            owner = found[at]
-            found[number] = ABSENT if owner is ABSENT else _follow(owner, step)
-        return [found[at] for at in self._ends]
-
-
 def _follow(owner: Any, step: Step) -> Any:
     if step.kind in ("tensor", "requires_grad"):
-        held = None
-        if is_module(owner):
-            held = owner._buffers.get(step.key)
-            held = owner._parameters.get(step.key) if held is None else held
+        held = tensors_of(owner).get(step.key) if is_module(owner) else None
         if held is None:
             return ABSENT
         return held if step.kind == "tensor" else bool(held.requires_grad)
@@ -115,29 +80,22 @@ def _follow(owner: Any, step: Step) -> Any:
         gradient = getattr(owner, "grad", None)
         return ABSENT if gradient is None else gradient
     if step.kind == "[]":
-        if isinstance(owner, dict):
-            return owner.get(step.key, ABSENT)
-        fits = isinstance(owner, list | tuple) and type(step.key) is int and 0 <= step.key < len(owner)
-        return owner[step.key] if fits else ABSENT
-    if step.key in getattr(owner, "__dict__", {}):
-        return vars(owner)[step.key]
-    if is_module(owner) and owner._modules.get(step.key) is not None:
-        return owner._modules[step.key]
-    return getattr(owner, step.key, ABSENT) if step.key in slots(owner) else ABSENT
-
-
-def slots(owner: Any) -> Iterator[str]:
-    """Yield the names of the attributes that an object keeps in ``__slots__``."""
-    for kind in type(owner).__mro__:
-        names = vars(kind).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if isinstance(vars(kind).get(name), types.MemberDescriptorType):
-                yield name
+        kind = container(owner)
+        if kind is dict:
+            return dict.get(owner, step.key, ABSENT)
+        fits = kind in (list, tuple) and type(step.key) is int and 0 <= step.key < size(owner)
+        return kind.__getitem__(owner, step.key) if fits else ABSENT
+    held = attributes(owner)
+    if step.key in held:
+        return held[step.key]
+    if is_module(owner) and held.get("_modules", {}).get(step.key) is not None:
+        return held["_modules"][step.key]
+    return slot(owner, step.key) if step.key in slots(owner) else ABSENT
 
 
 def is_module(value: Any) -> bool:
     """Return whether a value is a ``torch.nn.Module``."""
-    return isinstance(value, _module_class())
+    return issubclass(type(value), _module_class())
 
 
 @functools.cache
@@ -146,6 +104,27 @@ def _module_class() -> Any:
     import torch
 
     return torch.nn.Module
+
+
+def tensors_of(module: Any) -> dict[str, Any]:
+    """Return the parameters and buffers of a module itself, by name."""
+    held = attributes(module)
+    found = {**held.get("_parameters", {}), **held.get("_buffers", {})}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def submodules(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield a module and all in it, once each, with the names that lead there."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), module)]
+    seen: set[int] = set()
+    while waiting:
+        names, each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield names, each
+        inner = attributes(each).get("_modules", {})
+        waiting += [((*names, name), inner[name]) for name in reversed(inner)]
 
 
 def type_name(value: Any) -> str:

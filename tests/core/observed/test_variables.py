@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from resume_adapters.core.loop.variables import ScriptVariables
+from resume_adapters.core.observed.variables import ScriptVariables
 
 from plain_torch import Launch
 

@@ -1,8 +1,8 @@
 """What hangs on the objects of a training: its leaves by path, and which of them changed.
 
 A walk begins at named roots and goes through attributes, dicts, lists and modules. The largest subtree of pure data is
-one leaf, so that a ``defaultdict`` of lists is compared, captured and restored as a whole. Walking only reads: no
-property is evaluated and no random number is drawn; only objects that have ``state_dict()`` are asked for it.
+one leaf, so that a ``defaultdict`` of lists is compared, captured and restored as a whole. Walking only reads what
+objects hold, and runs no code of their classes; only objects that have ``state_dict()`` are asked for it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from resume_adapters.core.observed.leaves import LeafKind, is_array, is_row, row_digest, state_of
+from resume_adapters.core.observed.paths import Path, Step, get, is_module, submodules, tensors_of, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import LeafKind, is_array, is_row, row_digest, state_of
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, is_module, slots, type_name
-from resume_adapters.core.state.opaque import is_loader_iterator, opaque_fingerprint
 from resume_adapters.core.state.rng import is_generator
+from resume_adapters.core.state.untouched import (
+    ABSENT,
+    attributes,
+    container,
+    has_attributes,
+    is_a,
+    items,
+    size,
+    slot,
+    slots,
+)
 from resume_adapters.errors import NotSerialisable
 
 DEPTH = 3
@@ -45,13 +55,18 @@ class Leaf:
         kind: how it can be captured.
         type: name of its type.
         fingerprint: equal in two walks if nothing has changed.
-        identity: refers to the tensor or array that was found, to see later whether it was replaced.
+        arrays: refers to the tensors and arrays in it.
     """
 
     kind: LeafKind
     type: str
     fingerprint: Any
-    identity: Any = field(default=None, compare=False)
+    arrays: tuple[weakref.ref[Any], ...] = field(default=(), compare=False)
+
+    def keeps(self, before: Leaf | None) -> bool:
+        """Return whether a tensor or an array of it was there before: training fills it, and does not replace it."""
+        kept = {id(each()) for each in before.arrays} - {id(None)} if before else set()
+        return any(id(each()) in kept for each in self.arrays)
 
 
 @dataclass(frozen=True)
@@ -135,9 +150,12 @@ def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_00
         objects: values that are looked at, at most.
         seconds: time that the walk takes at most.
     """
+    import torch
+
     walk = _Walk(subjects, objects, lambda: clock() < end)
     end = clock() + seconds
-    return walk.run()
+    with torch._C.DisableTorchFunctionSubclass():  # seam: torch 2.6-2.13; else reading a tensor may run a user's code
+        return walk.run()
 
 
 def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
@@ -154,14 +172,14 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
     if outer is None:
         return [path]
     module, captured = get(subjects.roots, outer), subjects.identities()
-    others = {id(part) for each in subjects.captured if is_module(each) for part in each.modules()}
+    others = {id(part) for each in subjects.captured if is_module(each) for _, part in submodules(each)}
     found = []
-    for prefix, part in module.named_modules():
+    for names, part in submodules(module):
         if id(part) in others and id(module) not in others:  # a loss holds the trained model
             continue
-        steps = [Step(".", name) for name in prefix.split(".") if prefix]
-        for name, tensor in [*part._parameters.items(), *part._buffers.items()]:
-            if tensor is not None and id(tensor) not in captured:
+        steps = [Step(".", name) for name in names]
+        for name, tensor in tensors_of(part).items():
+            if id(tensor) not in captured:
                 found.append(Path(outer.root, (*outer.steps, *steps, Step("tensor", name))))
     return found
 
@@ -178,8 +196,8 @@ def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
     return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
 
 
-def made(subjects: Subjects, before: Census, start: Census) -> dict[Path, Leaf]:
-    """Return the tensors, and the data with tensors, that came between two censuses: they may be copies of weights.
+def made(subjects: Subjects, before: Census, start: Census) -> set[Path]:
+    """Return the paths of tensors, and of data with tensors, that came between two censuses: maybe copies of weights.
 
     Args:
         subjects: what was walked.
@@ -187,20 +205,9 @@ def made(subjects: Subjects, before: Census, start: Census) -> dict[Path, Leaf]:
         start: taken before its first step.
     """
     if before.left_out:
-        return {}
-    found = {}
-    for path, leaf in start.leaves.items():
-        if leaf == before.leaves.get(path) or path.root in subjects.read_ahead:
-            continue
-        is_data = leaf.kind is LeafKind.DATA and _holds_array(get(subjects.roots, path))
-        if is_data or leaf.kind is LeafKind.TENSOR:
-            found[path] = leaf
-    return found
-
-
-def _holds_array(data: Any) -> bool:
-    held = [*data, *data.values()] if isinstance(data, dict) else data if type(data) in CONTAINERS else ()
-    return is_array(data) or any(map(_holds_array, held))
+        return set()
+    new = {path: leaf for path, leaf in start.leaves.items() if leaf != before.leaves.get(path)}
+    return {path for path, leaf in new.items() if leaf.arrays and path.root not in subjects.read_ahead}
 
 
 class _Walk:
@@ -224,7 +231,11 @@ class _Walk:
             path, owner, depth = self._queue.popleft()
             self._census.entered.add(path)
             for step, value in content(owner):
-                self._visit(Path(path.root, (*path.steps, step)), value, owner, depth)
+                below = Path(path.root, (*path.steps, step))
+                try:
+                    self._visit(below, value, owner, depth)
+                except Exception:  # of any kind: a tensor of a library may refuse whatever is asked of tensors
+                    self._add(below, LeafKind.OPAQUE, value, None)
         return self._census
 
     def _enter(self, path: Path, owner: Any, depth: int) -> None:
@@ -236,31 +247,28 @@ class _Walk:
         self._left -= 1
         if self._is_passed_over(value) or self._is_ignored(path):
             return
+        kind = container(value)
         is_short_row = is_row(value, self._subjects.longest_row)
-        is_container = type(value) in CONTAINERS or isinstance(value, deque | set)
-        if is_container and not is_short_row and len(value) > self._subjects.largest:
+        if kind is not None and not is_short_row and size(value) > self._subjects.largest:
             self._census.left_out += 1
         elif path.steps[-1].kind == "tensor":
-            self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE))
-        elif is_short_row or self._is_data(value):
-            fixed = isinstance(owner, tuple)  # nothing can be restored there
+            self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE), [value])
+        elif is_short_row or (arrays := self._arrays_of_data(value)) is not None:
+            fixed = is_a(owner, tuple)  # nothing can be restored there
             digest = row_digest(value) if is_short_row else fingerprint(value)
-            self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest)
+            held = ([value] if is_array(value) else []) if is_short_row else arrays
+            self._add(path, LeafKind.OPAQUE if fixed else LeafKind.DATA, value, digest, held or ())
         elif is_module(value):
             self._add_module(path, value)
             self._enter(path, value, depth)  # on the level of the object that holds it: modules nest deeply
-        elif is_generator(value):
-            self._add(path, LeafKind.STATEFUL, value, value_digest(value))
-        elif _is_stateful(value):
+        elif is_generator(value) or has_state(value):
             self._add_stateful(path, value)
-        elif isinstance(value, dict | list | tuple):
-            self._add(path, LeafKind.OPAQUE, value, len(value))
+        elif kind in (dict, list, tuple):
+            self._add(path, LeafKind.OPAQUE, value, size(value))
             self._enter(path, value, depth)
-        elif type(value) in CONTAINERS:  # a deque or a set, which is not entered
-            self._add(path, LeafKind.OPAQUE, value, value_digest(value, sampled_above=_SAMPLE))
         else:
-            self._add(path, LeafKind.OPAQUE, value, opaque_fingerprint(value, sampled_above=_SAMPLE))
-            if depth > 1 and not isinstance(value, _CLOSED) and not is_loader_iterator(value):
+            self._add(path, LeafKind.OPAQUE, value, _opaque_digest(value))
+            if depth > 1 and not is_a(value, *_CLOSED) and not is_loader_iterator(value):
                 self._enter(path, value, depth - 1)
 
     def _is_ignored(self, path: Path) -> bool:
@@ -272,7 +280,7 @@ class _Walk:
     def _is_passed_over(self, value: Any) -> bool:
         if type(value) in PLAIN or value is None:
             return False
-        if id(value) in self._captured or isinstance(value, CODE):
+        if id(value) in self._captured or is_a(value, *CODE):
             return True
         if is_trained(value) if self._subjects.enters_data else _is_data_source(value):
             return True
@@ -282,27 +290,26 @@ class _Walk:
         # The generators of torch are of ``torch._C``.
         return home.startswith(self._subjects.foreign) or (home.startswith(_FOREIGN) and not is_generator(value))
 
-    def _add(self, path: Path, kind: LeafKind, value: Any, fingerprint: Any) -> None:
-        identity = weakref.ref(value) if kind is LeafKind.DATA and is_array(value) else None
-        self._census.leaves[path] = Leaf(kind, type_name(value), fingerprint, identity)
+    def _add(self, path: Path, kind: LeafKind, value: Any, digest: Any, arrays: Sequence[Any] = ()) -> None:
+        self._census.leaves[path] = Leaf(kind, type_name(value), digest, tuple(map(weakref.ref, arrays)))
 
     def _add_module(self, path: Path, value: Any) -> None:
-        held = (each for part in value.modules() for each in (*part._parameters.values(), *part._buffers.values()))
+        held = (each for _, part in submodules(value) for each in tensors_of(part).values())
         known = self._captured | self._unsaved  # of a captured module, which is there from the start
-        if any(each is not None and id(each) not in known for each in held):
+        if any(id(each) not in known for each in held):
             self._add(path, LeafKind.MODULE, value, None)
 
     def _add_stateful(self, path: Path, value: Any) -> None:
         try:
-            fingerprint = value_digest(state_of(value), sampled_above=_SAMPLE)
+            digest = value_digest(state_of(value), sampled_above=_SAMPLE, untouched=True)
         except NotSerialisable:
             self._add(path, LeafKind.OPAQUE, value, None)
         else:
-            self._add(path, LeafKind.STATEFUL, value, fingerprint)
+            self._add(path, LeafKind.STATEFUL, value, digest)
 
-    def _is_data(self, value: Any) -> bool:
-        """Return whether a value is nothing but data that nobody captures."""
-        waiting, count = [value], 0
+    def _arrays_of_data(self, value: Any) -> list[Any] | None:
+        """Return the tensors and arrays in a value; ``None`` where it is not only data that nobody captures."""
+        waiting, count, arrays = [value], 0, []
         while waiting:
             each = waiting.pop()
             kind = type(each)
@@ -310,22 +317,24 @@ class _Walk:
             if each is None or kind in PLAIN:
                 continue
             if count > _LARGEST or id(each) in self._captured:
-                return False
+                return None
             if kind in CONTAINERS:
                 waiting.extend(each)
-                if isinstance(each, dict):
+                if is_a(each, dict):
                     waiting.extend(each.values())
             elif not _is_leaf_data(each):
-                return False
+                return None
+            elif is_array(each):
+                arrays.append(each)
         self._left -= count - 1
-        return True
+        return arrays
 
 
 PLAIN = frozenset((bool, int, float, str, bytes))
 """Types of numbers and words."""
 
 CONTAINERS = frozenset((list, tuple, set, frozenset, dict, OrderedDict, defaultdict, Counter, deque))
-_CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum)
+_CLOSED = (types.GeneratorType, types.CoroutineType, enum.Enum, set, frozenset, deque)
 CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, property)
 """What is not entered: it leads to all that is imported."""
 
@@ -345,20 +354,19 @@ def _identities(objects: Iterable[Any]) -> set[int]:
     found = set()
     for each in objects:
         found.add(id(each))
-        if is_module(each):
-            for module in each.modules():
-                found.update(id(tensor) for tensor in module._parameters.values())
-                held = module._buffers.items()
-                found.update(id(buffer) for name, buffer in held if name not in module._non_persistent_buffers_set)
+        for _, module in submodules(each) if is_module(each) else ():
+            unsaved = attributes(module).get("_non_persistent_buffers_set", ())
+            found.update(id(tensor) for name, tensor in tensors_of(module).items() if name not in unsaved)
     return found - {id(None)}
 
 
 def content(owner: Any) -> Iterator[tuple[Step, Any]]:
     """Yield what an object holds."""
-    if isinstance(owner, dict):
-        yield from ((Step("[]", key), value) for key, value in list(owner.items()) if type(key) in PLAIN)
-    elif isinstance(owner, list | tuple):
-        yield from ((Step("[]", index), value) for index, value in enumerate(owner))
+    kind = container(owner)
+    if kind is dict:
+        yield from ((Step("[]", key), value) for key, value in list(dict.items(owner)) if type(key) in PLAIN)
+    elif kind in (list, tuple):
+        yield from ((Step("[]", index), value) for index, value in enumerate(items(owner)))
     elif is_module(owner):
         yield from _module_content(owner)
     else:
@@ -366,27 +374,20 @@ def content(owner: Any) -> Iterator[tuple[Step, Any]]:
 
 
 def _attributes(owner: Any) -> Iterator[tuple[Step, Any]]:
-    for name, value in list(getattr(owner, "__dict__", {}).items()):
-        yield Step(".", name), value
-    for name in slots(owner):
-        value = getattr(owner, name, ABSENT)
-        if value is not ABSENT:
-            yield Step(".", name), value
+    held = {**attributes(owner), **{name: slot(owner, name) for name in slots(owner)}}
+    yield from ((Step(".", name), value) for name, value in held.items() if value is not ABSENT)
 
 
 def _module_content(module: Any) -> Iterator[tuple[Step, Any]]:
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Step("tensor", name), parameter
-            yield Step("requires_grad", name), bool(parameter.requires_grad)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            yield Step("tensor", name), buffer
+    for name, tensor in tensors_of(module).items():
+        yield Step("tensor", name), tensor
+        if name in _parameters(module):
+            yield Step("requires_grad", name), bool(tensor.requires_grad)
     is_wrapper = type(module).__module__.startswith(_WRAPPERS)
     for step, value in () if is_wrapper else _attributes(module):
         if step.key not in _plain_module():
             yield step, value
-    for name, child in module._modules.items():
+    for name, child in attributes(module).get("_modules", {}).items():
         if child is not None:
             yield Step(".", name), child
 
@@ -406,6 +407,24 @@ def fingerprint(value: Any) -> Any:
     return value.hex() if type(value) is float else value_digest(value, sampled_above=_SAMPLE)
 
 
+def _opaque_digest(value: Any) -> Any:
+    """Return what differs once an object has changed that is not data; ``None`` where only its attributes can tell."""
+    if is_a(value, enum.Enum):
+        return attributes(value).get("_name_")
+    if is_loader_iterator(value):
+        return attributes(value).get("_num_yielded")  # seam: torch 2.13
+    if has_attributes(value) and container(value) is None and not is_array(value):
+        return None
+    return value_digest(value, sampled_above=_SAMPLE, untouched=True)
+
+
+def is_loader_iterator(value: Any) -> bool:
+    """Return whether a value is a pass over a ``DataLoader``, whose workers and counters belong to this launch."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter  # seam: torch 2.13
+
+    return is_a(value, _BaseDataLoaderIter)
+
+
 def _is_leaf_data(value: Any) -> bool:
     import torch
 
@@ -418,15 +437,20 @@ def _is_data_source(value: Any) -> bool:
     """Return whether a value is read ahead of the training: where it is, the positions of the loaders say."""
     from torch.utils.data import DataLoader, Dataset, Sampler
 
-    return isinstance(value, DataLoader | Dataset | Sampler)
+    return is_a(value, DataLoader, Dataset, Sampler)
+
+
+def _parameters(module: Any) -> list[str]:
+    return [name for name, each in attributes(module).get("_parameters", {}).items() if each is not None]
 
 
 def is_trained(value: Any) -> bool:
     """Return whether a value is a module with parameters: a collate function may hold the model."""
-    return is_module(value) and next(value.parameters(), None) is not None
+    return is_module(value) and any(_parameters(each) for _, each in submodules(value))
 
 
-def _is_stateful(value: Any) -> bool:
+def has_state(value: Any) -> bool:
+    """Return whether the class of a value has ``state_dict()`` and ``load_state_dict()``."""
     return callable(getattr(type(value), "state_dict", None)) and callable(
         getattr(type(value), "load_state_dict", None)
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
+from resume_adapters.core.observed.paths import Path, Step, get, type_name
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.object_path import ABSENT, Path, Step, get, slots, type_name
 from resume_adapters.core.state.rng import GeneratorState, generator_of, is_generator
+from resume_adapters.core.state.untouched import ABSENT, attributes, is_a, slot_of, slots
 from resume_adapters.errors import NotSerialisable
 
 
@@ -33,7 +34,10 @@ def capture(value: Any, kind: LeafKind) -> Any:
     Raises:
         NotSerialisable: it is not data.
     """
-    return encoding.exact(state_of(value) if kind is LeafKind.STATEFUL else value)
+    try:
+        return encoding.exact(state_of(value) if kind is LeafKind.STATEFUL else value)
+    except (RuntimeError, ValueError) as error:  # a tensor that is not initialised yet
+        raise NotSerialisable(f"a {type_name(value)} cannot be read: {error}") from error
 
 
 def state_of(value: Any) -> Any:
@@ -60,16 +64,24 @@ def can_be_made(type_then: str, saved: Any, kind: LeafKind) -> bool:
 
 
 def restore(
-    roots: Mapping[str, Any], path: Path, saved: Any, kind: LeafKind, *, in_place: bool, type_then: str = ""
+    roots: Mapping[str, Any],
+    path: Path,
+    saved: Any,
+    kind: LeafKind,
+    *,
+    in_place: bool,
+    stays: set[int] | None = None,
+    type_then: str = "",
 ) -> None:
-    """Restore what was captured at a path; containers in place, so that others who hold them see it.
+    """Restore what was captured at a path, into the objects that are there, so that others who hold them see it.
 
     Args:
         roots: the objects where paths begin.
         path: the path.
         saved: what :func:`capture` returned, after decoding.
         kind: how it was captured.
-        in_place: fill a tensor or an array that has the same shape and dtype, too.
+        in_place: training fills its arrays. One that it replaced is filled, too, unless others need what is there.
+        stays: where memory begins that others need, by :func:`memory_of`; that of what is restored is added.
         type_then: the name of the type that it had, where what is there now may be of another.
     """
     live = get(roots, path)
@@ -83,71 +95,101 @@ def restore(
         live = get(roots, path.owner.to("tensor", path.steps[-1].key))
         live.requires_grad_(saved)
     else:
-        _assign(get(roots, path.owner), path.steps[-1], _filled(live, saved, in_place=in_place))
+        filling = _Filling(set() if stays is None else stays, in_place=in_place)
+        _assign(get(roots, path.owner), path.steps[-1], filling.filled(live, saved))
 
 
 def remove(roots: Mapping[str, Any], path: Path) -> None:
     """Remove an attribute that was not there before."""
     owner, name = get(roots, path.owner), path.steps[-1].key
     if name in slots(owner):
-        delattr(owner, name)
+        slot_of(owner, name).__delete__(owner)
     else:
-        del vars(owner)[name]
+        del attributes(owner)[name]
 
 
 def _assign(owner: Any, step: Step, value: Any) -> None:
+    # As it was read: not through a __setitem__, a __setattr__ or a property, which may do more than assign.
     if step.kind == "[]":
-        owner[step.key] = value
+        kind: Any = next(kind for kind in (OrderedDict, dict, list) if is_a(owner, kind))
+        kind.__setitem__(owner, step.key, value)
     elif step.kind == "grad":
         owner.grad = value
     elif step.key in slots(owner):
-        setattr(owner, step.key, value)
+        slot_of(owner, step.key).__set__(owner, value)
     else:
-        # As it was read: not through a __setattr__ or a property, which may do more than assign.
-        vars(owner)[step.key] = value
+        attributes(owner)[step.key] = value
 
 
-def _filled(live: Any, saved: Any, *, in_place: bool = False) -> Any:
-    """Return the saved value; in the live object where that is a container of the same type."""
-    if type(live) is not type(saved):
-        return encoding.require_named(saved)
-    if isinstance(saved, dict):
-        return _filled_dict(live, saved)
-    if isinstance(saved, list):
-        live[:] = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
-        return live
-    if isinstance(saved, deque) and live.maxlen == saved.maxlen:
-        items = [_filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
+class _Filling:
+    """Fills what was saved into what is there."""
+
+    def __init__(self, stays: set[int], *, in_place: bool) -> None:
+        self._stays = stays
+        self._in_place = in_place
+
+    def filled(self, live: Any, saved: Any) -> Any:
+        """Return the saved value; in the live object where that is a container or an array of the same type."""
+        if is_array(live) and is_array(saved):
+            return self._array(live, saved)
+        if type(live) is not type(saved):
+            return encoding.require_named(saved)
+        if isinstance(saved, dict):
+            return self._dict(live, saved)
+        if isinstance(saved, list | tuple | deque):
+            items = [self.filled(live[at] if at < len(live) else ABSENT, each) for at, each in enumerate(saved)]
+            if isinstance(saved, list):
+                live[:] = items
+            elif isinstance(saved, tuple) or live.maxlen != saved.maxlen:
+                return tuple(items) if isinstance(saved, tuple) else deque(items, saved.maxlen)
+            else:
+                live.clear()
+                live.extend(items)
+            return live
+        if isinstance(saved, set):
+            live.clear()
+            live.update(saved)
+            return live
+        return saved
+
+    def _dict(self, live: Any, saved: Any) -> Any:
+        if isinstance(saved, defaultdict) and not encoding.has_same_factory(live, saved):
+            return encoding.require_named(saved)
+        former = dict(live)
         live.clear()
-        live.extend(items)
+        for key, value in saved.items():
+            live[key] = self.filled(former.get(key, ABSENT), value)
         return live
-    if isinstance(saved, set):
-        live.clear()
-        live.update(saved)
+
+    def _array(self, live: Any, saved: Any) -> Any:
+        memory = memory_of(live)
+        if (live.shape, live.dtype) != (saved.shape, saved.dtype):
+            return saved
+        if memory in self._stays and not self._in_place:
+            plain = live.detach() if hasattr(live, "detach") else live
+            return live if value_digest(plain) == value_digest(saved) else saved
+        try:
+            if hasattr(live, "data_ptr"):
+                live.data.copy_(saved)
+            else:
+                live[...] = saved
+        except (RuntimeError, ValueError):  # an array that is read-only, a tensor whose elements share memory
+            return saved
+        if memory:
+            self._stays.add(memory)
         return live
-    if in_place and is_array(saved) and live.shape == saved.shape and live.dtype == saved.dtype:
-        return _filled_array(live, saved)
-    return saved
 
 
-def _filled_array(live: Any, saved: Any) -> Any:
-    import torch
+def memory_of(array: Any) -> int:
+    """Return where the memory begins that a tensor or an array shares with its views; 0 where it has none."""
+    import numpy as np
 
-    if isinstance(live, torch.Tensor):
-        live.data.copy_(saved)
-    else:
-        live[...] = saved
-    return live
-
-
-def _filled_dict(live: Any, saved: Any) -> Any:
-    if isinstance(saved, defaultdict) and not encoding.has_same_factory(live, saved):
-        return encoding.require_named(saved)
-    former = dict(live)
-    live.clear()
-    for key, value in saved.items():
-        live[key] = _filled(former.get(key, ABSENT), value)
-    return live
+    while is_a(array, np.ndarray) and is_a(array.base, np.ndarray):
+        array = array.base
+    try:
+        return int(array.ctypes.data if is_a(array, np.ndarray) else array.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError, ValueError):  # sparse, or not initialised
+        return 0
 
 
 def is_array(value: Any) -> bool:
@@ -155,7 +197,7 @@ def is_array(value: Any) -> bool:
     import numpy as np
     import torch
 
-    return isinstance(value, torch.Tensor | np.ndarray)
+    return is_a(value, torch.Tensor, np.ndarray)
 
 
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
@@ -181,9 +223,9 @@ def is_row(value: Any, longest: int) -> bool:
         if len(set(map(type, value))) > 1:
             return False
         return type(value[0]) is float or (min(value) >= _SMALLEST and max(value) <= _LARGEST)
-    if isinstance(value, np.ndarray):
+    if type(value) in (np.ndarray, np.memmap):
         return value.ndim == 1 and 0 < len(value) <= longest and value.dtype.kind in "biuf"
-    return isinstance(value, torch.Tensor) and value.ndim == 1 and 0 < len(value) <= longest
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.ndim == 1 and 0 < len(value) <= longest
 
 
 def row_digest(row: Any) -> str:

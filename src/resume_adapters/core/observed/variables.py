@@ -1,7 +1,7 @@
 """Objects in a script's variables that change as it trains, such as a generator or a queue of keys: nobody saves them.
 
 They are found by comparing: what a variable holds at the first step and still holds at a save, and has another content
-by then, is carried from step to step. Variables that a step gives a new value are the matter of ``carried.py``.
+by then, is carried from step to step. Variables that a step gives a new value are the matter of ``script.py``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+from types import BuiltinMethodType, FrameType, MethodType, ModuleType
 from typing import Any
 
-from resume_adapters.core.loop.carried import is_of_class_of_script, rebound, release, script_frames
-from resume_adapters.core.loop.registered import instances
-from resume_adapters.core.state import census, object_path
-from resume_adapters.core.state.census import CONTAINERS, Census, Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, is_array
-from resume_adapters.core.state.object_path import Path, is_module, type_name
+from resume_adapters.core.observed import paths, walk
+from resume_adapters.core.observed.instances import instances
+from resume_adapters.core.observed.leaves import LeafKind, is_array
+from resume_adapters.core.observed.paths import Path, is_module, type_name
+from resume_adapters.core.observed.script import is_of_class_of_script, rebound, release, script_frames
+from resume_adapters.core.observed.walk import CONTAINERS, Census, Subjects, has_state
 from resume_adapters.core.state.rng import is_generator
-from resume_adapters.core.state.stateful import is_stateful
+from resume_adapters.core.state.untouched import attributes, is_a
 
 _COMPARISONS = 2
 """Saves of a launch before which the variables are looked at."""
@@ -64,7 +64,7 @@ class ScriptVariables:
             for scope, held in scopes.items()
         }
         for path, leaf in self._start.changed(self._look(same)).items():
-            is_content = leaf.kind in _CONTENT or type(object_path.get(same, path)) in CONTAINERS
+            is_content = leaf.kind in _CONTENT or type(paths.get(same, path)) in CONTAINERS
             if is_content and _is_of_the_script(same, path):
                 name, text = _shown(same, path)
                 self._found.setdefault(name, text)
@@ -82,7 +82,7 @@ class ScriptVariables:
         from torch.utils.data import DataLoader
 
         saved = [*_held_by([*self._saved(), *instances(DataLoader)])]
-        return census.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
+        return walk.take(Subjects(roots=scopes, captured=saved, foreign=_LIBRARIES), time.perf_counter)
 
 
 _LIBRARIES = ("accelerate.", "datasets.", "deepspeed.", "lightning", "tokenizers.", "transformers.tokenization")
@@ -120,19 +120,19 @@ def _may_hold(value: Any) -> bool:
     """Return whether an object can change and keep its identity, and is no machinery of a library."""
     if type(value) in CONTAINERS or is_array(value) or is_generator(value):
         return True
-    return is_module(value) or is_stateful(value) or is_of_class_of_script(value)
+    return is_module(value) or has_state(value) or is_of_class_of_script(value)
 
 
 def _is_of_the_script(roots: Mapping[str, Any], path: Path) -> bool:
     """Return whether a path leads through nothing but containers, modules and objects of the script."""
     owners = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
-    return all(_may_hold(object_path.get(roots, each)) for each in owners)
+    return all(_may_hold(paths.get(roots, each)) for each in owners)
 
 
 def _shown(roots: Mapping[str, Any], path: Path) -> tuple[str, str]:
     """Return the name of what has changed, and how it is shown: of a module and of a container as a whole."""
     name = str(path.steps[0].key)
-    held = object_path.get(roots, Path(path.root, path.steps[:1]))
+    held = paths.get(roots, Path(path.root, path.steps[:1]))
     attribute = path.steps[1] if len(path.steps) > 1 else None
     if attribute is None or attribute.kind != "." or is_module(held):
         return name, f"`{name}` (a {type_name(held)})"
@@ -151,12 +151,12 @@ def _held_by(objects: Iterable[Any]) -> Iterator[Any]:
 
 
 def _content(value: Any) -> Iterable[Any]:
-    if isinstance(value, type | ModuleType):
+    if is_a(value, type, ModuleType):
         return ()
     if type(value) in CONTAINERS:
-        items = value.values() if isinstance(value, Mapping) else value
+        items = value.values() if is_a(value, dict) else value
         return list(items) if len(value) <= _MANY else ()
-    if isinstance(value, functools.partial):
+    if type(value) is functools.partial:
         return (value.func, *value.args, *value.keywords.values())
-    bound = getattr(value, "__self__", None)
-    return [*getattr(value, "__dict__", {}).values(), *([] if bound is None else [bound])]
+    bound = [value.__self__] if type(value) in (MethodType, BuiltinMethodType) else []
+    return [*attributes(value).values(), *bound]

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
 
-from resume_adapters.core.dataloader.attributes import LoaderAttributes
 from resume_adapters.core.dataloader.progress import LoaderPosition
 from resume_adapters.core.dataloader.tracked import TrackedLoader, track
+from resume_adapters.core.observed.loaders import LoaderAttributes
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.stateful import StaticState
 from selection import often
@@ -434,7 +434,7 @@ def test_what_changes_on_a_sampler_and_is_too_large_is_named(losses: torch.Tenso
         sampler.losses[number] = 0.5
     found = loader.position(SAMPLES // BATCH).attributes
     assert found is not None and loader.missing == missing
-    kept = [value for *_, value in found["order"] if isinstance(value, torch.Tensor) and value.shape == losses.shape]
+    kept = [value for *_, value, _ in found["order"] if isinstance(value, torch.Tensor) and value.shape == losses.shape]
     assert len(kept) == (not missing) and all(torch.equal(each, losses) for each in kept)
 
 

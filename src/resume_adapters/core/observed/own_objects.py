@@ -8,16 +8,16 @@ was captured of it.
 from __future__ import annotations
 
 import enum
-import inspect
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from resume_adapters.core.state.census import CODE, content
+from resume_adapters.core.observed.leaves import is_array
+from resume_adapters.core.observed.paths import Path, get, path_of, type_name
+from resume_adapters.core.observed.walk import CODE, PLAIN, content
 from resume_adapters.core.state.fingerprint import value_digest
-from resume_adapters.core.state.leaf_values import is_array
-from resume_adapters.core.state.object_path import ABSENT, Path, get, path_of, slots, type_name
 from resume_adapters.core.state.stand_ins import is_stand_in
+from resume_adapters.core.state.untouched import ABSENT, attributes, container, is_a, items, slots
 
 _LARGEST_SEARCH = 100_000
 """Values that a search for the objects looks at, at most."""
@@ -57,7 +57,7 @@ def give_back(loaded: Mapping[str, Any], saved: Mapping[str, list[Any]], roots: 
         What this launch has no such object for, in words.
     """
     lacking = []
-    for place, container, key, value in _objects(loaded):
+    for place, holder, key, value in _objects(loaded):
         if place not in saved or not is_stand_in(value):
             continue
         root, steps, kind = saved[place]
@@ -66,28 +66,28 @@ def give_back(loaded: Mapping[str, Any], saved: Mapping[str, list[Any]], roots: 
         if live is ABSENT or _kind(live) != kind:
             lacking.append(f"{kind} at {path} ({_kind(live)} now)")
         else:
-            container[key] = live
+            holder[key] = live
     return lacking
 
 
 def _kind(value: Any) -> str:
     """Return the type of an object whose content is looked at elsewhere, and the value of any other."""
-    if isinstance(value, enum.Enum):
-        return f"{type_name(value)}.{value._name_}"
-    if isinstance(value, type) or inspect.isroutine(value):
-        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-    has_content = getattr(value, "__dict__", None) or any(slots(value))
-    return type_name(value) if has_content or value is ABSENT else f"{type_name(value)} {value_digest(value)}"
+    if is_a(value, enum.Enum):
+        return f"{type_name(value)}.{attributes(value).get('_name_')}"
+    if is_a(value, *CODE):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    has_content = attributes(value) or any(slots(value)) or value is ABSENT
+    return type_name(value) if has_content else f"{type_name(value)} {value_digest(value, untouched=True)}"
 
 
 def _objects(tree: Any, prefix: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield what is neither plain data nor a container: its place, the container, the key there, and the value."""
-    for key, value in list(tree.items() if isinstance(tree, dict) else enumerate(tree)):
-        place = f"{prefix}{key}"
-        if isinstance(value, dict | list):
+    for key, value in list(dict.items(tree)) if is_a(tree, dict) else enumerate(items(tree)):
+        place = f"{prefix}{key if type(key) in PLAIN else value_digest(key, untouched=True)}"
+        if container(value) in (dict, list):
             if id(value) not in above:
                 yield from _objects(value, f"{place}.", (*above, id(value)))
-        elif not isinstance(value, _PLAIN) and not is_array(value):
+        elif not is_a(value, *_PLAIN) and not is_array(value):
             yield place, tree, key, value
 
 
@@ -100,10 +100,10 @@ def _reached(roots: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
         path, owner = waiting.popleft()
         for step, value in content(owner):
             left -= 1
-            if isinstance(value, _PLAIN) or is_array(value) or id(value) in seen:
+            if is_a(value, *_PLAIN) or is_array(value) or id(value) in seen:
                 continue
             seen.add(id(value))
             below = path.to(*step)
             yield below, value
-            if not isinstance(value, CODE):
+            if not is_a(value, *CODE):
                 waiting.append((below, value))

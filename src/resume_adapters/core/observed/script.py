@@ -17,6 +17,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import numpy as np
+
+from resume_adapters.core.observed.walk import PLAIN, fingerprint
+from resume_adapters.core.state.untouched import attributes, has_attributes, is_a
+
 _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent), "<")
 """How the files of this package and of Python begin, and what has no file."""
 
@@ -24,6 +29,9 @@ _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
 _LOOPS = (ast.For, ast.While)
+
+_VALUES = (*PLAIN, np.float64, np.float32, np.int64)
+"""Types of attributes that are compared."""
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -104,13 +112,13 @@ def _is_of_script(file: str) -> bool:
 def _is_own(each: Any) -> bool:
     """Return whether an object is of a class of the script, and neither saves itself nor gives data."""
     known = callable(each) or any(hasattr(type(each), name) for name in ("state_dict", "__iter__", "__getitem__"))
-    return is_of_class_of_script(each) and hasattr(each, "__weakref__") and not known
+    return is_of_class_of_script(each) and hasattr(type(each), "__weakref__") and not known
 
 
 def is_of_class_of_script(each: Any) -> bool:
     """Return whether an object with attributes is of a class of the script."""
     file = getattr(sys.modules.get(type(each).__module__), "__file__", None) or "<"
-    return _is_of_script(file) and hasattr(each, "__dict__")
+    return _is_of_script(file) and has_attributes(each)
 
 
 def rebound(code: CodeType, line: int) -> set[str] | None:
@@ -124,7 +132,8 @@ def rebound(code: CodeType, line: int) -> set[str] | None:
 
 
 def _attributes(each: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(each).items() if isinstance(value, int | float | str | None)}
+    held = attributes(each).items()
+    return {name: fingerprint(value) for name, value in held if value is None or type(value) in _VALUES}
 
 
 def _carried_at(place: Place) -> Iterator[str]:
@@ -149,7 +158,7 @@ def _carried_at(place: Place) -> Iterator[str]:
 def _is_data(value: Any) -> bool:
     """Return whether a value is data, or gives data one after the other."""
     kinds = (int, float, complex, str, bytes, type(None), list, tuple, dict, set, Iterator)
-    return isinstance(value, kinds) or hasattr(type(value), "__array__")
+    return is_a(value, *kinds) or hasattr(type(value), "__array__")
 
 
 def _receiver(loop: ast.AST, line: int) -> str:

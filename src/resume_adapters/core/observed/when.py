@@ -1,9 +1,8 @@
-"""State that nobody has declared: found by comparing what hangs on the objects of a training, before and after.
+"""When a training call looks for state that nobody has declared, what it captures from then on, and what it names.
 
-A census is taken before the first step, before the first two saves of a launch and the first one in a later epoch,
-after its first evaluation, and before the save of a stop. What differs, is data and belongs to nobody is captured from
-then on at each save, and restored before the first step. What differs and is not data is named. Before the other saves,
-numbers and words alone are compared. Between saves, nothing is done.
+A census is taken before the first step and before each save. What differs, is data and belongs to nobody is captured
+from then on at each save, and restored before the first step. What differs and is not data is named. Between saves,
+nothing is done.
 
 Gradients that are left where a framework has cleared all that it knows are captured at each save that finds some.
 """
@@ -14,33 +13,31 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.log import logger
-from resume_adapters.core.state import census, encoding, leaf_values, object_path
-from resume_adapters.core.state.census import Census, Leaf, Subjects
-from resume_adapters.core.state.leaf_values import LeafKind, can_be_made
-from resume_adapters.core.state.object_path import ABSENT, Path, type_name
+from resume_adapters.core.observed import leaves, paths, walk
+from resume_adapters.core.observed.leaves import LeafKind, can_be_made
+from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
+from resume_adapters.core.observed.walk import Census, Leaf, Subjects
+from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.rng import GeneratorState, is_generator
 from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.state.untouched import ABSENT
 from resume_adapters.errors import NotSerialisable
 
 TENSORS = "observed_tensors"
 """The part that holds observed tensors of modules: alike on all ranks, as a rule, and large."""
 
-_CENSUSES = 2
-"""Saves of a launch before which a census is taken."""
+_LOOKS = 2
+"""Censuses of a launch for which the objects are looked up again; steps of a block that are followed by one."""
 
 _TOGETHER = {"tensor": ("tensors", 1), "requires_grad": ("requires_grad", 1), "grad": ("gradients", 0)}
 """How a user knows what is observed in numbers: its name, and the steps to the object that has it."""
 
 _CLEARED = "optimizer.params"
 """The root of the tensors whose gradients are cleared before each save."""
-
-_PLAIN_TYPES = frozenset(("NoneType", *(kind.__name__ for kind in census.PLAIN)))
-"""The names of the types whose values are compared before every save."""
 
 _SHOWN = 12
 """Paths that a log line lists at most."""
@@ -73,7 +70,15 @@ class ObservedLeaf(Record):
     @property
     def path(self) -> Path:
         """The path."""
-        return object_path.path_of(self.root, self.steps)
+        return paths.path_of(self.root, self.steps)
+
+
+class Entry(NamedTuple):
+    """What a manifest says of the observed state: the name of a part, who saves it, and what there is to say."""
+
+    name: str
+    by: str
+    note: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class ObservedState:
     """Finds, captures and restores the undeclared state of one launch, on this rank.
 
     Args:
-        subjects: returns what is looked at; asked at each census, since objects may be made on the way.
+        subjects: returns what is looked at; asked at the first censuses, since objects may be made on the way.
         registers: what registers a part of the state, as a user writes it.
         clock: returns seconds.
 
@@ -101,22 +106,18 @@ class ObservedState:
         self, subjects: Callable[[], Subjects], registers: str, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.has_begun = False
-        self._subjects = subjects
+        self._ask_subjects = subjects
+        self._subjects = Subjects({})
         self._registers = registers
         self._clock = clock
         self._roots: Mapping[str, Any] = {}
         self._before: Census | None = None
         self._start = Census()
-        self._plain: tuple[object_path.Paths, list[tuple[Path, Leaf]]] | None = None
-        self._passed_over: set[Path] = set()
         self._made: set[Path] = set()
-        self._censuses = 0
-        self._has_evaluated = False
-        self._first_epoch: int | None = None
-        self._has_seen_epochs = False
+        self._looks = 0
         self._observed: dict[Path, _Observed] = {}
-        self._missing: dict[Path, PartEntry] = {}
-        self._said: set[PartEntry] = set()
+        self._missing: dict[Path, Entry] = {}
+        self._said: set[Entry] = set()
         self._saved: list[ObservedLeaf] = []
         self._tensors: dict[str, Any] = {}
         self._held: list[ObservedLeaf] | None = None
@@ -138,7 +139,7 @@ class ObservedState:
         The tensors that a callback makes on the way to the first step are made of the weights of then: a resume would
         make them of others. So they are captured, changed or not.
         """
-        self._before = census.take(self._subjects(), self._clock)
+        self._before = walk.take(self._ask_subjects(), self._clock)
 
     def begin(self) -> None:
         """Restore what the checkpoint holds, and take the census that later ones are compared with; once.
@@ -148,34 +149,45 @@ class ObservedState:
         if self.has_begun:
             return
         self.has_begun = True
-        subjects = self._look()
-        self._restore_all()
-        self._start = census.take(subjects, self._clock)
+        subjects = self._look_up()
+        if self._saved:
+            self._restore_all(subjects)
+        self._start = walk.take(subjects, self._clock)
         if self._before is not None:
-            self._made = set(census.made(subjects, self._before, self._start))
+            self._made = walk.made(subjects, self._before, self._start)
         if self._start.left_out:
             logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
 
-    def _look(self) -> Subjects:
-        """Return what there is to look at now."""
-        subjects = self._subjects()
-        self._roots = {**subjects.roots, _CLEARED: [*subjects.cleared]}
-        return subjects
+    def _look_up(self) -> Subjects:
+        """Return what there is to look at."""
+        if self._looks <= _LOOKS:  # a look-up may ask for all objects of the process
+            self._subjects = self._ask_subjects()
+            self._roots = {**self._subjects.roots, _CLEARED: [*self._subjects.cleared]}
+        return self._subjects
 
-    def _restore_all(self) -> None:
+    def _restore_all(self, subjects: Subjects) -> None:
         """Restore values where their path still leads to the same type; log those that do not fit."""
-        for leaf in self._saved:
-            misfit = self._restore(leaf)
+        saved, found = {leaf.path for leaf in self._saved}, walk.take(subjects, self._clock).leaves
+        others = [each() for path, leaf in found.items() if path not in saved for each in leaf.arrays]
+        modules = [part for each in subjects.captured if is_module(each) for _, part in submodules(each)]
+        captured = [each for module in modules for each in tensors_of(module).values()]
+        stays = {leaves.memory_of(each) for each in [*others, *captured] if each is not None}
+        for leaf in sorted(self._saved, key=lambda each: not each.in_place):
+            misfit = self._restore(leaf, stays)
             if misfit:
                 logger.warning("%s was saved, and is not restored: %s.", leaf.path, misfit)
             else:
                 self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
 
-    def _restore(self, leaf: ObservedLeaf) -> str:
+    def _restore(self, leaf: ObservedLeaf, stays: set[int]) -> str:
         """Restore a value; return why it does not fit, or nothing."""
         roots, path, kind = self._roots, leaf.path, LeafKind(leaf.kind)
-        owner, live = object_path.get(roots, path.owner), object_path.get(roots, path)
+        owner, live = paths.get(roots, path.owner), paths.get(roots, path)
         value = self._tensors[str(path)] if kind is LeafKind.TENSOR else leaf.value
+        if kind is LeafKind.TENSOR and hasattr(type(live), "materialize"):  # of a lazy module, before its first batch
+            live.materialize(value.shape, dtype=value.dtype)
+            live.data.copy_(value)
+            return ""
         must_be_there = kind in (LeafKind.STATEFUL, LeafKind.TENSOR) and not can_be_made(leaf.type, value, kind)
         expected = [leaf.type] if must_be_there else [leaf.before, leaf.type]
         if owner is ABSENT or type_name(owner) != leaf.owner:
@@ -187,42 +199,22 @@ class ObservedState:
                 f"expected {value.dtype} {tuple(value.shape)}, as it was saved, found {live.dtype} {tuple(live.shape)}"
             )
         try:
-            leaf_values.restore(roots, path, value, kind, in_place=leaf.in_place, type_then=leaf.type)
+            leaves.restore(roots, path, value, kind, in_place=leaf.in_place, stays=stays, type_then=leaf.type)
         except Exception as error:  # of any kind: load_state_dict() is the user's, who did not ask for this
             return f"{type(error).__name__}: {error}"
         return "" if self._is_restored(path, kind, value) else "it did not keep the saved value"
 
     def _is_restored(self, path: Path, kind: LeafKind, value: Any) -> bool:
-        live = object_path.get(self._roots, path)
+        live = paths.get(self._roots, path)
         expected = GeneratorState(live).as_restored(value) if is_generator(live) else value
-        return encoding.digest_of(leaf_values.capture(live, kind)) == encoding.digest_of(encoding.exact(expected))
+        return encoding.digest_of(leaves.capture(live, kind)) == encoding.digest_of(encoding.exact(expected))
 
     # ---- Saving
 
-    def before_save(self, *, is_last: bool, epoch: float = 0.0) -> None:
-        """Compare with the start of the launch, before its first two saves, the first of a later epoch, and its last.
-
-        Args:
-            is_last: the run stops after this save.
-            epoch: epochs that are done.
-        """
-        if not self.has_begun or self._held is not None:
-            return
-        is_first = self._is_first_of_later_epoch(int(epoch))
-        if self._censuses < _CENSUSES or is_last or is_first:
-            self._censuses += 1
+    def before_save(self) -> None:
+        """Compare with the start of the launch."""
+        if self.has_begun and self._held is None:
             self._compare()
-        else:
-            self._compare_plain()
-        self._find_gradients()
-
-    def _is_first_of_later_epoch(self, epoch: int) -> bool:
-        """Return whether this is the first save of an epoch after that of the launch's first save."""
-        if self._first_epoch is None:
-            self._first_epoch = epoch
-        is_first = epoch > self._first_epoch and not self._has_seen_epochs
-        self._has_seen_epochs = self._has_seen_epochs or is_first
-        return is_first
 
     def before_hold(self, *, compares: bool) -> None:
         """Compare with the start of the launch, at the end of two of its steps within a restartable block.
@@ -232,37 +224,31 @@ class ObservedState:
                 what the attempt before has found is captured in any case.
         """
         if self.has_begun and self._held is None:
-            if compares and self._censuses < _CENSUSES:
-                self._censuses += 1
+            if compares and self._looks < _LOOKS:
                 self._compare()
-            self._find_gradients()
+            else:
+                self._find_gradients()
 
     def hold(self) -> None:
         """Freeze the state that :meth:`capture` returns, until :meth:`release`: an evaluation may be interrupted."""
         if self.has_begun:
-            if self._censuses < _CENSUSES:
-                self._compare()
-            self._find_gradients()
+            self._compare()
             # Copied: what an evaluation changes in place, it must not change here.
             self._held = [replace(each, value=copy.deepcopy(each.value)) for each in self.capture()]
 
     def release(self) -> None:
-        """Return the state of the moment from :meth:`capture` again: the evaluation is over.
-
-        What the first one of a launch has changed is found: it may come after the saves that are looked at.
-        """
-        held, self._held = self._held, None
-        if held is not None and not self._has_evaluated:
-            self._has_evaluated = True
-            self._compare()
+        """Return the state of the moment from :meth:`capture` again: the evaluation is over."""
+        self._held = None
 
     def _compare(self) -> None:
-        subjects = self._look()
+        self._looks += 1
+        subjects = self._look_up()
+        self._find_gradients()
         for number, reason in enumerate(subjects.unnamed):
-            self._missing[Path(f"unnamed {number}", ())] = PartEntry("observed", "missing", reason)
-        now = census.take(subjects, self._clock)
+            self._missing[Path(f"unnamed {number}", ())] = Entry("observed", "missing", reason)
+        now = walk.take(subjects, self._clock)
         made = {path: now.leaves[path] for path in now.leaves if path in self._made}
-        for path, leaf in {**self._start.changed(now), **census.trained(subjects, now), **made}.items():
+        for path, leaf in {**self._start.changed(now), **walk.trained(subjects, now), **made}.items():
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:
@@ -277,29 +263,6 @@ class ObservedState:
             else:
                 self._observe(path, leaf)
 
-    def _compare_plain(self) -> None:
-        """Compare which parameters are trained, numbers and words: a layer may be unfrozen late, or a phase begin late.
-
-        Looking at that costs little.
-        """
-        if self._plain is None:
-            looked_at = self._start.leaves.items()
-            ahead = self._look().read_ahead
-            leaves = {path: leaf for path, leaf in looked_at if _is_plain(leaf) and path.root not in ahead}
-            self._plain = object_path.Paths(leaves), [*leaves.items()]
-        paths, leaves_of = self._plain
-        has_another_type = False
-        for live, (path, leaf) in zip(paths.get(self._roots), leaves_of, strict=True):
-            if live is ABSENT or path in self._observed or path in self._missing or path in self._passed_over:
-                continue
-            if live is not None and type(live) not in census.PLAIN:
-                has_another_type = True
-                self._passed_over.add(path)
-            elif census.fingerprint(live) != leaf.fingerprint:
-                self._observe(path, leaf)
-        if has_another_type:  # what it is now, a walk tells
-            self._compare()
-
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
         for path in [path for path in self._observed if path.root == _CLEARED]:
@@ -310,16 +273,15 @@ class ObservedState:
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
 
     def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
-        for each in census.tensors_with(subjects, path):
+        for each in walk.tensors_with(subjects, path):
             self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
 
     def _observe(self, path: Path, leaf: Leaf) -> None:
-        before, live = self._start.leaves.get(path), object_path.get(self._roots, path)
-        is_same = before is not None and before.identity is not None and before.identity() is live
-        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), is_same)
+        before = self._start.leaves.get(path)
+        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
 
     def _name(self, path: Path, kind: str) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "observed",
             "missing",
             f"{path}, a {kind}, has changed since the start and is not data: after a resume it starts over. Give it "
@@ -327,7 +289,7 @@ class ObservedState:
         )
 
     def _name_module(self, path: Path, kind: str) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "observed",
             "missing",
             f"{path}, a {kind}, was made after the first step had begun: a resume makes it again, from what is there "
@@ -335,7 +297,7 @@ class ObservedState:
         )
 
     def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
-        self._missing[path] = PartEntry(
+        self._missing[path] = Entry(
             "data",
             "missing",
             f"{path}, a {leaf.type}, changes when batches are read: after a resume it starts over. A cache may; what "
@@ -349,18 +311,18 @@ class ObservedState:
         roots = self._roots
         self._tensors, captured = {}, []
         for path, observed in list(self._observed.items()):
-            live = object_path.get(roots, path)
+            live = paths.get(roots, path)
             try:
                 if live is ABSENT:
                     raise NotSerialisable("it is gone")
-                value = leaf_values.capture(live, observed.kind)
+                value = leaves.capture(live, observed.kind)
             except NotSerialisable:
                 del self._observed[path]
                 self._name(path, type_name(live))
                 continue
             if observed.kind is LeafKind.TENSOR:
                 self._tensors[str(path)], value = value, None
-            captured.append(self._leaf(path, observed, object_path.get(roots, path.owner), live, value))
+            captured.append(self._leaf(path, observed, paths.get(roots, path.owner), live, value))
         return captured
 
     def _leaf(self, path: Path, observed: _Observed, owner: Any, live: Any, value: Any) -> ObservedLeaf:
@@ -381,26 +343,21 @@ class ObservedState:
 
     # ---- Describing
 
-    def describe(self) -> list[PartEntry]:
+    def describe(self) -> list[Entry]:
         """Return an entry for what is captured, and one for each thing that is not."""
         shown: dict[str, None] = {}
         for path in self._observed:
             named, steps = _TOGETHER.get(path.steps[-1].kind, ("", 0))
             shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        captured = [PartEntry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
+        captured = [Entry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
         return [*captured, *self._missing.values()]
 
-    def new_entries(self) -> list[PartEntry]:
+    def new_entries(self) -> list[Entry]:
         """Return the entries that were not returned by an earlier call."""
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
-
-
-def _is_plain(leaf: Leaf) -> bool:
-    """Return whether a leaf is a number, a word or nothing, or whether a parameter is trained."""
-    return leaf.kind is LeafKind.DATA and leaf.type in _PLAIN_TYPES
 
 
 def _described(value: Any) -> str:

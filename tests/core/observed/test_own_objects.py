@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from resume_adapters.core.state import own_objects, safe_load
+from resume_adapters.core.observed import own_objects
+from resume_adapters.core.state import safe_load
 from resume_adapters.core.state.stand_ins import Opaque, stand_in, stand_ins, standing_in
 
 

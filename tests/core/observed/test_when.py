@@ -17,13 +17,13 @@ import torch
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import EXTRAS
 from resume_adapters.core.checkpoint.parts import read_part, write_part
+from resume_adapters.core.observed.walk import Subjects
+from resume_adapters.core.observed.when import ObservedLeaf, ObservedState
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.session.observed import ObservedLeaf, ObservedState
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.state.census import Subjects
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -106,7 +106,7 @@ def test_a_resumed_training_has_what_the_undisturbed_one_has_over_several_launch
         assert trainer.reference.weight is held and trainer.metrics["train"] is train and trainer.filled is filled
         for _ in range(3):
             trainer.step()
-        state.before_save(is_last=False)
+        state.before_save()
         saved = through_disk(state, tmp_path)
     assert content(trainer) == content(undisturbed)
 
@@ -133,7 +133,7 @@ def test_a_generator_that_is_made_when_it_is_first_needed_goes_on(tmp_path: Path
         trainer = Late()
         state = observing(trainer, saved)
         found += [trainer.draw() for _ in range(2)]
-        state.before_save(is_last=False)
+        state.before_save()
         saved = through_disk(state, tmp_path)
     assert found == expected
 
@@ -143,7 +143,7 @@ def test_what_is_captured_and_what_is_not_is_said_once() -> None:
     state = observing(trainer)
     trainer.step()
     trainer.iterator = iter([1])
-    state.before_save(is_last=False)
+    state.before_save()
     state.capture()
     captured, missing = state.new_entries()
     assert (captured.name, captured.by) == ("observed", "core")
@@ -162,91 +162,54 @@ def test_a_long_list_of_paths_is_cut(tmp_path: Path) -> None:
     vars(trainer).update({f"n{index}": 0 for index in range(13)})
     state = observing(trainer)
     vars(trainer).update({f"n{index}": 1 for index in range(13)})
-    state.before_save(is_last=False)
+    state.before_save()
     (entry,) = state.describe()
     assert entry.note.endswith("trainer.n11 and 1 more")
 
 
-def test_it_looks_before_two_saves_and_before_the_last_one() -> None:
-    trainer, walks = Trainer(), []
-    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register", lambda: walks.append(0) or 0.0)
-    state.before_save(is_last=True)
-    assert not walks and state.capture() == [], "nothing was begun"
-    state.begin()
-    state.begin()
-    begun = len(walks)
-    for _ in range(2):
-        state.before_save(is_last=False)
-    twice = len(walks)
-    trainer.total.add_(1)
-    state.before_save(is_last=False)
-    assert len(walks) == twice == 3 * begun and state.capture() == []
-    state.before_save(is_last=True)
-    assert len(walks) == 4 * begun and [str(each.path) for each in state.capture()] == ["trainer.total"]
+def test_before_it_begins_nothing_is_looked_at() -> None:
+    looked: list[None] = []
+    state = ObservedState(lambda: (looked.append(None), Subjects({}))[1], "register")
+    state.before_save()
+    state.before_hold(compares=True)
+    assert state.capture() == looked == []
 
 
-def test_what_first_changes_in_a_later_epoch_is_found_at_its_first_save() -> None:
-    trainer, walks = Trainer(), []
-    state = ObservedState(lambda: Subjects({"trainer": trainer}), "register", lambda: walks.append(0) or 0.0)
-    state.begin()
-    for epoch in (1.2, 1.6, 1.8):
-        state.before_save(is_last=False, epoch=epoch)
-    trainer.count, before = 1, len(walks)
-    for epoch in (2.0, 2.2, 3.0):
-        state.before_save(is_last=False, epoch=epoch)
-        assert [each.value for each in state.capture()] == [1]
-    assert len(walks) == before + before // 3, "once"
-
-
-def test_numbers_and_words_that_change_late_are_found_at_any_save_and_read_ahead_is_not_looked_at() -> None:
-    """A phase that begins late, an average that is made late, a listener that is none of the training's state."""
-    trainer, data, walks = Trainer(), Trainer(), []
-    trainer.phase, trainer.best, trainer.listener = "warm-up", float("inf"), None  # type: ignore[attr-defined]
-    subjects = Subjects({"trainer": trainer, "data": data}, read_ahead=frozenset(("data",)))
-    state = ObservedState(lambda: subjects, "register", lambda: walks.append(0) or 0.0)
-    state.begin()
-    for _ in range(3):
-        state.before_save(is_last=False)
-    before = len(walks)
-    data.count = trainer.count = 5
-    trainer.phase, trainer.best = "main", 0.25  # type: ignore[attr-defined]
-    state.before_save(is_last=False)
-    assert {str(each.path): each.value for each in state.capture()} == {
-        "trainer.count": 5,
-        "trainer.phase": "main",
-        "trainer.best": 0.25,
-    }
-    assert len(walks) == before, "that needs no walk"
-    trainer.buffered, trainer.listener = [1], len  # type: ignore[attr-defined]
-    for _ in range(2):
-        state.before_save(is_last=False)
-        assert str(state.capture()[-1].path) == "trainer.buffered" and len(walks) > before
-        before = len(walks) - 1
-    trainer.iterator = iter([1])
-    state.before_save(is_last=False)
-    assert any("trainer.iterator" in each.note for each in state.describe() if each.by == "missing")
-
-
-def test_a_layer_that_is_frozen_late_is_found_at_any_save() -> None:
+def test_what_first_changes_late_is_found_at_any_save_and_objects_are_looked_up_at_the_first_ones() -> None:
+    """A phase that begins late, an average that is made late, a layer that is frozen late, a listener."""
     trainer: Any = Trainer()
-    trainer.other = torch.nn.Linear(1, 1)
-    state = observing(trainer)
-    for _ in range(2):
-        state.before_save(is_last=False)
+    trainer.phase, trainer.best, trainer.listener, trainer.other = "warm-up", float("inf"), None, torch.nn.Linear(1, 1)
+    asked: list[None] = []
+    state = ObservedState(lambda: (asked.append(None), Subjects({"trainer": trainer}))[1], "register")
+    state.begin()
+    state.begin()
+    for _ in range(4):
+        state.before_save()
+    assert state.capture() == [] and len(asked) == 3
+    trainer.phase, trainer.best, trainer.buffered, trainer.listener = "main", 0.25, [1], len
+    trainer.total.add_(1)
     trainer.reference.bias.requires_grad_(False)
     del trainer.other
     for _ in range(2):
-        state.before_save(is_last=False)
-        assert [(str(each.path), each.value) for each in state.capture()] == [
-            ("trainer.reference.bias.requires_grad", False)
-        ]
+        state.before_save()
+        assert {str(each.path): each.value for each in state.capture()} == {
+            "trainer.phase": "main",
+            "trainer.best": 0.25,
+            "trainer.buffered": [1],
+            "trainer.total": torch.ones(1),
+            "trainer.reference.bias.requires_grad": False,
+        }
+    trainer.iterator = iter([1])
+    state.before_save()
+    assert any("trainer.iterator" in each.note for each in state.describe() if each.by == "missing")
+    assert len(asked) == 3
 
 
 def test_before_it_begins_what_the_checkpoint_held_is_saved_again(tmp_path: Path) -> None:
     trainer = Trainer()
     state = observing(trainer)
     trainer.step()
-    state.before_save(is_last=False)
+    state.before_save()
     saved = through_disk(state, tmp_path)
     again = ObservedState(lambda: Subjects({"trainer": Trainer()}), "register")
     again.load(*saved)
@@ -282,15 +245,15 @@ def test_an_evaluation_that_is_done_again_finds_the_state_of_before() -> None:
     trainer.count = 2
     trainer.filled.add_(1)
     trainer.window.append(1.0)
-    state.before_save(is_last=True)
+    state.before_save()
     held = {str(each.path): each.value for each in state.capture()}
     assert held.keys() == {"trainer.count", "trainer.filled"}
     assert held["trainer.count"] == 1 and held["trainer.filled"].tolist() == [1, 1]
     state.release()
-    state.before_save(is_last=True)
+    state.before_save()
     assert len(state.capture()) == 3
     for _ in range(2):
-        state.before_save(is_last=True)
+        state.before_save()
     state.hold()
     assert len(state.capture()) == 3
 
@@ -306,7 +269,7 @@ def test_of_a_module_that_is_updated_no_tensor_stays_behind() -> None:
     state.begin()
     for tensor in (trainer.reference[0].weight, model[0].kept, model.own):
         tensor.data.add_(1)
-    state.before_save(is_last=False)
+    state.before_save()
     found = {str(each.path) for each in state.capture()}
     of_norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     expected = {"trainer.reference.0.weight", "trainer.reference.0.bias", "model.0.kept", "model.own"}
@@ -323,7 +286,7 @@ def test_a_module_that_an_optimizer_updates_is_captured_before_its_first_update(
     updated = [*pairs.parameters(), *trainer.losses["classes"].parameters()]
     state = observing(trainer, trained=updated, captured=[model])
     state.begin()
-    state.before_save(is_last=False)
+    state.before_save()
     of_norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     expected = {f"trainer.losses['classes'].{name}" for name in of_norm}
     expected |= {f"trainer.losses['pairs'].{name}" for name in ("weight", "bias")}
@@ -337,10 +300,10 @@ def test_a_gradient_that_is_left_where_all_are_cleared_is_captured_while_it_is_t
 
     head, state = held()
     for _ in range(3):
-        state.before_save(is_last=False)
+        state.before_save()
     assert state.capture() == [] == state.describe(), "all are cleared"
     head.bias.grad = torch.tensor([1.0, 2.0])
-    state.before_save(is_last=False)
+    state.before_save()
     saved = through_disk(state, tmp_path)
     assert [entry.note for entry in state.describe()] == ["gradients of optimizer.params"]
     resumed, again = held(saved)
@@ -351,7 +314,7 @@ def test_a_gradient_that_is_left_where_all_are_cleared_is_captured_while_it_is_t
     assert [each.value.tolist() for each in again.capture()] == [[2, 3]]
     again.release()
     resumed.zero_grad()
-    again.before_save(is_last=True)
+    again.before_save()
     assert again.capture() == [] == again.describe()
 
 
@@ -359,7 +322,7 @@ def test_a_gradient_that_does_not_fit_is_named(tmp_path: Path, caplog: pytest.Lo
     first, other = torch.nn.Linear(2, 2), torch.nn.Linear(3, 3)
     state = observing(Trainer(), cleared=list(first.parameters()))
     first.weight.grad = torch.ones(2, 2)
-    state.before_save(is_last=False)
+    state.before_save()
     observing(Trainer(), through_disk(state, tmp_path), cleared=list(other.parameters()))
     assert "optimizer.params[0].grad was saved, and is not restored: RuntimeError" in caplog.text
     assert other.weight.grad is None
@@ -383,14 +346,14 @@ def test_what_is_made_of_the_weights_on_the_way_to_the_first_step_is_captured_th
 
     first, state = launched(1.0)
     for _ in range(2):
-        state.before_save(is_last=False)
+        state.before_save()
     saved = through_disk(state, tmp_path)
     paths = {f"trainer.{name}" for name in ("start", "named", "anchor.weight", "anchor.bias")}
     assert {str(each.path) for each in saved[0]} == paths
     second, state = launched(2.0, saved)
     assert second.start[0].tolist() == second.named["a"].tolist() == second.anchor.weight[0].tolist() == [1, 1]
     assert torch.equal(second.anchor.bias, first.anchor.bias)
-    state.before_save(is_last=False)
+    state.before_save()
     assert {str(each.path) for each in state.capture()} == paths and not state.describe()[1:]
 
 
@@ -405,7 +368,7 @@ def test_a_module_that_is_made_in_training_is_named_and_one_that_is_replaced_is_
     trainer.average, trainer.other = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.BatchNorm1d(2)
     trainer.loss = torch.nn.Dropout()
     trainer.reference = Twin(2, 2)
-    state.before_save(is_last=False)
+    state.before_save()
     assert {str(each.path) for each in state.capture()} == {"trainer.reference.weight", "trainer.reference.bias"}
     missing = [entry.note for entry in state.describe() if entry.by == "missing"]
     assert [note.partition(" was made after the first step had begun")[0] for note in missing] == [
@@ -468,7 +431,7 @@ def test_what_does_not_fit_is_named_and_the_rest_is_restored(
     state = observing(trainer)
     trainer.step()
     trainer.objects[0].n = trainer.picky.n = 1
-    state.before_save(is_last=False)
+    state.before_save()
     saved = through_disk(state, tmp_path)
     fresh = made()
     change, message = MISFITS[case]
@@ -484,7 +447,7 @@ def test_what_stops_being_data_or_is_gone_is_named_and_no_longer_captured() -> N
     trainer = Trainer()
     state = observing(trainer)
     trainer.count, trainer.window = 1, deque([1.0])
-    state.before_save(is_last=False)
+    state.before_save()
     assert len(state.capture()) == 2
     trainer.window.append(Given(1))  # type: ignore[arg-type]
     del trainer.count
@@ -496,13 +459,13 @@ def test_what_the_first_evaluation_changes_is_captured_however_late_it_is() -> N
     trainer = Trainer()
     state = observing(trainer)
     for _ in range(2):
-        state.before_save(is_last=False)
+        state.before_save()
     state.release()
     for count in (1, 2):
         state.hold()
         trainer.count = count
         state.release()
-        state.before_save(is_last=False)
+        state.before_save()
         assert [(str(each.path), each.value) for each in state.capture()] == [("trainer.count", count)]
 
 
@@ -514,7 +477,7 @@ def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
     state.begin()
     data.count = trainer.count = 1
     data.generator.random()
-    state.before_save(is_last=False)
+    state.before_save()
     assert [str(each.path) for each in state.capture()] == ["trainer.count"]
     named = [entry.note for entry in state.describe() if entry.by == "missing"]
     assert [note.partition(" changes when batches are read")[0] for note in named] == [
@@ -618,8 +581,65 @@ def test_of_a_part_that_is_a_module_the_attributes_are_captured_which_torch_does
     assert (second.place, second.is_full) == (first.place, first.is_full) == (1, True)
 
 
-def test_before_the_first_step_nothing_is_held_for_a_failure() -> None:
-    looked: list[None] = []
-    state = ObservedState(lambda: (looked.append(None), Subjects({}))[1], "register")
-    state.before_hold(compares=True)
-    assert state.capture() == looked == []
+class Shared:
+    """What several objects know: a view, two names, what an optimizer holds, a tuple in a dict."""
+
+    def __init__(self) -> None:
+        self.base = torch.zeros(4)
+        self.view = self.base[2:]
+        self.first = self.second = torch.zeros(2)
+        self.temperature = torch.nn.Parameter(torch.ones(1))
+        self.optimizer = torch.optim.SGD([self.temperature], lr=0.5)
+        self.states: dict[str, Any] = {"average": (torch.zeros(2), [torch.zeros(2)])}
+        self.average = self.states["average"][1][0]
+        self.array = np.zeros(3)
+        self.window = self.array[1:]
+        self.initial = self.current = torch.zeros(3)
+        self.ids = torch.zeros(2, dtype=torch.int64)
+
+    def step(self) -> None:
+        self.view += 1
+        self.second += 2
+        self.temperature.grad = torch.ones(1)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.average += 3
+        self.window += 4
+        self.current = self.current + 5
+        self.ids = self.ids + 6
+
+    def content(self) -> str:
+        return repr([each for name, each in vars(self).items() if name != "optimizer"])
+
+
+def test_what_is_restored_is_the_object_that_is_there(tmp_path: Path) -> None:
+    undisturbed = Shared()
+    for _ in range(6):
+        undisturbed.step()
+    saved = None
+    for _ in range(3):
+        trainer = Shared()
+        before = dict(vars(trainer))
+        state = observing(trainer, saved, captured=[trainer.optimizer])
+        changed = {name for name, each in vars(trainer).items() if each is not before[name]}
+        assert changed <= {"current"}, "others need what was there"
+        assert trainer.average is trainer.states["average"][1][0]
+        for _ in range(2):
+            trainer.step()
+        state.before_save()
+        saved = through_disk(state, tmp_path)
+        assert not trainer.initial.any()
+    assert trainer.content() == undisturbed.content()
+
+
+def test_a_lazy_module_is_restored_before_its_first_batch(tmp_path: Path) -> None:
+    saved, module = None, torch.nn.Linear(1, 1)
+    for _ in range(2):
+        trainer: Any = Trainer()
+        trainer.lazy = torch.nn.LazyLinear(2)
+        state = observing(trainer, saved)
+        if saved:
+            assert torch.equal(trainer.lazy.weight, module.weight)
+        trainer.lazy(torch.ones(1, 3))
+        state.before_save()
+        saved, module = through_disk(state, tmp_path), trainer.lazy

@@ -1,0 +1,7 @@
+"""State that nobody has declared: found by looking twice, captured and restored where it was found.
+
+``walk`` goes from roots to leaves, by ``paths``, and tells what has changed.
+``leaves`` captures and restores. ``when`` has the moments at which a training call looks, ``loaders`` looks at
+datasets, samplers and collate functions, and ``variables`` at those of a script, of which ``script`` reads the source.
+``own_objects`` finds objects that a checkpoint cannot hold, and ``instances`` all of a class.
+"""

@@ -1,0 +1,19 @@
+"""All objects of a class, wherever a script keeps them."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+
+def subclasses(kind: type) -> set[type]:
+    """Return all classes that derive from a class."""
+    direct: list[type] = kind.__subclasses__()
+    return set(direct).union(*map(subclasses, direct))
+
+
+def instances(kind: type) -> list[Any]:
+    """Return every object of a class or of one that derives from it."""
+    # An object refers to its class: asked this way, the collector looks through all objects in C.
+    found = gc.get_referrers(kind, *subclasses(kind))
+    return [each for each in found if issubclass(type(each), kind)]
