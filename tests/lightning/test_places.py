@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import tempfile
@@ -13,7 +14,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from resume_adapters.errors import UnsupportedSetting
@@ -230,3 +231,29 @@ def test_what_a_checkpoint_says_removes_nothing_that_is_not_a_checkpoint_of_the_
         pl.Trainer(max_steps=2, callbacks=callbacks, limit_val_batches=0, **quiet).fit(Module())
     assert all(each.read_text() == "a user's" for each in kept)
     assert "is not removed" in caplog.text or claimed == "victim/file.ckpt", "Lightning asks for that by itself"
+
+
+@pytest.mark.parametrize("own_io", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_checkpoint_on_an_exception_changes_nothing(own_io: bool, fails: bool, tmp_path: Path) -> None:
+    """Lightning's callback for it is no ModelCheckpoint, and removes its file even where it has written none."""
+
+    class Failing(BoringModel):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if fails and self.global_step == 2:
+                raise ZeroDivisionError
+
+    kept = ModelCheckpoint(tmp_path / "run", every_n_train_steps=1, save_top_k=-1)
+    callbacks: list[Any] = [kept, OnExceptionCheckpoint(tmp_path / "run"), ResumeCallback()]
+    trainer = pl.Trainer(
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        max_steps=3,
+        limit_val_batches=0,
+        callbacks=callbacks,
+        plugins=[ResumeCheckpointIO()] if own_io else [],
+    )
+    with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+        trainer.fit(Failing())
+    assert trainer.global_step == (2 if fails else 3)

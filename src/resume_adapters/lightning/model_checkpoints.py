@@ -25,8 +25,9 @@ def saving(trainer: Any) -> list[Any]:
 
 
 def place(callback: Any, trainer: Any) -> str:
-    """Return the directory in which a ModelCheckpoint would save, as Lightning resolves it."""
-    return str(callback._ModelCheckpoint__resolve_ckpt_dir(trainer))  # seam: lightning 2.4-2.6
+    """Return the directory in which a callback that saves checkpoints would save, as Lightning resolves it."""
+    resolve = getattr(callback, "_ModelCheckpoint__resolve_ckpt_dir", None)  # seam: lightning 2.4-2.6
+    return str(callback.dirpath if resolve is None else resolve(trainer))  # OnExceptionCheckpoint is none
 
 
 def move_directories(trainer: Any) -> frozenset[Path]:
