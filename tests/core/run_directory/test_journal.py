@@ -178,3 +178,11 @@ def test_an_entry_that_nobody_could_use_ends_no_start(tmp_path: Path, event: str
     job.run.begin(job.step, 0.0)
     assert job.step == 1
     job.run.close()
+
+
+def test_what_was_set_aside_before_the_first_step_is_read_again(tmp_path: Path) -> None:
+    job = Miniature(tmp_path)
+    log = job.run.control.journal
+    log.append(journal.SET_ASIDE, step=-1, tiers=["s3://bucket"])
+    assert [each["step"] for each in log.history() if each["event"] == journal.SET_ASIDE] == [-1]
+    job.run.close()

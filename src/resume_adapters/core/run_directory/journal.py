@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,7 +32,7 @@ class _Facts(msgspec.Struct):
 
     time: Time
     event: str
-    step: Count | None = None
+    step: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)] | None = None  # -1: before the first
     generation: Count = 0
     seconds: Time = 0.0
     tiers: list[str] = []
