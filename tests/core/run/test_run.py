@@ -221,7 +221,7 @@ def test_a_part_that_cannot_be_saved_fails_the_save_with_its_name(tmp_path: Path
 def test_metrics_that_nobody_could_read_again_fail_the_save(tmp_path: Path) -> None:
     job = Miniature(tmp_path)
     job.save(10, describe=lambda: {"epoch": float("nan"), "reason": "scheduled"})
-    with pytest.raises(SaveFailed, match="epoch is nan"):
+    with pytest.raises(SaveFailed, match=r"no start could read this manifest again: .*`\$.epoch`"):
         job.run.saver.flush()
     job.commit(20)
     assert job.committed() == {"checkpoint-20": 20}
