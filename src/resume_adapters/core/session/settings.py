@@ -124,12 +124,12 @@ def read_settings(
         names: the names under which a user gives settings of the optimizers' groups, by those of torch.
         is_fixed: no optimizer of a different class or size can load the state of one of these.
     """
-    by_name = _parameters(modules)
+    by_name = keys.of_modules(dict(module.named_parameters()) for module in modules)
     return LaunchSettings(
         _texts(arguments),
         [_of_optimizer(_inner(each, "optimizer"), names or {}, by_name if is_fixed else None) for each in optimizers],
         [type(_inner(each, "scheduler")).__name__ for each in schedulers],
-        [name.partition(_OF_MODEL)[0] for name, each in by_name.items() if not each.requires_grad],
+        [name.partition(keys.OF_MODEL)[0] for name, each in by_name.items() if not each.requires_grad],
     )
 
 
@@ -142,19 +142,6 @@ def _inner(wrapper: Any, name: str) -> Any:
     while hasattr(wrapper, name):
         wrapper = getattr(wrapper, name)
     return wrapper
-
-
-_OF_MODEL = " of model "
-
-
-def _parameters(modules: Iterable[Any]) -> dict[str, Any]:
-    """Return the parameters by their names without wrappers; of a further module, with its number."""
-    found = {}
-    for number, module in enumerate(modules):
-        parameters = dict(module.named_parameters())
-        for name, key in keys.canonical(parameters).items():
-            found[f"{name}{_OF_MODEL}{number}" if number else name] = parameters[key]
-    return found
 
 
 def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[str, Any] | None) -> OptimizerSettings:

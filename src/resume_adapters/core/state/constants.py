@@ -83,16 +83,17 @@ def _constants(modules: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     from torch.nn.parameter import is_lazy
 
     seen: set[int] = set()
-    for number, module in enumerate(modules):
-        names = set(keys.canonical(module.state_dict(keep_vars=True)).values())
-        parameters = {name: each for name, each in module.named_parameters() if not each.requires_grad}
-        buffers = {name: each for name, each in module.named_buffers() if name not in names}
-        for name, key in keys.canonical({**parameters, **buffers}).items():
-            each = {**parameters, **buffers}[key]
-            is_plain = not (hasattr(each, "__tensor_flatten__") or is_lazy(each) or each.is_meta)
-            if is_plain and each.numel() and id(each) not in seen:
-                seen.add(id(each))
-                yield f"{name} of model {number}" if number else name, each
+    for name, each in keys.of_modules(map(_held_by, modules)).items():
+        is_plain = not (hasattr(each, "__tensor_flatten__") or is_lazy(each) or each.is_meta)
+        if is_plain and each.numel() and id(each) not in seen:
+            seen.add(id(each))
+            yield name, each
+
+
+def _held_by(module: Any) -> dict[str, Any]:
+    saved = module.state_dict(keep_vars=True)
+    frozen = {name: each for name, each in module.named_parameters() if not each.requires_grad}
+    return {**frozen, **{name: each for name, each in module.named_buffers() if name not in saved}}
 
 
 def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -105,7 +106,7 @@ def _smallest(live: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _mark(tensor: Any) -> _Mark:
-    return _Mark(tensor.data_ptr(), tensor._version, tensor.requires_grad)
+    return _Mark(tensor.data_ptr(), tensor._version, tensor.requires_grad)  # seam: torch 2.6-2.13
 
 
 def _form(tensor: Any) -> tuple[Any, Any]:

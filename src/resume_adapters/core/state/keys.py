@@ -6,14 +6,21 @@ must load whichever of these wraps the model now, and whichever did when it was 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 ANYWHERE = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Components that only a wrapper adds, at any depth: a compiled submodule has one in the middle."""
 
 LEADING = ("module",)
 """Components that a wrapper puts in front of every key; a model may also use such a name itself."""
+
+
+OF_MODEL = " of model "
+"""What stands between a name and the number of a further module."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,15 @@ def canonical(keys: Iterable[str]) -> dict[str, str]:
             raise ValueError(f"{named[name]!r} and {key!r} are both {name!r} without wrapper prefixes")
         named[name] = key
     return named
+
+
+def of_modules(held: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Return what several modules hold, by name without wrapper prefixes; of a further module, with its number."""
+    return {
+        f"{name}{OF_MODEL}{number}" if number else name: each[key]
+        for number, each in enumerate(held)
+        for name, key in canonical(each).items()
+    }
 
 
 def match(saved: Collection[str], live: Collection[str]) -> Match:
