@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
+from resume_adapters.core.checkpoint.files import CheckpointFiles
+from resume_adapters.core.checkpoint.parts import PartsWriter, read_part
 from resume_adapters.core.state.stateful import StaticState
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import CheckpointDamaged, NotRestored
 
 from miniature import Miniature
@@ -42,3 +47,34 @@ def test_a_part_whose_files_do_not_fit_together_is_damaged(tmp_path: Path) -> No
     assert job.run.resumed is None
     with pytest.raises(CheckpointDamaged, match=r"ema\.json does not fit ema\.safetensors"):
         job.run.reader(Checkpoint(tmp_path / "checkpoint-10", 10, None)).part("ema")
+
+
+def test_containers_of_the_standard_library_come_back_as_what_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is a subclass, or makes its items with a function, comes back as its base; that is said once."""
+
+    class Point(NamedTuple):
+        x: float
+        y: list[int]
+
+    class Bag(dict[str, int]): ...
+
+    state = {
+        "ordered": OrderedDict(b=1, a=[Counter("aab")]),
+        "window": deque([1, (2.0, torch.ones(2))], maxlen=4),
+        "counts": defaultdict(int, {"a": 1, (1, "b"): 2}),
+        "plain": [{"a": 1}, (1, 2), {3}],
+    }
+    lossy = {"point": Point(1.0, [2]), "bag": Bag(a=1), "made": defaultdict(lambda: 3, a=1)}
+    for _ in range(2):
+        writer = PartsWriter()
+        digests = writer.encode({"kept": state, "lossy": lossy})
+        writer.write(Path.write_bytes, tmp_path, 0, [digests], 0)
+    files = CheckpointFiles(LocalStorage(), tmp_path.rename(tmp_path.with_name("resume")).parent, None)
+    found, plain = read_part(files, "kept"), read_part(files, "lossy")
+    assert repr(found) == repr(state) and found["window"].maxlen == 4
+    assert found["counts"].default_factory is int and found["counts"]["c"] == 0
+    assert plain == {"point": (1.0, [2]), "bag": {"a": 1}, "made": {"a": 1}}
+    assert [type(each) for each in plain.values()] == [tuple, dict, dict]
+    assert caplog.text.count("lossy holds a ") == 3 and "Point: a checkpoint keeps what is in it" in caplog.text

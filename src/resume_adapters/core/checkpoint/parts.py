@@ -55,7 +55,7 @@ class PartsWriter:
         Raises:
             NotSerialisable: a part holds something that is not data.
         """
-        self._encoded = {name: encoding.encode(value) for name, value in states.items()}
+        self._encoded = {name: encoding.encode(encoding.with_types(value, name)) for name, value in states.items()}
         return {name: encoding.digest(document, tensors) for name, (document, tensors) in self._encoded.items()}
 
     def write(self, write: Write, directory: Path, rank: int, digests: list[dict[str, str]], leader: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def _differences(saved: Any, live: Any, where: str) -> Iterator[str]:
                 yield f"{where}.{key}".lstrip(".") + (": not restored" if key in saved else ": was not saved")
             else:
                 yield from _differences(saved[key], live[key], f"{where}.{key}")
-    elif isinstance(saved, list | tuple) and isinstance(live, list | tuple):
+    elif isinstance(saved, list | tuple | deque) and isinstance(live, list | tuple | deque):
         if len(saved) != len(live):
             yield f"{here}: {len(saved)} items saved, {len(live)} restored"
         for index, (one, other) in enumerate(zip(saved, live, strict=False)):

@@ -2,20 +2,22 @@
 
 A tree consists of dicts, lists, tuples, sets, numbers, strings, bytes, ``None``, torch tensors and numpy arrays.
 Tensors, arrays and bytes go into a safetensors file, the rest into JSON. ``{"$": kind, ...}`` stands for a type that
-JSON lacks. A subclass of a dict comes back as a dict, unless :func:`exact` has marked it.
+JSON lacks. A subclass of a dict comes back as a dict, unless :func:`exact` or :func:`with_types` has marked it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import xxhash
 
 from resume_adapters.core import devices
+from resume_adapters.core.log import logger
 from resume_adapters.core.state.comparison import bits
 from resume_adapters.errors import NotSerialisable
 
@@ -56,12 +58,8 @@ def exact(value: Any) -> Any:
         return kind([exact(item) for item in value])
     if kind is dict:
         return {exact(key): exact(item) for key, item in value.items()}
-    if kind in (Counter, OrderedDict):
-        return _Marked(kind.__name__, _pairs(value))
-    if kind is deque:
-        return _Marked("deque", [value.maxlen, [exact(item) for item in value]])
-    if kind is defaultdict:
-        return _Marked("defaultdict", [_factory_name(value), _pairs(value)])
+    if kind in _TYPED:
+        return _typed(value, exact)
     if kind in (torch.Tensor, torch.nn.Parameter):
         plain = _require_dense(value, "").detach()
         return plain if plain.device.type == "cpu" else _Marked("device", [plain.device.type, plain])
@@ -73,8 +71,45 @@ def exact(value: Any) -> Any:
 _PLAIN = frozenset((bool, int, float, bytes))
 
 
-def _pairs(value: Mapping[Any, Any]) -> list[Any]:
-    return [[exact(key), exact(item)] for key, item in value.items()]
+_TYPED = frozenset((Counter, OrderedDict, defaultdict, deque))
+
+
+def _typed(value: Any, copy: Callable[[Any], Any]) -> _Marked:
+    """Return a container of the standard library that comes back with its type, and a copy of each item."""
+    kind = type(value)
+    if kind is deque:
+        return _Marked("deque", [value.maxlen, [copy(item) for item in value]])
+    pairs = [[copy(key), copy(item)] for key, item in value.items()]
+    return _Marked(kind.__name__, [_factory_name(value), pairs] if kind is defaultdict else pairs)
+
+
+def with_types(value: Any, where: str) -> Any:
+    """Return a copy of a tree whose containers of the standard library come back as what they are.
+
+    Which others come back as plain ones is logged, once: subclasses, and a ``defaultdict`` of a function.
+
+    Args:
+        value: the tree.
+        where: its name, for the log.
+    """
+    kind = type(value)
+    if kind in _TYPED and not (kind is defaultdict and _factory_name(value) == ""):
+        return _typed(value, lambda item: with_types(item, where))
+    base = next((each for each in (dict, list, tuple) if isinstance(value, each)), None)
+    if base is None or kind is _Marked:
+        return value
+    if kind is not base:
+        _log_plain(where, f"{kind.__module__}.{kind.__qualname__}", base.__name__)
+    if base is dict:
+        return {key: with_types(item, where) for key, item in value.items()}
+    if _PLAIN.issuperset(map(type, value)):
+        return base(value)
+    return base([with_types(item, where) for item in value])
+
+
+@functools.cache
+def _log_plain(where: str, kind: str, base: str) -> None:
+    logger.warning("%s holds a %s: a checkpoint keeps what is in it, and a resume gets it as a %s.", where, kind, base)
 
 
 def _unnamed() -> Any:
