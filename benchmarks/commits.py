@@ -79,8 +79,8 @@ class _Recording(LocalStorage):
     def remove_directory(self, path: Path) -> None:
         self.timed("remove_directory", path, lambda: LocalStorage.remove_directory(self, path))
 
-    def digest(self, path: Path) -> tuple[int, str]:
-        return self.timed("digest", path, lambda: LocalStorage.digest(self, path))
+    def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
+        return self.timed("digest", path, lambda: LocalStorage.digest(self, path, skip_holes=skip_holes))
 
 
 def measure(directory: Path) -> list[Operation]:

@@ -91,9 +91,10 @@ def test_tensors_that_agree_with_their_digest_and_are_none_are_damaged(tmp_path:
         {"files": [{"path": ".", "bytes": 1, "digest": ""}]},
         {"files": [{"path": "./a", "bytes": 1, "digest": ""}]},
         {"files": [{"path": "a", "bytes": 1, "digest": ""}, {"path": "a/b", "bytes": 1, "digest": ""}]},
+        {"files": [{"path": f"{each}", "bytes": 1 << 40, "digest": ""} for each in range(1025)]},
         {"metrics": DEEP},
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_a_manifest_of_impossible_numbers_is_damaged(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = saved(tmp_path, 10, 20)

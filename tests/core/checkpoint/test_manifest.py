@@ -29,7 +29,7 @@ names = st.text("abcXYZ019-_. é", min_size=1, max_size=12).filter(lambda name: 
 entries = st.builds(
     FileEntry,
     path=st.lists(names, min_size=1, max_size=3).map("/".join),
-    bytes=st.integers(0, 2**62),
+    bytes=st.integers(0, 2**48),
     digest=st.text("0123456789abcdef", min_size=32, max_size=32),
     rank=st.integers(0, 4096),
 )

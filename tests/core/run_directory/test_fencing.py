@@ -13,7 +13,7 @@ from resume_adapters.core.run_directory.fencing import Fencing
 from resume_adapters.core.stop.processes import has_open
 from resume_adapters.core.storage.base import is_temporary, temporary_path
 from resume_adapters.core.storage.local import LocalStorage
-from resume_adapters.errors import FencedOff
+from resume_adapters.errors import FencedOff, RunDirectoryUnusable
 
 
 def test_a_command_of_the_shell_changes_nothing_once_a_run_has_started(tmp_path: Path) -> None:
@@ -62,4 +62,13 @@ def test_a_start_that_no_run_can_have_is_passed_over(tmp_path: Path, field: str,
     written = {"generation": 3, "token": "x", "started": 1.0, field: value}
     (tmp_path / "generation").write_text(json.dumps(written))
     fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
+    assert fencing.take_over() == 1 and fencing.is_owned()
+
+
+def test_after_the_last_start_that_a_run_can_have_there_is_none(tmp_path: Path) -> None:
+    fencing = Fencing(LocalStorage(), tmp_path, lambda: 0.0)
+    fencing.file.write_text(json.dumps({"generation": 10**12 - 1, "token": "somebody's"}))
+    with pytest.raises(RunDirectoryUnusable, match=r"generation says that start 9+ has been there.*remove it"):
+        fencing.take_over()
+    fencing.file.unlink()
     assert fencing.take_over() == 1 and fencing.is_owned()

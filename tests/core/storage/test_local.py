@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from resume_adapters.core.storage import local
 from resume_adapters.core.storage.base import Entry, remove_tree, write_pieces
@@ -18,6 +20,29 @@ def test_the_disk_begins_with_each_piece_of_a_file(tmp_path: Path, monkeypatch: 
     found = write_pieces(LocalStorage(), tmp_path / "file", [b"abc", b"de"])
     assert begun == [(0, 3), (3, 2)]
     assert (tmp_path / "file").read_bytes() == b"abcde" and found == LocalStorage().digest(tmp_path / "file")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_takes_no_place_on_the_disk_counts_as_zeros(tmp_path: Path, seed: int) -> None:
+    draw, file = random.Random(seed), tmp_path / "file"
+    size = draw.randrange(1 << 23)
+    with file.open("wb") as target:
+        target.truncate(size)
+        for _ in range(draw.randrange(5)):
+            target.seek(draw.randrange(size + 1))
+            target.write(draw.randbytes(draw.randrange(1 << 16)))
+    expected = xxhash.xxh3_128_hexdigest(file.read_bytes())
+    assert LocalStorage().digest(file, skip_holes=True) == (file.stat().st_size, expected)
+
+
+def test_a_file_that_claims_to_be_large_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    os.truncate(tmp_path / "file", 8 << 30)
+    calls: list[int] = []
+    seek = os.lseek
+    monkeypatch.setattr(os, "lseek", lambda *arguments: calls.append(seek(*arguments)) or calls[-1])
+    assert LocalStorage().digest(tmp_path / "file", skip_holes=True)[0] == 8 << 30
+    assert calls == [8 << 30], "there was one hole, and nothing to read in it"
 
 
 class Raced(LocalStorage):

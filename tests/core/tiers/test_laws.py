@@ -36,6 +36,7 @@ from resume_adapters.errors import (
     CheckpointsExist,
     FencedOff,
     NoValidCheckpoint,
+    RunDirectoryUnusable,
     TierUnavailable,
     UnsupportedSetting,
 )
@@ -183,9 +184,9 @@ class Reading(LocalStorage):
         super().__init__()
         self.digested: list[str] = []
 
-    def digest(self, path: Path) -> tuple[int, str]:
+    def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
         self.digested.append(path.name)
-        return super().digest(path)
+        return super().digest(path, skip_holes=skip_holes)
 
 
 def test_what_was_compared_on_its_way_is_not_read_again(
@@ -347,6 +348,11 @@ def test_what_has_no_name_that_a_framework_gives_is_passed_over_by_name(
     job.run.close()
 
 
+def manifest_of(store: FaultyStore, step: int) -> str:
+    """Return the key of a manifest."""
+    return next(key for key in store.list(f"{miniature.name(step)}/") if key.endswith("manifest.json"))
+
+
 def forge(store: FaultyStore, key: str, **fields: Any) -> None:
     """Replace a manifest by one that says something else, under a right digest."""
     record = msgspec.json.encode(replace(decode_manifest(store.get(key)), **fields))
@@ -360,10 +366,61 @@ def test_a_time_that_no_clock_says_is_passed_over_by_name(
 ) -> None:
     finish(train(tmp_path / "a", remote(), 1, 2), 2)
     lose(tmp_path / "a")
-    key = next(key for key in store.list("checkpoint-2/") if key.endswith("manifest.json"))
+    key = manifest_of(store, 2)
     forge(store, key, written=written)
     job = begin(tmp_path / "b", remote())
     assert job.step == 1 and f"{key.removesuffix('/resume/manifest.json')} is not used" in caplog.text
+    job.run.close()
+
+
+def test_a_copy_whose_paths_cannot_be_written_here_gives_way_to_an_older_one(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The path is one that a manifest may have, and too long below this run directory."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    key, path = manifest_of(store, 2), "/".join(["d" * 200] * 4)
+    found = decode_manifest(store.get(key))
+    model = next(each for each in found.files if each.path == "model.bin")
+    place = key.removesuffix("resume/manifest.json")
+    store._store.put(f"{place}{path}", store.get(f"{place}model.bin"))
+    forge(store, key, files=(*found.files, replace(model, path=path)))
+    directory = tmp_path.joinpath(*["r" * 200] * 16)
+    job = Miniature(directory, mirror=remote())
+    assert (job.step, job.text, leftovers(directory)) == (1, "state at 1", [])
+    assert "checkpoint-2 of the mirror is not used" in caplog.text and "cannot be written here" in caplog.text
+    job.run.close()
+
+
+def test_a_copy_that_lacks_bytes_is_not_fetched(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store knows the sizes: nothing is read for a manifest that claims what is not there."""
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    key = manifest_of(store, 2)
+    forge(store, key, files=tuple(replace(each, bytes=1 << 49) for each in decode_manifest(store.get(key)).files[:1]))
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (1, "state at 1")
+    assert f"bytes, its manifest says {1 << 49}" in caplog.text
+    job.run.close()
+
+
+def test_where_the_newest_copy_has_no_room_the_run_goes_back_to_no_older_one(
+    tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
+) -> None:
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+
+    class Full(LocalStorage):
+        def free_bytes(self, path: Path) -> int:
+            return 10
+
+    with pytest.raises(RunDirectoryUnusable, match=r"has \d+ B, and .* has 10 B free: free space, or remove it there"):
+        Miniature(tmp_path / "b", mirror=remote(), storage=Full())
+    assert committed(tmp_path / "b") == {} and leftovers(tmp_path / "b") == []
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert job.step == 2
     job.run.close()
 
 

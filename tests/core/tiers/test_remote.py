@@ -13,7 +13,7 @@ from resume_adapters.core.tiers import object_store
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.remote import Claims, RemoteTier
 from resume_adapters.core.tiers.tier import TierCheckpoint
-from resume_adapters.errors import CheckpointDamaged, TierUnavailable
+from resume_adapters.errors import CheckpointDamaged, RunDirectoryUnusable, TierUnavailable
 
 from object_stores import FaultyStore
 
@@ -144,3 +144,13 @@ def test_a_number_that_is_no_start_is_passed_over_by_name(store: FaultyStore, ca
     mine = Claims(store, "me")
     assert mine.take(0) == 1 and mine.take(0) == 2
     assert caplog.text.count(f".resume/claims/{1 << 63} is passed over") == 1
+
+
+def test_after_the_last_number_that_a_start_can_have_nobody_claims(store: FaultyStore) -> None:
+    """No later start could read the next one."""
+    key = f".resume/claims/{10**12 - 1}"
+    store.put(key, b"somebody")
+    with pytest.raises(RunDirectoryUnusable, match=rf"{key} says that start {10**12 - 1} has been there.*remove it"):
+        Claims(store, "me").take(0)
+    store._store.discard([key])
+    assert Claims(store, "me").take(0) == 1

@@ -59,6 +59,9 @@ SUPERSEDED = ".superseded"
 SIDECAR_SUFFIX = f".{EXTRAS}"
 """Suffix of the directory beside a checkpoint that is a file."""
 
+LONGEST_NAME = 200
+"""Bytes of a checkpoint's name: what is put before and behind it until it is removed must fit into 255, too."""
+
 
 class CheckpointState(str, Enum):
     """What a name in a run directory stands for; the transitions are in :mod:`~resume_adapters.core.checkpoint.commit`.

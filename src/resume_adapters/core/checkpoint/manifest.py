@@ -163,12 +163,18 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 1_000
 """Bytes of a file's name, and of its path in a checkpoint, at most: what can be written on any machine."""
 
 
+_MOST_BYTES = 1 << 50
+"""Of all files of a checkpoint: no file system that can be had today holds two of them."""
+
+
 def _require_paths(manifest: Manifest) -> None:
     """Refuse files that no directory can have side by side, or that another machine could not write.
 
     Raises:
         CheckpointDamaged: naming the path.
     """
+    if manifest.bytes > _MOST_BYTES:
+        raise CheckpointDamaged(f"the manifest names files of {manifest.bytes:,} bytes; expected at most 2^50")
     names, directories = {entry.path for entry in manifest.files}, {""}
     for path in names:
         require_inside(path, "the manifest")

@@ -170,7 +170,7 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
     """
     for entry in entries:
         try:
-            _, digest = storage.digest(layout.locate(storage, path, entry.path))
+            _, digest = storage.digest(layout.locate(storage, path, entry.path), skip_holes=True)
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if digest != entry.digest:

@@ -11,6 +11,7 @@ from typing import Any
 from resume_adapters._version import __version__
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint, Workspaces
+from resume_adapters.core.checkpoint.layout import LONGEST_NAME
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, describe_cursor
 from resume_adapters.core.checkpoint.writer import CheckpointContent, share_files, write_checkpoint
 from resume_adapters.core.ranks import Ranks
@@ -293,10 +294,6 @@ class Saver:
         context.messages.committed(name, describe_cursor(manifest.cursor))
 
 
-_LONGEST_NAME = 200
-"""Bytes of a checkpoint's name: what is put before and behind it until it is removed must fit into 255, too."""
-
-
 def _require_short(name: str) -> None:
     """Refuse a name that could be saved and never removed.
 
@@ -304,8 +301,8 @@ def _require_short(name: str) -> None:
         UnsupportedSetting: it is that long.
     """
     length = len(os.fsencode(name))
-    if length > _LONGEST_NAME:
+    if length > LONGEST_NAME:
         raise UnsupportedSetting(
-            f"the name of a checkpoint has {length} bytes; expected at most {_LONGEST_NAME}, or it could not be "
+            f"the name of a checkpoint has {length} bytes; expected at most {LONGEST_NAME}, or it could not be "
             f"removed: save it under a shorter name than {name[:60]!r}..."
         )

@@ -18,11 +18,32 @@ import msgspec
 from resume_adapters.core.checkpoint.manifest import Time
 from resume_adapters.core.run_directory.status import job_number
 from resume_adapters.core.storage.base import Storage, write_atomically
-from resume_adapters.errors import FencedOff
+from resume_adapters.errors import FencedOff, RunDirectoryUnusable
+
+LAST_GENERATION = 10**12 - 1
+"""No run has more starts; what says so was not written by one."""
+
+
+def next_generation(known: int, where: object) -> int:
+    """Return the generation after the highest that is known.
+
+    Args:
+        known: the highest one.
+        where: what names it, for the error.
+
+    Raises:
+        RunDirectoryUnusable: no later start could read it.
+    """
+    if known >= LAST_GENERATION:
+        raise RunDirectoryUnusable(
+            f"{where} says that start {known} has been there; expected fewer: no run has "
+            "started that often. Somebody else has written it: remove it, then launch the same command again"
+        )
+    return known + 1
 
 
 class _Generation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    generation: Annotated[int, msgspec.Meta(ge=0, le=10**12)]  # as a claim on a mirror: no run has more starts
+    generation: Annotated[int, msgspec.Meta(ge=0, le=LAST_GENERATION)]
     token: str
     host: str = ""
     pid: int = 0
@@ -80,8 +101,11 @@ class Fencing:
 
         Args:
             after: the highest generation among the run's other directories.
+
+        Raises:
+            RunDirectoryUnusable: somebody has written a generation that no start can have had.
         """
-        generation = max(self.generation(), after) + 1
+        generation = next_generation(max(self.generation(), after), self._file)
         taken = _Generation(
             generation=generation,
             token=self.token,

@@ -80,8 +80,14 @@ class Storage(Protocol):
     def read_range(self, path: Path, offset: int, count: int) -> bytes:
         """Return so many bytes of a file from an offset on; fewer where it ends before."""
 
-    def digest(self, path: Path) -> tuple[int, str]:
-        """Return the size of a file and the XXH3-128 digest of its content."""
+    def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
+        """Return the size of a file and the XXH3-128 digest of its content.
+
+        Args:
+            path: the file.
+            skip_holes: do not read the zeros that take no place on the disk: a file that claims to be large costs
+                little. Of a file that was just written, some file systems do not know yet what takes a place.
+        """
 
     # ---- Writing
 

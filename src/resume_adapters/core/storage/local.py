@@ -21,6 +21,9 @@ _CHUNK = 1 << 19
 """Bytes read and hashed at a time: large enough for few calls, small enough for a core's caches."""
 
 
+_BLOCK = 512
+"""Bytes of what ``stat`` calls a block, on every file system."""
+
 LARGEST_DOCUMENT = 1 << 28
 """Bytes of the largest file that is read as a whole: a manifest, a journal, or the JSON of a part."""
 
@@ -121,14 +124,21 @@ class LocalStorage:
             file.seek(offset)
             return file.read(count)
 
-    def digest(self, path: Path) -> tuple[int, str]:
+    def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
         hasher = xxhash.xxh3_128()
-        buffer = bytearray(_CHUNK)
+        buffer, zeros = bytearray(_CHUNK), memoryview(bytes(_CHUNK))
         view = memoryview(buffer)
         size = 0
         with self._open(path, os.O_RDONLY) as file:
-            end = os.fstat(file.fileno()).st_size  # where another process appends without end
-            while size <= end and (count := file.readinto(buffer)):
+            found = os.fstat(file.fileno())
+            has_holes = skip_holes and found.st_blocks * _BLOCK < found.st_size
+            while size <= found.st_size:  # another process may append without end
+                hole = _hole_at(file, size, found.st_size) if has_holes else 0
+                for done in range(0, hole, _CHUNK):
+                    hasher.update(zeros[: hole - done])
+                size += hole
+                if not (count := file.readinto(buffer)):
+                    break
                 hasher.update(view[:count])
                 size += count
         return size, hasher.hexdigest()
@@ -198,6 +208,14 @@ def _require_regular(path: Path, status: os.stat_result) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def _hole_at(file: io.FileIO, at: int, end: int) -> int:
+    """Go to the next bytes that are stored; return how many zeros lie before them, which take no place on the disk."""
+    try:
+        return os.lseek(file.fileno(), at, os.SEEK_DATA) - at
+    except OSError as error:  # nothing more is stored, or the file system knows no holes
+        return os.lseek(file.fileno(), end, os.SEEK_SET) - at if error.errno == errno.ENXIO else 0
 
 
 def _write_all(file: io.FileIO, content: Bytes) -> None:

@@ -6,6 +6,7 @@ the way leaves a pending checkpoint, which the next start removes.
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from resume_adapters.errors import CheckpointDamaged, TierUnavailable
 
 Read = Callable[[FileEntry], Iterator[Bytes]]
 """Yields the content of a file of the original. May raise :class:`CheckpointDamaged` and :class:`TierUnavailable`."""
+
+
+_NO_PATH_HERE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ, errno.EINVAL)
+"""What the system says of a path that this file system cannot have, or that something else has."""
 
 
 def is_one_file(name: str, manifest: Manifest) -> bool:
@@ -69,13 +74,17 @@ def _write_files(
     pending.require_visible()
     for entry in entries:
         target = layout.locate(pending.storage, pending.place, entry.path)
-        pending.storage.make_directory(target.parent)
         try:
+            pending.storage.make_directory(target.parent)
             found = write_pieces(pending.storage, target, read(entry))
             if found != (entry.bytes, entry.digest):  # on the way, perhaps: read it once more
                 found = write_pieces(pending.storage, target, read(entry))
         except (CheckpointDamaged, TierUnavailable) as error:
             return error
+        except OSError as error:
+            if error.errno not in _NO_PATH_HERE:
+                raise
+            return CheckpointDamaged(f"{source}/{entry.path} cannot be written here: {error.strerror}")
         if found != (entry.bytes, entry.digest):
             return CheckpointDamaged(
                 f"{source}/{entry.path} has {found[0]} bytes with the digest {found[1]}, its manifest says "

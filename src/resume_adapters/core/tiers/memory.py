@@ -156,6 +156,14 @@ class MemoryTier:
                 self.unreadable.append(name)
         return sorted(found, key=lambda each: each.identity, reverse=True)
 
+    def missing(self, found: TierCheckpoint) -> str | None:
+        for entry in self._files_here(found.manifest):
+            stamp = self._storage.stamp(locate(self._storage, self.directory / found.name, entry.path))
+            if stamp is None or stamp.bytes != entry.bytes:
+                has = "no" if stamp is None else stamp.bytes
+                return f"{found.name}/{entry.path} has {has} bytes, its manifest says {entry.bytes}"
+        return None
+
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[bytes]:
         file = locate(self._storage, self.directory / found.name, entry.path)
         if not self._storage.is_file(file):
@@ -247,7 +255,10 @@ class MemoryTier:
             )
 
     def _bytes_here(self, manifest: Manifest) -> int:
-        return sum(entry.bytes for entry in manifest.files if self.group.is_partial or entry.rank in self.group.members)
+        return sum(entry.bytes for entry in self._files_here(manifest))
+
+    def _files_here(self, manifest: Manifest) -> Iterator[FileEntry]:
+        return (each for each in manifest.files if self.group.is_partial or each.rank in self.group.members)
 
     def committed(self, ranks: Ranks, pending: PendingCheckpoint, manifest: Manifest) -> None:
         """Complete a checkpoint that is committed here. Every rank calls it.

@@ -16,16 +16,18 @@ What a store returns is not trusted: somebody else may have written it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
 
-from resume_adapters.core.checkpoint.layout import EXTRAS, MANIFEST, locate
+from resume_adapters.core.checkpoint.layout import EXTRAS, LONGEST_NAME, MANIFEST, locate
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest, decode_manifest, encode_manifest
 from resume_adapters.core.checkpoint.retention import Candidate, Policy, plan_retention
 from resume_adapters.core.log import logger
+from resume_adapters.core.run_directory.fencing import next_generation
 from resume_adapters.core.storage.base import Bytes, Storage, read_pieces
 from resume_adapters.core.tiers.object_store import ObjectStore
 from resume_adapters.core.tiers.tier import TierCheckpoint
@@ -87,8 +89,10 @@ class Claims:
         Raises:
             TierUnavailable: the store does not answer.
             UnsupportedSetting: it overwrites what exists.
+            RunDirectoryUnusable: somebody has claimed it as no start can.
         """
-        generation = max(after, self._newest()) + 1
+        newest = self._newest()
+        generation = next_generation(max(after, newest), f"{self._store.label}/{CLAIMS}{newest}")
         while not self._create(generation):
             generation += 1
         return generation
@@ -220,7 +224,7 @@ class RemoteTier:
         if place in self._manifests:
             return self._manifests[place]
         try:
-            if _NAME.fullmatch(name) is None:
+            if _NAME.fullmatch(name) is None or len(os.fsencode(name)) > LONGEST_NAME:
                 raise CheckpointDamaged(f"{name!r} is no name that a framework gives to a checkpoint")
             self._manifests[place] = decode_manifest(self._store.get(place + _MARKER, _LARGEST_MANIFEST))
         except FileNotFoundError:  # retention has removed it meanwhile

@@ -18,11 +18,15 @@ from resume_adapters.core.checkpoint.manifest import Manifest
 from resume_adapters.core.checkpoint.validity import check_digests, read_manifest
 from resume_adapters.core.log import logger
 from resume_adapters.core.ranks import Ranks, run_on_all_ranks
+from resume_adapters.core.run_directory.upkeep import format_bytes
 from resume_adapters.core.storage.base import Storage
 from resume_adapters.core.storage.groups import StorageGroup
 from resume_adapters.core.tiers.copying import Fetch
 from resume_adapters.core.tiers.tier import Identity, Tier, TierCheckpoint
-from resume_adapters.errors import CheckpointDamaged, FormatTooNew, TierUnavailable
+from resume_adapters.errors import CheckpointDamaged, FormatTooNew, RunDirectoryUnusable, TierUnavailable
+
+_Unusable = CheckpointDamaged | TierUnavailable
+"""Why a copy cannot be used."""
 
 OnLeaders = Callable[[Callable[[], Any], str], Mapping[int, Any]]
 """Runs work on the leaders of all run directories, and returns their results by rank, on every rank."""
@@ -114,7 +118,36 @@ class TierCandidates:
             return True
         return False
 
-    def bring(self, identity: Identity, fetch: Fetch, ranks: Ranks) -> CheckpointDamaged | TierUnavailable | None:
+    def _copies(self, identity: Identity) -> tuple[list[tuple[int, TierCheckpoint]], list[_Unusable]]:
+        """Return the copies from which this node can take what it lacks, and why others cannot be used.
+
+        Raises:
+            RunDirectoryUnusable: it has no room for one.
+        """
+        usable, errors = list[tuple[int, TierCheckpoint]](), list[_Unusable]()
+        for number, found in [] if self._has_whole(identity) else self._here.get(identity, []):
+            tier = self.tiers[number]
+            try:
+                if (missing := tier.missing(found)) is not None:
+                    raise CheckpointDamaged(f"{tier.label}/{missing}")
+                self._require_room(tier, found)
+            except (CheckpointDamaged, TierUnavailable) as error:
+                errors.append(error)
+            else:
+                usable.append((number, found))
+        return usable, errors
+
+    def _require_room(self, tier: Tier, found: TierCheckpoint) -> None:
+        """Refuse a fetch that would fill the disk: no older checkpoint takes the place of one that has no room."""
+        directory, needed = self.catalog.directory, found.manifest.bytes
+        if (free := self.storage.free_bytes(directory)) < needed:
+            raise RunDirectoryUnusable(
+                f"{found.name} of {tier.label} has {format_bytes(needed)}, and {directory} has {format_bytes(free)} "
+                "free: free space, or remove it there to go on from an older one; then launch the same command again",
+                path=directory,
+            )
+
+    def bring(self, identity: Identity, fetch: Fetch, ranks: Ranks) -> _Unusable | None:
         """Fetch a checkpoint to the run directories that lack it. Every rank calls it.
 
         Args:
@@ -124,15 +157,18 @@ class TierCandidates:
 
         Returns:
             Why no copy can be used, alike on all ranks; ``None`` if all have it now.
+
+        Raises:
+            RunDirectoryUnusable: a run directory has no room for it.
         """
-        lacking = self.on_leaders(
-            lambda: [] if self._has_whole(identity) else self._here.get(identity, []), "look at the mirror"
-        )
+        lacking = self.on_leaders(lambda: self._copies(identity), "look at the mirror")
         self.fetched = None
 
-        def bring() -> list[CheckpointDamaged | TierUnavailable]:
-            errors = list[CheckpointDamaged | TierUnavailable]()
-            for number, found in lacking[self.group.leader]:
+        def bring() -> list[_Unusable]:
+            copies: list[tuple[int, TierCheckpoint]]
+            errors: list[_Unusable]
+            copies, errors = lacking[self.group.leader]
+            for number, found in copies:
                 if self.ranks.rank == 0:
                     logger.info("%s is fetched from %s.", identity.name, self.tiers[number].label)
                 try:

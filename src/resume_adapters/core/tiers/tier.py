@@ -61,6 +61,9 @@ class Tier(Protocol):
     def unreadable(self) -> list[str]:
         """The places that :meth:`checkpoints` has found whose manifests are damaged, or of a later version."""
 
+    def missing(self, found: TierCheckpoint) -> str | None:
+        """Return what is wrong with the sizes of a checkpoint's files; ``None`` if nothing is."""
+
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[Bytes]:
         """Yield the content of a file, from its begin to its end.
 
