@@ -193,3 +193,7 @@ def test_killed_twice_with_copies_equals_never(
     config = {**staged(), "device": device}
     kills = [{"event": "step_end", "step": step} for step in (12, 17)]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.no_run_directory_below_a_file(bench, tmp_path, {})
