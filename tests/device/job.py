@@ -24,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "steps": 20,
     "without_random_state": False,
     "side_stream": False,
+    "repeats": True,
     "leaks_at": None,
     "options": {},
 }
@@ -39,6 +40,7 @@ class Half(torch.nn.Linear):
 def main() -> None:
     configure("project/checkpoints", DEFAULTS)
     device = torch.device(CONFIG["device"])
+    torch.use_deterministic_algorithms(CONFIG["repeats"] and device.type != "cpu")
     with torch.Stream(device) if CONFIG["side_stream"] else contextlib.nullcontext():
         train(device)
     if CONFIG["device"] == NAME:
