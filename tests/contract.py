@@ -153,6 +153,11 @@ class References:
         return self._known[key]
 
 
+@pytest.fixture(scope="session")
+def reference(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(bench, tmp_path_factory.mktemp)
+
+
 class Killed:
     """What killed jobs left, each killed once and copied by a session's tests.
 
@@ -175,6 +180,11 @@ class Killed:
             assert committed(directory / self._bench.run_directory)
             self._known[key] = directory
         shutil.copytree(self._known[key], target, symlinks=True, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def killed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return Killed(bench, tmp_path_factory.mktemp)
 
 
 def uninterrupted(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> Trace:

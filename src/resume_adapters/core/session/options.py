@@ -281,8 +281,14 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     def _keep(self) -> Policy | None:
         given = (self.keep_last, self.keep_every, self.keep_within)
-        if not self.keep_best and all(each is None for each in given):
-            return None
+        return self.policy() if self.keep_best or any(each is not None for each in given) else None
+
+    def policy(self) -> Policy:
+        """Return the retention policy.
+
+        Raises:
+            UnsupportedSetting: there is none, or it is invalid.
+        """
         bests = [policy_text.best(text) for text in self.keep_best]
         return policy_text.join(self.keep_last, bests, self.keep_every, self.keep_within)
 
