@@ -59,7 +59,7 @@ require_version("accelerate", accelerate.__version__, "1.6", extra="accelerate")
 between_attempts(reset_accelerate)
 
 
-def register_for_resume(  # noqa: D417  # ResumeOptions says what the options mean
+def register_for_resume(
     accelerator: accelerate.Accelerator,
     *,
     run_dir: str | os.PathLike[str] | None = None,

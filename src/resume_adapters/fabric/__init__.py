@@ -40,7 +40,7 @@ from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.fabric.objects import FabricObjects, require_supported
 
 
-def register_for_resume(  # noqa: D417  # ResumeOptions says what the options mean
+def register_for_resume(
     fabric: Any,
     run_dir: str | os.PathLike[str],
     *,

@@ -54,9 +54,6 @@ _OF_STATE = (
 class TrainerFramework:
     """A trainer's side of a session.
 
-    Args:
-        trainer: the trainer.
-
     Attributes:
         weight_digests: the digests of the weights that were saved last, by their names in memory; ``None`` where the
             files say it all.
@@ -325,8 +322,6 @@ class TrainerFramework:
         """Restore what the trainer resets at the start of its loop.
 
         Args:
-            context: what is being restored.
-            state: what this rank saved.
             is_resharded: the topology was different when it was saved.
         """
         trainer, counters = self.trainer, state.counters

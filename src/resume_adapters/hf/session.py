@@ -60,8 +60,6 @@ class TrainerSession:
     """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`.
 
     Args:
-        trainer: the trainer.
-        options: the options of the run.
         resume: ``options.resume``, or what the user gave ``train()``.
         ignore_keys: what the user gave ``train()`` as ``ignore_keys_for_eval``.
 

@@ -65,7 +65,6 @@ class LightningFramework:
 
     Args:
         trainer: the trainer, with its strategy set up as far as it is before a checkpoint is loaded.
-        directory: the run directory.
 
     Attributes:
         about: what is known of Lightning and its settings.
@@ -272,7 +271,6 @@ class LightningFramework:
         """Return the context in which Lightning saves, once its loops have been left.
 
         Args:
-            path: the checkpoint.
             own: what :meth:`own_values` returned.
         """
         with contextlib.ExitStack() as stack:
@@ -324,7 +322,6 @@ class LightningFramework:
         """Load a checkpoint by Lightning, as data, and make what it read fit this launch.
 
         Args:
-            context: what is being restored.
             native: Lightning's own load.
 
         Raises:

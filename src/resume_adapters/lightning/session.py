@@ -41,8 +41,6 @@ class FitSession:
     It is the session's :class:`TrainingLoop`.
 
     Args:
-        trainer: the trainer.
-        options: the options of the run.
         named: the ``ckpt_path`` of the ``fit``.
 
     Attributes:
@@ -386,7 +384,6 @@ class FitSession:
         """Save a checkpoint of the current step.
 
         Args:
-            path: the checkpoint.
             native: the trainer's own save, to the path that it is given.
 
         Raises:

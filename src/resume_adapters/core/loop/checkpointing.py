@@ -70,7 +70,6 @@ class LoopCheckpointing:
 
     Args:
         framework: the framework's side of the loop.
-        session: the session.
 
     Attributes:
         passes: the passes over the training loaders.
@@ -159,7 +158,6 @@ class LoopCheckpointing:
 
         Args:
             epoch: the epoch that is running, from 0.
-            step: optimizer steps completed.
             to_memory: to memory alone. What is the best is then left to the next save.
 
         Raises:
@@ -191,7 +189,6 @@ class LoopCheckpointing:
 
         Args:
             epoch: the epoch that is running, from 0.
-            step: optimizer steps completed.
         """
         if not self.holds:
             return

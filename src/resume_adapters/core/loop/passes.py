@@ -28,7 +28,6 @@ class EpochPasses:
 
     Args:
         framework: the framework's side of the loop.
-        session: the session.
 
     Attributes:
         begun: passes of this epoch that the script has begun.

@@ -24,11 +24,7 @@ _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
 
 
 class BestCheckpoint:
-    """The best checkpoint that is there: retention protects what a manifest names.
-
-    Args:
-        run: the run.
-    """
+    """The best checkpoint that is there: retention protects what a manifest names."""
 
     def __init__(self, run: ResumableRun) -> None:
         self._run = run
@@ -42,7 +38,6 @@ class BestCheckpoint:
 
         Args:
             best: what the loop names.
-            name: the checkpoint that is being saved.
             resumed: what the manifest of the checkpoint names from which this launch resumed.
         """
         for each in (self._named or resumed, best):
@@ -57,7 +52,6 @@ class RestoreContext:
 
     Args:
         run: the run, opened.
-        checkpoint: the checkpoint.
         kind: the record of the state that each rank saved.
         verify: compare what is restored with what was saved.
         rescale: what follows from a different global batch size; it knows the schedules.
@@ -227,7 +221,6 @@ def setting_differences(
 
     Args:
         saved: the settings then.
-        here: the settings of this launch.
         lacks: returns the error that a setting was not saved.
     """
     missing = [name for name in here if name not in saved]

@@ -139,8 +139,6 @@ class HeldCall:
         """Hold the state of now. Every rank calls it where a checkpoint could be saved.
 
         Args:
-            step: optimizer steps completed.
-            loop: where the training is.
             form: how the framework would save.
 
         Raises:
@@ -247,7 +245,6 @@ class HeldCall:
 
         Args:
             memory: the directory, of the same name on each node.
-            ranks: the ranks of the block.
             group: those that share this rank's directory.
             step: that which all ranks hold.
             source: the rank whose weights all take; ``None``: each has its own.

@@ -29,7 +29,6 @@ class Restorer:
     Args:
         run: the run, not yet opened.
         framework: the framework's files and live objects.
-        options: the options of the run.
         kind: the record of the state that each rank saves.
         loaders: restores the training loaders.
         rescale: what follows from a different global batch size.

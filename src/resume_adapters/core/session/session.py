@@ -53,7 +53,6 @@ class Session:
     Args:
         run: the run, not yet opened.
         framework: the framework's files and live objects.
-        options: the options of the run.
         kind: the record of the state that each rank saves.
         rescale: what follows from a different global batch size.
 
@@ -319,9 +318,6 @@ class Session:
         With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
 
         Args:
-            name: name of the checkpoint.
-            step: optimizer steps completed.
-            loop: where the training is.
             is_file: the framework writes one file of that name, not a directory.
             to_memory: to memory alone, as :meth:`end_step` has said.
         """
@@ -376,8 +372,6 @@ class Session:
         """Return what the session adds to a state that was held: see :mod:`.held`.
 
         Args:
-            loop: where the training was.
-            name: the checkpoint.
             state: what the rank saves for itself.
             facts: what the loop said of it.
         """
@@ -506,8 +500,6 @@ class Session:
 
         Args:
             extent: what was asked for.
-            step: optimizer steps completed.
-            epoch: epochs completed.
             facts: further fields of the run's status.
         """
         self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)

@@ -174,8 +174,6 @@ def of_launch(
     Args:
         found: what the framework knows.
         topology: the settings that are compared as the topology.
-        options: the options of the run.
-        framework: name and version of the framework.
     """
     given = {**of_random_state(), **found.arguments, **of_options(options), **_versions(framework)}
     return replace(found, arguments={name: text for name, text in given.items() if name not in topology})
@@ -241,7 +239,6 @@ class SettingsComparison:
 
         Args:
             saved: the checkpoint's settings; ``None`` for a fresh start, and where an earlier version saved none.
-            checkpoint: its name.
 
         Raises:
             StateMismatch: the state of the optimizers or schedules cannot be loaded into those of this launch.

@@ -40,7 +40,6 @@ def converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
     """Convert a checkpoint's shards, and remove the result afterwards. Every rank calls it.
 
     Args:
-        context: what is being restored.
         shards: the directory of DeepSpeed's files.
 
     Yields:
