@@ -78,16 +78,7 @@ def register_for_resume(
     others = {name: each for name, each in parts.items() if name not in objects.by_name()}
     found = parts_among(others, "run_dir")
     options = ResumeOptions(
-        resume,
-        keep,
-        stop,
-        save_every,
-        mtbf,
-        verify,
-        on_save_error=on_save_error,
-        stage=stage,
-        mirror=mirror,
-        parts=found,
+        resume, keep, stop, save_every, mtbf, verify, "refuse", on_save_error, stage, mirror, parts=found
     )
     each_epoch = options.cadence() is None
     framework = FabricFramework(fabric, objects)

@@ -16,7 +16,13 @@ from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.options import OptionsCallback, ResumeFrom, run_directory_override
+from resume_adapters.core.session.options import (
+    OptionsCallback,
+    ResumeFrom,
+    ResumeOptions,
+    parts_among,
+    run_directory_override,
+)
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.hf.outside import OutsideTraining
@@ -38,7 +44,6 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         UnsupportedSetting: a part cannot save its state.
     """
 
-    further_options = ("run_dir",)
     session: TrainerSession | None = None
 
     def __init__(
@@ -60,18 +65,11 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         self._run_dir = run_dir
         self._has_trained = False
         self._outside = OutsideTraining(self)
-        super().__init__(
-            resume=resume,
-            keep=keep,
-            stop=stop,
-            save_every=save_every,
-            mtbf=mtbf,
-            verify=verify,
-            on_batch_change=on_batch_change,
-            on_save_error=on_save_error,
-            stage=stage,
-            mirror=mirror,
-            **parts,
+        found = parts_among(parts, "run_dir")
+        self.set_options(
+            ResumeOptions(
+                resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+            )
         )
 
     def __getstate__(self) -> dict[str, Any]:

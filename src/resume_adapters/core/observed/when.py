@@ -252,7 +252,8 @@ class ObservedState:
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:
-                self._observe_module(path, leaf, subjects)
+                for each in walk.tensors_with(subjects, path):
+                    self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
                 continue
             if path.root in subjects.read_ahead:
                 self._name_read_ahead(path, leaf)
@@ -261,7 +262,9 @@ class ObservedState:
             elif leaf.kind is LeafKind.OPAQUE:
                 self._name(path, leaf.type)
             else:
-                self._observe(path, leaf)
+                before = self._start.leaves.get(path)
+                kind = before.type if before else type_name(ABSENT)
+                self._observed[path] = _Observed(leaf.kind, kind, leaf.keeps(before))
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
@@ -271,14 +274,6 @@ class ObservedState:
             if tensor.grad is not None:
                 path = Path(_CLEARED).to("[]", index).to("grad", "grad")
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
-
-    def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
-        for each in walk.tensors_with(subjects, path):
-            self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
-
-    def _observe(self, path: Path, leaf: Leaf) -> None:
-        before = self._start.leaves.get(path)
-        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
 
     def _name(self, path: Path, kind: str) -> None:
         self._missing[path] = Entry(

@@ -135,10 +135,6 @@ class RestoreContext:
         """Return what each rank saved, in rank order. Every rank asks."""
         return [self._rank_state(tree) for tree in self._all_trees()]
 
-    def _all_shard_digests(self) -> list[Mapping[str, int]]:
-        """Return each rank's shares of the digests of sharded state. Every rank asks."""
-        return [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
-
     def _all_trees(self) -> list[Mapping[str, Any]]:
         manifest = self.checkpoint.manifest
         assert manifest is not None, "a foreign checkpoint holds no state of ranks"
@@ -206,7 +202,8 @@ class RestoreContext:
         """
         if self.verify and self.launch is not None:
             shares = self.ranks.gather(shard_digests(live(), self.ranks.rank))
-            verify_shards(self._all_shard_digests(), shares, self.path, self.step)
+            saved = [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
+            verify_shards(saved, shares, self.path, self.step)
 
 
 def shard_digests(state: Mapping[str, Any], rank: int) -> dict[str, int]:

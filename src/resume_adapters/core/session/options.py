@@ -142,12 +142,10 @@ class OptionsCallback:
 
     Attributes:
         options: the options of the run.
-        further_options: the options of an adapter that are not among :class:`ResumeOptions`.
         needless_warnings: what the framework warns of and a resume does not need, as regular expressions. They are
             ignored from the first callback on: a framework may warn before it calls one.
     """
 
-    further_options: tuple[str, ...] = ()
     needless_warnings: tuple[str, ...] = ()
 
     def __init__(
@@ -165,10 +163,16 @@ class OptionsCallback:
         mirror: Sequence[Mirror] = (),
         **parts: Any,
     ) -> None:
-        found = parts_among(parts, *self.further_options)
-        self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+        found = parts_among(parts)
+        self.set_options(
+            ResumeOptions(
+                resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+            )
         )
+
+    def set_options(self, options: ResumeOptions) -> None:
+        """Set the options: an adapter that has more of them calls this in place of the constructor."""
+        self.options = options
         for message in self.needless_warnings:
             warnings.filterwarnings("ignore", message)
 

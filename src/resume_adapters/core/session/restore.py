@@ -63,7 +63,7 @@ class Restorer:
             StateMismatch: an invariant was different when it was saved.
             ResumeError: as :meth:`ResumableRun.open` does.
         """
-        choice = self._run.open(self._require_records)
+        choice = self._run.open(lambda checkpoint: self.read(checkpoint).require_parts())
         checkpoint = choice.checkpoint
         if self._run.ranks.rank == 0:
             log_start(choice)
@@ -78,15 +78,6 @@ class Restorer:
         manifest = checkpoint.manifest if checkpoint else None
         self._run.begin(checkpoint.step if checkpoint else 0, manifest.epoch if manifest else 0.0)
         return self.context
-
-    def _require_records(self, checkpoint: Checkpoint) -> None:
-        """Read what this rank saved in a checkpoint, before anything is restored from it.
-
-        Raises:
-            CheckpointDamaged: it is not what this package writes.
-            FormatMismatch: a different version wrote it.
-        """
-        self.read(checkpoint).require_parts()
 
     def read(self, checkpoint: Checkpoint) -> RestoreContext:
         """Return the context in which a checkpoint is restored."""

@@ -85,8 +85,8 @@ class Session:
         self.framework = framework
         self.options = options
         self.rescale = rescale
-        self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
-        on_track = None if self.trace is None else self._trace_loader
+        trace = self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
+        on_track = None if trace is None else lambda loader: trace.add_loader(loader.dataset)
         logger.use_channel(framework.about.channel)
         about = framework.about
         self.settings = SettingsComparison(
@@ -479,10 +479,6 @@ class Session:
             manifest = self.resumed_manifest
             known = manifest.parts if manifest else ()
             log_parts(each for each in (found if self.has_saved else entries) if each not in known)
-
-    def _trace_loader(self, loader: Any) -> None:
-        assert self.trace is not None, "a run is watched"
-        self.trace.add_loader(loader.dataset)
 
     # ---- Ending
 

@@ -154,13 +154,11 @@ def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[
         groups.append({names.get(key, key): text for key, text in _texts(plain).items()})
     if parameters is None:
         return OptimizerSettings("", [], groups)
-    named = {id(each): zlib.crc32(name.encode()) for name, each in parameters.items() if not _is_sharded(each)}
+    # The state of what is sharded is saved by names.
+    whole = {name: each for name, each in parameters.items() if not hasattr(each, "placements")}
+    named = {id(each): zlib.crc32(name.encode()) for name, each in whole.items()}
     order = [named.get(id(each), 0) for group in held for each in group["params"]]
     return OptimizerSettings(type(optimizer).__name__, [len(group["params"]) for group in held], groups, order)
-
-
-def _is_sharded(parameter: Any) -> bool:
-    return hasattr(parameter, "placements")  # its optimizer's state is saved by names
 
 
 _NOT_SETTINGS = ("params", "param_names", "initial_lr", "step")
