@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import describe_cursor
@@ -136,20 +135,19 @@ class Restorer:
             parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleBuffers)}
         context.reader.restore({**self._options.parts, **parts}, verify=self._options.verify)
 
-    def align_buckets(self, module: Any) -> None:
-        """Set the order in which DDP reduces gradients to that of the uninterrupted run; a no-op for other modules.
+    def align_buckets(self) -> None:
+        """Set the order in which DDP reduces gradients to that of the uninterrupted run.
 
-        Call it before the first step, with no gradients held; for several modules, in the same order in every launch.
+        Call it before the first step, with no gradients held.
         """
-        if not BucketOrder.applies(module):
-            return
         launch = self.context.launch if self.context else None
-        order, saved = BucketOrder(module), launch.ddp_buckets[len(self.bucket_orders) :] if launch else []
-        self.bucket_orders.append(order)
-        if saved and saved[0]:
-            order.replay(saved[0])
-        else:
-            order.observe()
+        for module in filter(BucketOrder.applies, self._framework.modules()):
+            order, saved = BucketOrder(module), launch.ddp_buckets[len(self.bucket_orders) :] if launch else []
+            self.bucket_orders.append(order)
+            if saved and saved[0]:
+                order.replay(saved[0])
+            else:
+                order.observe()
 
     def close(self) -> None:
         """Remove the hooks that still wait for the order of the gradients."""
