@@ -337,7 +337,7 @@ def pythons(session: nox.Session) -> None:
 def soak(session: nox.Session) -> None:
     """Let jobs of all adapters meet random faults: ``nox -s soak -- --minutes 10``."""
     install(session, "-e", ".[test-all]")
-    session.run("python", "tests/soak/soak.py", *session.posargs, env={**_ONE_THREAD, "PYTHONPATH": "tests"})
+    session.run("python", "tools/soak.py", *session.posargs, env={**_ONE_THREAD, "PYTHONPATH": "tests"})
 
 
 @nox.session

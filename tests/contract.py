@@ -3,6 +3,10 @@
 An adapter's tests provide a :class:`Bench`: how to start its job in a directory. The laws compare what the job traced
 on every rank and for every micro-step (loss, batch digest, learning rate, all exact) and what it found at its end
 (weights, log, EMA, random numbers) with an uninterrupted run of the same script.
+
+What the arguments of a law mean that it does not explain: ``bench`` starts the job; ``directory`` is where; ``config``
+is the job; ``reference`` an uninterrupted run of it, or what makes one; ``ranks`` the number of ranks; ``kill`` and
+``kills`` what kills each launch; ``ignore`` names of final facts that are not compared.
 """
 
 from __future__ import annotations
@@ -128,7 +132,6 @@ class References:
     """Reference runs, each run once and shared by a session's tests.
 
     Args:
-        bench: how to start the job.
         directory: makes a directory of its own for each.
     """
 
@@ -153,11 +156,15 @@ class References:
         return self._known[key]
 
 
+@pytest.fixture(scope="session")
+def reference(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> References:
+    return References(bench, tmp_path_factory.mktemp)
+
+
 class Killed:
     """What killed jobs left, each killed once and copied by a session's tests.
 
     Args:
-        bench: how to start the job.
         directory: makes a directory of its own for each.
     """
 
@@ -175,6 +182,11 @@ class Killed:
             assert committed(directory / self._bench.run_directory)
             self._known[key] = directory
         shutil.copytree(self._known[key], target, symlinks=True, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="session")
+def killed(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    return Killed(bench, tmp_path_factory.mktemp)
 
 
 def uninterrupted(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> Trace:
@@ -213,14 +225,7 @@ def interrupted_equals_uninterrupted(
     start from that checkpoint, not from an older one or from nothing.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        config: the job.
-        reference: an uninterrupted run of it.
-        kills: what kills each launch, in order.
-        ranks: number of ranks.
         relaunch: for each launch (the first included) what differs in its configuration.
-        ignore: names of final facts that this comparison leaves out.
     """
     variants = [*relaunch, *[{} for _ in range(len(kills) + 1 - len(relaunch))]]
     saved: dict[str, str] = {}
@@ -254,12 +259,7 @@ def trains_on_after_a_failed_save(
     """With ``on_save_error="continue"``: the save of step 5 fails, and the run ends as if it had not.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         config: the job, which saves every five steps, with the limit on file sizes that stands in for a full disk.
-        reference: an uninterrupted run of it.
-        ranks: number of ranks.
-        ignore: names of final facts that this comparison leaves out.
     """
     outcome = bench.run(directory, {**config, "file_limit_until": 7}, ranks=ranks)
     outcome.require_success()
@@ -309,16 +309,7 @@ def resumed_equals_uninterrupted(
 def an_empty_machine_resumes(
     bench: Bench, directory: Path, config: Config, reference: Trace, kill: Kill, *, ranks: int = 1
 ) -> None:
-    """Killed, and started by the same command where the run directory is gone, a run continues from its mirror.
-
-    Args:
-        bench: how to start the job.
-        directory: where.
-        config: the job.
-        reference: an uninterrupted run of it.
-        kill: when it is killed, behind a save.
-        ranks: number of ranks.
-    """
+    """Killed, and started by the same command where the run directory is gone, a run continues from its mirror."""
     mirror = directory / "bucket"
     env = {"RESUME_ADAPTERS_MIRROR": f"file://{mirror}"}
     outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, env=env)
@@ -343,12 +334,7 @@ def a_kill_loses_no_step_that_memory_has(
     """Killed between two saves to the disk, a run continues from the last step, which was saved to memory alone.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        config: the job.
-        reference: an uninterrupted run of it.
         kill: when it is killed, more than a step behind a save.
-        ranks: number of ranks.
     """
     env = {"RESUME_ADAPTERS_MIRROR": "memory:1"}
     outcome = bench.run(directory, {**config, "kill": kill}, ranks=ranks, env=env)
@@ -451,14 +437,8 @@ def killed_before_an_operation(
     The tests of the core take every operation. Here a real job is killed before one of each kind.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        config: a job that saves and prunes.
-        reference: an uninterrupted run of it.
-        operation: before what it is killed.
         leaving: the steps of which the relaunched run may leave checkpoints. A kill between the last commit and its
             prune may leave one more than asked for, never one less.
-        ranks: number of ranks.
         of_the_end: names of final facts that go with a process that is killed behind its last save.
     """
     wanted = [operation.event, operation.path, operation.number]
@@ -479,14 +459,6 @@ def frozen_before_an_operation(
     """A job that is frozen in a save, and wakes up when a second launch has trained to the end, harms nothing.
 
     The tests of the core take every operation. Here a real job is frozen before one.
-
-    Args:
-        bench: how to start the job.
-        directory: where.
-        config: a job that saves.
-        reference: an uninterrupted run of it.
-        operation: before what the first launch is frozen.
-        ignore: names of final facts that this comparison leaves out.
     """
     run_directory = directory / bench.run_directory
     wanted = [operation.event, operation.path, operation.number, "SIGSTOP"]
@@ -531,15 +503,10 @@ def damaged_is_passed_over(
     """Law 4: a damaged file of the newest checkpoint is named, and the checkpoint before is resumed from.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         source: what a killed job left, with whole checkpoints; it is copied.
         config: the job; it may be told to die early.
-        damage: damages a file.
         file: the file, relative to the run directory.
         newest: name of the newest checkpoint, to which the file belongs.
-        before: name of the one before.
-        ranks: number of ranks.
     """
     shutil.copytree(source, directory, symlinks=True)
     run_directory = directory / bench.run_directory
@@ -559,11 +526,8 @@ def every_damage_is_found(
 
     Args:
         source: a run directory with whole checkpoints; it is copied.
-        directory: where to.
         files: the files of the newest checkpoint, relative to the run directory.
         foreign: the adapter's detector of checkpoints that the package did not write.
-        newest: name of the newest checkpoint.
-        before: name of the one before.
     """
     for file in files:
         for kind, damage in DAMAGES.items():
@@ -603,13 +567,8 @@ def stopped_then_resumed(
     """Law 8: a request to stop saves, then leaves, on all ranks together; the next launch goes on exactly.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        config: the job.
-        reference: an uninterrupted run of it.
         sends: which signal each launch sends itself, at what event of which step, on one rank or on all. The launch
             after the last runs to the end. ``validated`` is in how many batches of an evaluation it must have left.
-        ranks: number of ranks.
         within: steps within which it must have saved.
     """
     # Of shorter steps ranks vote on some only, and a commit in the background lasts for many.
@@ -649,10 +608,6 @@ def laws_in_fresh_interpreters(
     asked to stop, saves and leaves. The last runs to the end.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        config: the job.
-        reference: an uninterrupted run of it, forked.
         commit: the commit before which the first launch is killed, behind two others.
         damaged: a file of the newest checkpoint that it leaves, relative to the run directory.
         send: what stops the second launch.
@@ -695,9 +650,6 @@ def older_run_goes_on(
     kill, the losses and the weights that follow cannot be compared, and only the rest is.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        reference: runs a job uninterrupted.
         adapter: whose run it is.
         installed: the version of its framework here; an older one than that of the run need not read its files.
     """
@@ -738,8 +690,6 @@ def same_samples_on_any_topology(
     """Law 7: on a different number of ranks or workers, each optimizer step has the same samples and the same rate.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         reference: an uninterrupted run, which traced the rows of each batch and their mean loss, and it may be the
             values of its final weights.
         launches: for each launch the number of ranks and the whole configuration; all but the last are killed.
@@ -775,8 +725,6 @@ def every_record_once_on_any_topology(
     """Law 7 for streams: whatever the numbers of ranks and workers, an epoch trains on each record once.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         launches: for each launch the number of ranks and the whole configuration, of one epoch; all but the last are
             killed.
         records: how many different records the stream has.
@@ -799,11 +747,8 @@ def goes_on_by_samples(
     """With another global batch a run trains on each sample of each epoch once, and its schedule ends where it ends.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         launches: as for :func:`every_record_once_on_any_topology`.
         samples: of all epochs together, each with new augmentation.
-        reference: an uninterrupted run of the last launch's configuration.
     """
     every_record_once_on_any_topology(bench, directory, launches, samples)
     ends = [steps[max(steps)][1] for steps in (_steps(read_trace(directory, launches[-1][0])), _steps(reference))]
@@ -834,12 +779,7 @@ def finished_does_nothing_again(
     """A finished run that is launched again trains nothing, says so, and ends with the same results.
 
     Args:
-        bench: how to start the job.
-        directory: where.
-        reference: runs the job to its end; the run is copied.
-        config: the job.
         same: names of the final facts that must be the same.
-        ranks: number of ranks.
     """
     shutil.copytree(reference.directory(config, ranks), directory, symlinks=True, dirs_exist_ok=True)
     first, before = reference(config, ranks), committed(directory / bench.run_directory)
@@ -872,8 +812,6 @@ def opened_and_closed_leaves_nothing(bench: Bench, directory: Path, config: Conf
     """Law 12: a run is opened and closed a hundred times in one process, however it ends, and leaves nothing behind.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         config: a job that saves after each step.
         cycles: how often it trains at least, after a warm-up.
     """
@@ -938,13 +876,6 @@ def uninterrupted_equals_bare(
 ) -> tuple[Path, Path]:
     """Law 0: an uninterrupted run has the losses, weights and native files of the same run without the package.
 
-    Args:
-        bench: how to start the job.
-        reference: runs it, with the package and without.
-        config: the job.
-        ranks: number of ranks.
-        timeless: see :func:`native_files_are_the_same`.
-
     Returns:
         The run directories, with the package and without.
     """
@@ -960,8 +891,6 @@ def native_files_are_the_same(with_package: Path, bare: Path, timeless: Timeless
     """Law 0: except for what the package adds, a run directory holds the same files, byte for byte.
 
     Args:
-        with_package: the run directory of a run with the package.
-        bare: that of a run without.
         timeless: takes out of a file's content what two bare runs differ in too: measured times.
     """
     of_all = without_checksums if STAGE == "memory" else bytes
@@ -1020,13 +949,8 @@ def traces_are_equal(
     """A watched run trains as one that is not, and after a kill every line of its trace is the uninterrupted run's.
 
     Args:
-        bench: how to start the job.
-        reference: runs the job without a trace.
-        directory: where.
         config: the job; its own run directory must stay as it is, and so must not be there.
-        kill: what kills the first launch.
         quantities: what every line has, with something in it.
-        ranks: number of ranks.
     """
     bare, whole, resumed = reference(config, ranks), directory / "whole", directory / "resumed"
     bench.run(whole, config, ranks=ranks, env=watched(whole)).require_success()
@@ -1070,11 +994,7 @@ def staged_equals_bare(
     """Law 0 where saves are copied: same losses, same weights, same native files but for torch's checksums.
 
     Args:
-        bench: how to start the job.
-        reference: runs it.
         config: a job that saves at least four times, with ``stage="memory"``.
-        ranks: number of ranks.
-        timeless: see :func:`native_files_are_the_same`.
     """
 
     def content(name: str, content: bytes) -> bytes:
@@ -1110,12 +1030,7 @@ def between_copy_and_commit(
     Nothing is written of the third save, behind which the job is killed.
 
     Args:
-        bench: how to start the job.
-        directory: where.
         config: a job with ``stage="memory"`` that saves after each second step, and goes on for 14 steps at least.
-        reference: an uninterrupted run of it.
-        event: of the job that ends an optimizer step.
-        ranks: number of ranks.
     """
     run_directory = directory / bench.run_directory
     held = {"hold_writes": {"event": event, "step": 5}}

@@ -7,19 +7,51 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 from resume_adapters.core.run import monitor
 from resume_adapters.core.storage.local import LocalStorage
 
-READS = ("read", "digest")
 MUTATIONS = ("write", "append", "sync", "replace", "symlink", "make_directory", "remove_file", "remove_directory")
+READS = ("read", "digest", "entries")
+
+
+def refuse(number: int, path: Path | None = None) -> NoReturn:
+    """Raise what the system does with an errno."""
+    raise OSError(number, os.strerror(number), None if path is None else str(path))
+
+
+class Disturbed(LocalStorage):
+    """A local disk on which a function is called before each operation: it may raise, or be what comes between.
+
+    Attributes:
+        before: is given the name of the operation and the path, which is that of the target where there are two.
+    """
+
+    def __init__(self, before: Callable[[str, Path], object] = lambda operation, path: None) -> None:
+        super().__init__()
+        self.before = before
+
+
+def _disturbed(name: str) -> Callable[..., Any]:
+    operation = getattr(LocalStorage, name)
+
+    def disturbed(self: Disturbed, path: Path, *rest: Any, **named: Any) -> Any:
+        self.before(name, rest[0] if name in ("replace", "symlink") else path)
+        return operation(self, path, *rest, **named)
+
+    return disturbed
+
+
+for _name in (*MUTATIONS, *READS):
+    setattr(Disturbed, _name, _disturbed(_name))
 
 
 class Crash(BaseException):
     """The process died here: nothing but the test catches it."""
 
 
-class CrashingStorage(LocalStorage):
+class CrashingStorage(Disturbed):
     """A local disk whose process dies before its nth mutating operation.
 
     What the monitor does once a second is not counted: how much that is between two lines, no test can know.
@@ -33,7 +65,7 @@ class CrashingStorage(LocalStorage):
     """
 
     def __init__(self, crash_at: int | None = None, *, torn: bool = False) -> None:
-        super().__init__()
+        super().__init__(self._note)
         self.crash_at = crash_at
         self.torn = torn
         self.operations: list[tuple[str, Path]] = []
@@ -43,7 +75,7 @@ class CrashingStorage(LocalStorage):
         return self.crash_at is not None and len(self.operations) > self.crash_at
 
     def _note(self, name: str, path: Path) -> None:
-        if threading.current_thread().name != monitor.THREAD_NAME:
+        if name in MUTATIONS and threading.current_thread().name != monitor.THREAD_NAME:
             self._count(name, path)
 
     def _count(self, name: str, path: Path) -> None:
@@ -57,43 +89,18 @@ class CrashingStorage(LocalStorage):
         raise Crash(f"before operation {self.crash_at}: {self.operations[-1]}")
 
     def write(self, path: Path, content: bytes) -> None:
-        self._in_halves("write", super().write, path, content)
+        self._in_halves(super().write, LocalStorage.write, path, content)
 
     def append(self, path: Path, content: bytes) -> None:
-        self._in_halves("append", super().append, path, content)
+        self._in_halves(super().append, LocalStorage.append, path, content)
 
-    def _in_halves(self, name: str, work: Callable[[Path, bytes], None], path: Path, content: bytes) -> None:
+    def _in_halves(self, work: Callable[..., None], native: Callable[..., None], path: Path, content: bytes) -> None:
         try:
-            self._note(name, path)
+            work(path, content)
         except Crash:
             if self.torn and len(self.operations) == (self.crash_at or 0) + 1:
-                work(path, content[: len(content) // 2])
+                native(self, path, content[: len(content) // 2])
             raise
-        work(path, content)
-
-    def sync(self, path: Path) -> None:
-        self._note("sync", path)
-        super().sync(path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        self._note("replace", target)
-        super().replace(source, target)
-
-    def symlink(self, target: str, link: Path) -> bool:
-        self._note("symlink", link)
-        return super().symlink(target, link)
-
-    def make_directory(self, path: Path) -> None:
-        self._note("make_directory", path)
-        super().make_directory(path)
-
-    def remove_file(self, path: Path) -> None:
-        self._note("remove_file", path)
-        super().remove_file(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._note("remove_directory", path)
-        super().remove_directory(path)
 
 
 class FreezingStorage(CrashingStorage):
@@ -140,7 +147,7 @@ class FailingStorage(CrashingStorage):
         self.operations.append((name, path))
         index = len(self.operations) - 1
         if self.fail_at is not None and (index == self.fail_at or (self.lasting and index > self.fail_at)):
-            raise OSError(self.number, os.strerror(self.number), str(path))
+            refuse(self.number, path)
 
 
 def no_space(fail_at: int = 0, *, lasting: bool = False) -> FailingStorage:

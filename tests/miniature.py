@@ -50,7 +50,6 @@ class Miniature:
     """One start of a run directory.
 
     Args:
-        directory: the run directory.
         options: of :class:`ResumableRun`.
     """
 

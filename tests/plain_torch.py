@@ -212,7 +212,6 @@ class Still(PlainTorch):
     """A model that nobody trains, and where its training is: for tests of a session alone.
 
     Args:
-        rank: this rank.
         sharded: returns the state that is sharded over the ranks.
     """
 
@@ -271,7 +270,6 @@ class Launch:
     """One launch of a training script.
 
     Args:
-        directory: the run directory.
         die: is asked after every batch with this launch, and may raise.
         options: of the script, the loop and the run.
     """

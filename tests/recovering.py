@@ -111,6 +111,15 @@ def failures_change_nothing(
         assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
 
 
+def failures_change_nothing_with_deepspeed(server: Server, job: Path, directory: Path, stage: str) -> None:
+    """Run some cases with ZeRO on two ranks, and assert that each ended as if nothing had failed."""
+    settings, names = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}, ("whole", "in turn", "updating")
+    for found in results(server, job, directory, 2, {name: CASES[name] for name in names}, settings=settings):
+        levels = require_undisturbed(found)
+        assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
+        assert levels["updating"] == [None, "disk", "disk"]
+
+
 def a_failure_in_a_save_changes_nothing(server: Server, job: Path, directory: Path) -> None:
     """Fail within the framework's own save on one of two ranks, and assert that the run ended as if it had not."""
     for found in results(server, job, directory, 2, {"whole": [], "saving": [["save", 0, 5]]}):

@@ -9,6 +9,7 @@ import pytest
 from accelerate.utils import compare_versions
 
 import contract
+from contract import killed, reference  # noqa: F401  # fixtures
 from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
@@ -19,16 +20,6 @@ def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "accelerate", "torchdata.stateful_dataloader", "peft", *DEEPSPEED, "datasets")
     yield contract.Bench(server, HERE / "job.py", "project/checkpoints", "options")
     server.close()
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)
-
-
-@pytest.fixture(scope="session")
-def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
-    return contract.Killed(bench, tmp_path_factory.mktemp)
 
 
 @pytest.fixture

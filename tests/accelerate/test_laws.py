@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 
 from resume_adapters.accelerate.files import ForeignCheckpoints
@@ -14,6 +15,7 @@ from selection import often
 from waiting import LIMIT
 
 import contract
+import stores
 from faults import DAMAGES, cut, flip
 
 KILL = {"event": "step_end", "step": 18}
@@ -473,3 +475,49 @@ def test_a_kill_loses_no_step_that_memory_has(
 
 def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
     contract.no_run_directory_below_a_file(bench, tmp_path, {})
+
+
+# ---- In interpreters of their own, which have imported nothing before the job
+
+
+@pytest.mark.thorough
+def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {"augment": True, "ema": True}
+    contract.laws_in_fresh_interpreters(
+        bench,
+        tmp_path,
+        config,
+        reference(config),
+        commit=contract.Operation("os.rename", rf"checkpoint_15/resume/{contract.temporary('manifest.json')}", 10),
+        damaged="checkpoint_10/optimizer.bin",
+        send={"event": "backward", "step": 13},
+    )
+
+
+# ---- A run that an older version of the package has begun
+
+
+def test_an_older_run_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.older_run_goes_on(bench, tmp_path / "run", reference, "accelerate", accelerate.__version__)
+
+
+# ---- The step trace
+
+
+@pytest.mark.parametrize("device", often(["cpu", "walled"], "cpu"))
+def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
+    device: str, bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    """The loop iterates over the prepared loader itself, which fetches a batch ahead."""
+    config = {"device": device, "augment": True, "wrapped": False, "second": True, "epochs": 2, "save_every": None}
+    contract.traces_are_equal(bench, reference, tmp_path, config, {"event": "step_end", "step": 13})
+
+
+# ---- The run of each tracker
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not stores.are_installed(), reason="the extra `trackers` installs them")
+def test_the_trackers_of_accelerate_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"trackers": ["wandb", "mlflow", "tensorboard"]}
+    stores.continue_the_run(bench, tmp_path, config, {"event": "step_end", "step": 18})

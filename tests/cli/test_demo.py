@@ -18,15 +18,6 @@ def test_the_example_is_found(framework):
     assert example(framework).is_file()
 
 
-@needs_transformers
-def test_refuses_a_directory_that_is_in_use(command, tmp_path):
-    (tmp_path / "precious").write_text("kept")
-    done = command("demo", "--dir", tmp_path)
-    assert (done.code, done.out) == (2, "")
-    assert "is not an empty directory" in done.err
-    assert (tmp_path / "precious").read_text() == "kept"
-
-
 @pytest.mark.thorough
 @needs_transformers
 def test_a_run_killed_three_times_is_identical_to_one_that_never_was(command, tmp_path):

@@ -32,14 +32,13 @@ from resume_adapters.core.stop import vote
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.stop.vote import StopVote
-from resume_adapters.core.storage.base import Entry
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import mirrors
 from resume_adapters.core.tiers.remote import RemoteTier
 from resume_adapters.errors import MissingFramework, ResumeError, SaveFailed, Stopped
 from waiting import until
 
 import faults
+from faults import Disturbed, refuse
 from miniature import Miniature, MiniatureContent, effects, left_behind
 from plain_torch import Killed, Launch, killed_after
 
@@ -231,27 +230,18 @@ def _broken() -> dict[str, Any]:
     raise ZeroDivisionError("the adapter is broken")
 
 
-class Failing(LocalStorage):
+class Failing(Disturbed):
     """A disk that is full for one kind of work: writing parts, forcing files onto the disk, or the journal."""
 
-    where = ""
+    def __init__(self) -> None:
+        super().__init__(self._look)
+        self.where = ""
 
-    def _refuse(self, where: str) -> None:
-        if self.where == where:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._refuse("write")
-        super().write(path, content)
-
-    def sync(self, path: Path) -> None:
-        if path.name == "model.bin" or path.name.startswith("rank-"):
-            self._refuse("commit")
-        super().sync(path)
-
-    def append(self, path: Path, content: bytes) -> None:
-        self._refuse("after")
-        super().append(path, content)
+    def _look(self, operation: str, path: Path) -> None:
+        is_of_commit = path.name == "model.bin" or path.name.startswith("rank-")
+        where = {"write": "write", "sync": "commit" if is_of_commit else None, "append": "after"}.get(operation)
+        if where is not None and where == self.where:
+            refuse(errno.ENOSPC)
 
 
 def train(rank: int, one: str, two: str) -> dict[str, Any]:
@@ -378,33 +368,24 @@ def remember(rank: int, directory: str, own: str, nodes: str) -> dict[str, Any]:
     return found | {"left": [str(each) for each in memory.glob("*/*")]}
 
 
-class Unlisted(LocalStorage):
-    """A disk that works, beside a memory that cannot be listed while a test says so."""
-
-    def __init__(self, memory: Path) -> None:
-        super().__init__()
-        self.memory, self.fails = memory, False
-
-    def entries(self, path: Path) -> list[Entry]:
-        if self.fails and path.is_relative_to(self.memory):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return super().entries(path)
-
-
 def tidy(rank: int, directory: str, when: str) -> dict[str, Any]:
     """Use a memory that rank zero, which leads the node, cannot list at the begin of the run, or at its end."""
     memory = Path(directory, "memory")
     memory.mkdir(exist_ok=True)
-    storage = Unlisted(memory)
-    job = Miniature(
-        Path(directory, "run"), ranks=None, storage=storage, mirror=[Memory(directory=str(memory), save_every=1)]
-    )
-    storage.fails = rank == 0 and when == "begin"
+    fails: list[str] = []
+
+    def look(operation: str, path: Path) -> None:
+        if rank == 0 and when in fails and operation == "entries" and path.is_relative_to(memory):
+            refuse(errno.EIO, path)
+
+    mirror = [Memory(directory=str(memory), save_every=1)]
+    job = Miniature(Path(directory, "run"), ranks=None, storage=Disturbed(look), mirror=mirror)
+    fails[:] = ["begin"]
     job.run.begin(0, 0.0)
-    storage.fails = False
+    fails[:] = []
     job.commit(1)
     held = len([*memory.glob("*/*/checkpoint-1")])
-    storage.fails = rank == 0 and when == "end"
+    fails[:] = ["end"]
     job.run.finish_copies()
     (state,) = job.run._status(RunState.RUNNING).mirrors
     job.run.close()

@@ -30,4 +30,5 @@ def test_the_members_of_the_protocol_are_those_of_the_code() -> None:
     rows = re.findall(r"^    \| (`.+?) \| ", PAGE.read_text().partition("## Adding an adapter")[2], re.M)
     listed = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {name for name in vars(Framework) if not name.startswith("_")}
+    members = {*vars(Framework), *Framework.__annotations__}
+    assert set(listed) == {name for name in members if not name.startswith("_")}

@@ -11,28 +11,27 @@ import pytest
 
 from resume_adapters import Remote
 from resume_adapters.core.saving import engine
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers import mirrors
 from waiting import LIMIT
 
 import training
+from faults import Disturbed
 from miniature import Miniature
 from object_stores import FaultyStore
 
 
-class SlowStorage(LocalStorage):
+class SlowStorage(Disturbed):
     """A disk on which a commit takes until somebody waits for it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._wait)
         self.is_committing = threading.Event()
         self.go_on = threading.Event()
 
-    def replace(self, source: Path, target: Path) -> None:
-        if target.name == "manifest.json":
+    def _wait(self, operation: str, path: Path) -> None:
+        if (operation, path.name) == ("replace", "manifest.json"):
             self.is_committing.set()
             assert self.go_on.wait(120)
-        super().replace(source, target)
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,17 +13,17 @@ RULER = Path(__file__).parents[2] / "tools" / "size.py"
 BUDGETS = {
     ".": 200,
     "accelerate": 800,
-    "cli": 2410,
+    "cli": 2380,
     "core": 410,
     "core/checkpoint": 1830,
     "core/dataloader": 1360,
-    "core/loop": 1410,
-    "core/observed": 1340,
+    "core/loop": 1380,
+    "core/observed": 1330,
     "core/recovery": 1450,
     "core/run": 1170,
     "core/run_directory": 1010,
     "core/saving": 770,
-    "core/session": 1880,
+    "core/session": 1870,
     "core/state": 1680,
     "core/stop": 380,
     "core/storage": 480,
@@ -32,12 +32,12 @@ BUDGETS = {
     "data": 220,
     "deepspeed": 190,
     "entry": 40,
-    "fabric": 270,
-    "hf": 1850,
+    "fabric": 260,
+    "hf": 1840,
     "integrations": 40,
     "integrations/deepspeed_engine": 630,
     "integrations/trackers": 90,
-    "lightning": 2210,
+    "lightning": 2200,
 }
 """Lines of code, rounded up to the next ten: whoever deletes lowers it, and whoever needs more deletes first."""
 
@@ -46,17 +46,13 @@ ARGUMENTS = 12
 
 
 @pytest.fixture(scope="module")
-def size() -> ModuleType:
+def size() -> SimpleNamespace:
     if not RULER.is_file():
         pytest.skip("a wheel brings no tools")
-    spec = importlib.util.spec_from_file_location("size", RULER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(RULER)))
 
 
-def test_a_line_of_code_is_neither_blank_nor_comment_nor_docstring(size: ModuleType) -> None:
+def test_a_line_of_code_is_neither_blank_nor_comment_nor_docstring(size: SimpleNamespace) -> None:
     source = '''"""A module,
 with two lines."""
 
@@ -74,7 +70,7 @@ def function(
     assert sorted(size.code_lines(source)) == [5, 6, 9, 10, 11, 13]
 
 
-def test_each_package_keeps_its_budget(size: ModuleType) -> None:
+def test_each_package_keeps_its_budget(size: SimpleNamespace) -> None:
     found = size.code_by_package()
     assert found.keys() == BUDGETS.keys(), "a package without a budget, or a budget without a package"
     assert not {name: lines for name, lines in found.items() if lines > BUDGETS[name]}
@@ -82,10 +78,10 @@ def test_each_package_keeps_its_budget(size: ModuleType) -> None:
     assert not slack, "lower these budgets to the next ten"
 
 
-def test_a_constructor_has_no_more_arguments_than_today(size: ModuleType) -> None:
+def test_a_constructor_has_no_more_arguments_than_today(size: SimpleNamespace) -> None:
     assert size.constructors()[0][0] <= ARGUMENTS
 
 
-def test_the_table_can_be_printed(size: ModuleType) -> None:
+def test_the_table_can_be_printed(size: SimpleNamespace) -> None:
     rows = dict(size.table())
     assert rows["circles of imports"] == "0" and int(rows["files in src"]) > 100

@@ -38,7 +38,7 @@ import resume_adapters
 package = pathlib.Path(resume_adapters.__file__).parent
 for folder in ("core", "cli"):
     for file in sorted((package / folder).rglob("*.py")):
-        if file.name not in ("__main__.py", "plot.py"):  # the fonts of matplotlib need Windows itself
+        if file.name != "__main__.py":
             importlib.import_module(".".join(["resume_adapters", *file.relative_to(package).with_suffix("").parts]))
 from resume_adapters.core.run.run import ResumableRun
 assert len(resume_adapters.StopOn().signals) == 2

@@ -11,6 +11,7 @@ import pytest
 from resume_adapters.integrations.deepspeed_engine.compat import is_before
 
 import contract
+from contract import reference  # noqa: F401  # fixtures
 from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
@@ -33,11 +34,6 @@ def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "numpy", *DEEPSPEED, "deepspeed_operators")
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,7 +22,9 @@ from selection import often
 from waiting import LIMIT
 
 import contract
+import stores
 from faults import DAMAGES
+from launch import is_installed
 from training import digest
 
 KILL = {"event": "step_end", "step": 18}
@@ -400,3 +403,50 @@ def test_a_kill_loses_no_step_that_memory_has(
 
 def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
     contract.no_run_directory_below_a_file(bench, tmp_path, TWO, ranks=2)
+
+
+# ---- In interpreters of their own, which have imported nothing before the job
+
+
+@pytest.mark.thorough
+def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {"stage": 2, "augment": True, "ema": True}
+    contract.laws_in_fresh_interpreters(
+        bench,
+        tmp_path,
+        config,
+        reference(config),
+        commit=contract.Operation("os.rename", rf"global_step15/resume/{contract.temporary('manifest.json')}", 10),
+        damaged="global_step10/mp_rank_00_model_states.pt",
+        send={"event": "backward", "step": 17},
+    )
+
+
+# ---- A run that an older version of the package has begun
+
+
+def test_an_older_run_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.older_run_goes_on(bench, tmp_path / "run", reference, "deepspeed", deepspeed.__version__)
+
+
+# ---- The step trace
+
+
+def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    """ZeRO keeps the weights that are stepped in flat partitions, and the gradient norm is the engine's."""
+    config = {"stage": 2, "augment": True, "epochs": 2, "save_every": None}
+    quantities = ("batches", "rng", "loss", "lr", "grad_norm")
+    kill = {"event": "step_end", "step": 13}
+    contract.traces_are_equal(bench, reference, tmp_path, config, kill, quantities=quantities)
+
+
+# ---- The run of each tracker
+
+
+@pytest.mark.skipif(not is_installed("tensorboard"), reason="the extra `trackers` installs it")
+def test_the_monitor_of_the_engine_continues_the_run(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"config": {"tensorboard": {"enabled": True, "output_path": "logs", "job_name": "run"}}}
+    kill = {"event": "step_end", "step": 18}
+    stores.continue_the_run(bench, tmp_path, config, kill, trackers=["tensorboard"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import contract
+from contract import reference  # noqa: F401  # fixtures
 from launch import Server
 
 HERE = Path(__file__).parent
@@ -23,8 +24,3 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def bench(server: Server) -> contract.Bench:
     return contract.Bench(server, HERE / "job.py", "project/checkpoints", "options")
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)

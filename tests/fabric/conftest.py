@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import contract
+from contract import killed, reference  # noqa: F401  # fixtures
 from launch import Server
 
 HERE = Path(__file__).parent
@@ -18,13 +19,3 @@ def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "lightning.fabric")
     yield contract.Bench(server, HERE / "job.py", options="options")
     server.close()
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)
-
-
-@pytest.fixture(scope="session")
-def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
-    return contract.Killed(bench, tmp_path_factory.mktemp)

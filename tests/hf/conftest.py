@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import contract
+from contract import killed, reference  # noqa: F401  # fixtures
 from launch import DEEPSPEED, Server
 
 HERE = Path(__file__).parent
@@ -24,13 +25,3 @@ def bench() -> Iterator[contract.Bench]:
     server = Server("torch", "transformers.trainer", *models, "datasets", *DEEPSPEED, "torchdata.stateful_dataloader")
     yield contract.Bench(server, HERE / "job.py")
     server.close()
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)
-
-
-@pytest.fixture(scope="session")
-def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
-    return contract.Killed(bench, tmp_path_factory.mktemp)

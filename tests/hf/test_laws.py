@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations import integration_utils
 
@@ -29,6 +30,7 @@ from selection import often
 from waiting import until
 
 import contract
+import stores
 from faults import DAMAGES, cut, flip
 
 KILL = {"event": "on_step_end", "step": 18}
@@ -841,3 +843,51 @@ def test_a_kill_loses_no_step_that_memory_has(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:
     contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
+
+
+# ---- In interpreters of their own, which have imported nothing before the job
+
+
+@pytest.mark.thorough
+def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {"augment": True, "ema": True}
+    contract.laws_in_fresh_interpreters(
+        bench,
+        tmp_path,
+        config,
+        reference(config),
+        commit=contract.Operation("os.rename", rf"checkpoint-15/resume/{contract.temporary('manifest.json')}", 10),
+        damaged="checkpoint-10/optimizer.pt",
+        send={"event": "on_substep_end", "step": 17},
+    )
+
+
+# ---- A run that an older version of the package has begun
+
+
+def test_an_older_run_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.older_run_goes_on(bench, tmp_path / "run", reference, "hf", transformers.__version__)
+
+
+# ---- The step trace
+
+
+def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    """DDP on two ranks, a worker and augmentation; run directory and cadence are those of the environment."""
+    args = {"dataloader_num_workers": 1, "save_steps": 1000, "num_train_epochs": 2}
+    config = {"augment": True, "samples": 100, "args": args}
+    quantities = ("batches", "rng", "loss", "lr", "grad_norm")
+    kill = {"event": "on_step_end", "step": 12}
+    contract.traces_are_equal(bench, reference, tmp_path, config, kill, quantities=quantities, ranks=2)
+
+
+# ---- The run of each tracker
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not stores.are_installed(), reason="the extra `trackers` installs them")
+def test_the_callbacks_of_the_trainer_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
+    config = {"args": {"report_to": ["wandb", "mlflow", "tensorboard"], "logging_steps": 1}}
+    stores.continue_the_run(bench, tmp_path, config, {"event": "on_step_end", "step": 18})

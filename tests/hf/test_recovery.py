@@ -30,12 +30,7 @@ def test_a_failure_on_any_rank_changes_nothing(
 @pytest.mark.parametrize("stage", [pytest.param("0", marks=pytest.mark.long), "2"])
 def test_a_failure_changes_nothing_with_deepspeed(bench: contract.Bench, tmp_path: Path, stage: str) -> None:
     """DeepSpeed's own tests have the rest."""
-    settings = {"ZERO": stage, "DS_ACCELERATOR": "cpu"}
-    cases = {name: recovering.CASES[name] for name in ("whole", "in turn", "updating")}
-    for found in recovering.results(bench.server, JOB, tmp_path, 2, cases, settings=settings):
-        levels = recovering.require_undisturbed(found)
-        assert levels["in turn"] == [None, "memory", "memory", "memory", "memory"]
-        assert levels["updating"] == [None, "disk", "disk"]
+    recovering.failures_change_nothing_with_deepspeed(bench.server, JOB, tmp_path, stage)
 
 
 @pytest.mark.thorough

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,7 @@ FILES = {"save": 70, "start": 115}
 @pytest.mark.thorough
 @pytest.mark.skipif(not RULER.is_file(), reason="a wheel brings no tools")
 def test_what_a_save_and_a_start_enter_does_not_grow(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("size", RULER)
-    assert spec is not None and spec.loader is not None
-    size = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(size)
-    rows = dict(size.trace(tmp_path))
+    rows = dict(runpy.run_path(str(RULER))["trace"](tmp_path))
     assert 0 < int(rows["frames of ours above the Trainer's write"]) <= FRAMES
     for name, most in FILES.items():
         files, functions = map(int, rows[f"files and functions that a {name} enters"].split("; "))

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 
 import contract
+from contract import killed, reference  # noqa: F401  # fixtures
 from launch import DEEPSPEED, Running, Server
 
 HERE = Path(__file__).parent
@@ -35,13 +36,3 @@ def bench() -> Iterator[contract.Bench]:
     )
     yield Bench(server, HERE / "job.py")
     server.close()
-
-
-@pytest.fixture(scope="session")
-def reference(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.References:
-    return contract.References(bench, tmp_path_factory.mktemp)
-
-
-@pytest.fixture(scope="session")
-def killed(bench: contract.Bench, tmp_path_factory: pytest.TempPathFactory) -> contract.Killed:
-    return contract.Killed(bench, tmp_path_factory.mktemp)

@@ -20,12 +20,10 @@ from resume_adapters.cli.commands.export import export
 from resume_adapters.errors import CheckpointDamaged, NotSerialisable, StateMismatch
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO, files
 
+from fits import Interrupted, Line, trainer_of
+
 RUN: list[str] = []
 """Which code ran as an object was loaded."""
-
-
-class Interrupted(Exception):
-    pass
 
 
 class Normalizer:
@@ -158,18 +156,10 @@ def fit(
     module = kind(torch.nn.Linear(2, 2), functools.partial(optimizer, lr=0.1), Normalizer(), torch.nn.MSELoss)
     module.interrupted_at = interrupted_at
     parts = [ResumeCallback()] if adapter is None else adapter
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        plugins=[each for each in parts if not isinstance(each, pl.Callback)],
-        callbacks=[
-            ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1, filename="{step}"),
-            *(each for each in parts if isinstance(each, pl.Callback)),
-        ],
-    )
+    saving = ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    callbacks = [each for each in parts if isinstance(each, pl.Callback)]
+    plugins = [each for each in parts if each not in callbacks]
+    trainer = trainer_of(saving, *callbacks, plugins=plugins, max_epochs=2)
     RUN.clear()
     trainer.fit(module, DataLoader(torch.rand(16, 2), batch_size=4, shuffle=True), **options)
     return module
@@ -196,22 +186,12 @@ def test_hyperparameters_may_be_any_objects(tmp_path: Path, kind: type[Composed]
     assert same(again, whole), "the bare framework reads the file as ever"
 
 
-class WithCallbacks(pl.LightningModule):
+class WithCallbacks(Line):
     """Keeps the arguments of its trainer among its hyperparameters, as libraries of models do that make it."""
 
     def __init__(self, callbacks: list[Any]) -> None:
-        super().__init__()
+        super().__init__(None)
         self.save_hyperparameters(logger=False)
-        self.net = torch.nn.Linear(2, 2)
-        self.interrupted_at: int | None = None
-
-    def training_step(self, batch: Any) -> Any:
-        if self.global_step == self.interrupted_at:
-            raise Interrupted
-        return self.net(batch).square().mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.parameters(), 0.1)
 
 
 @pytest.mark.parametrize("parts", [1, 2], ids=["callback", "both"])
@@ -223,16 +203,9 @@ def test_hyperparameters_may_be_the_callbacks_of_the_trainer(tmp_path: Path, par
         saving = ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1, filename="{step}")
         module = WithCallbacks([ResumeCallback(save_every=100, ema=torch.nn.Linear(1, 1)), saving])
         module.interrupted_at = interrupted_at
-        trainer = pl.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=module.hparams.callbacks,
-            plugins=[ResumeCheckpointIO()][: parts - 1],
-        )
-        trainer.fit(module, DataLoader(torch.rand(16, 2), batch_size=4, shuffle=True))
+        plugins = [ResumeCheckpointIO()][: parts - 1]
+        trainer = trainer_of(callbacks=module.hparams.callbacks, plugins=plugins, max_epochs=2)
+        trainer.fit(module, DataLoader(torch.rand(16, 1), batch_size=4, shuffle=True))
         return module
 
     whole = train(tmp_path / "whole")

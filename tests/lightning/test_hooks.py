@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from torchmetrics.wrappers import MinMaxMetric, Running
 from resume_adapters.errors import UnsupportedSetting
 from resume_adapters.lightning import ResumeCallback, ResumeCheckpointIO
 
+import fits
+from fits import Interrupted
+
 DATA = torch.rand(8, 1)
 
 BEGUN: list[int] = []
@@ -32,43 +35,20 @@ SEEN: dict[int, tuple[list[float], bool]] = {}
 """What each step of the last launch was given."""
 
 
-class Interrupted(Exception):
-    pass
-
-
-class Line(pl.LightningModule):
-    """Counts how often an epoch begins, and is interrupted before a step."""
+class Line(fits.Line):
+    """Counts how often an epoch begins."""
 
     def __init__(self, interrupted_at: int | None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.interrupted_at = interrupted_at
+        super().__init__(interrupted_at)
         BEGUN.clear()
 
     def on_train_epoch_start(self) -> None:
         BEGUN.append(self.current_epoch)
 
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        if self.global_step == self.interrupted_at:
-            raise Interrupted
-        return self.layer(batch).square().mean()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def trainer_of(
-    directory: Path, *callbacks: pl.Callback, plugins: Sequence[Any] = (), max_epochs: int = 3
-) -> pl.Trainer:
-    return pl.Trainer(
-        max_epochs=max_epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        plugins=list(plugins),
-        callbacks=[ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1), *callbacks],
-    )
+def trainer_of(directory: Path, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    saving = ModelCheckpoint(dirpath=directory, every_n_train_steps=2, save_top_k=-1)
+    return fits.trainer_of(saving, *callbacks, **{"max_epochs": 3, **options})
 
 
 def launch(directory: Path, interrupted_at: int | None) -> tuple[list[int], dict[str, int]]:
@@ -256,19 +236,9 @@ def test_torchmetrics_objects_go_on(saving: str, tmp_path: Path) -> None:
     rows = []
     for interrupted_at, directory in ((None, "whole"), (7, "halves"), (None, "halves")):
         rows.append(Rows())
-        trainer = pl.Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            logger=rows[-1],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            val_check_interval=2,
-            log_every_n_steps=1,
-            callbacks=[
-                ModelCheckpoint(tmp_path / directory, monitor=saving, save_top_k=-1, **options),
-                ResumeCallback(),
-            ],
-        )
+        saves = ModelCheckpoint(tmp_path / directory, monitor=saving, save_top_k=-1, **options)
+        often = {"max_epochs": 3, "logger": rows[-1], "val_check_interval": 2, "log_every_n_steps": 1}
+        trainer = fits.trainer_of(saves, ResumeCallback(), **often)
         with pytest.raises(Interrupted) if interrupted_at else contextlib.nullcontext():
             trainer.fit(Measured(interrupted_at), *data)
     whole, first, second = (each.rows for each in rows)

@@ -24,6 +24,7 @@ from selection import often
 from waiting import LIMIT
 
 import contract
+import stores
 from faults import DAMAGES, cut, flip
 
 KILL = {"event": "on_train_batch_end", "step": 18}
@@ -604,3 +605,64 @@ def test_a_logger_reads_checkpoints_where_it_is_told_to(
 
 def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
     contract.no_run_directory_below_a_file(bench, tmp_path, {})
+
+
+# ---- In interpreters of their own, which have imported nothing before the job
+
+
+@pytest.mark.thorough
+def test_the_laws_hold_in_fresh_interpreters(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {"augment": True, "module_average": True}
+    contract.laws_in_fresh_interpreters(
+        bench,
+        tmp_path,
+        config,
+        reference(config),
+        commit=contract.Operation(
+            "os.rename", rf"epoch=2-step=15\.ckpt\.resume/{contract.temporary('manifest.json')}", 10
+        ),
+        damaged="epoch=1-step=10.ckpt",
+        send={"event": "on_train_batch_start", "step": 17},
+    )
+
+
+# ---- A run that an older version of the package has begun
+
+
+def test_an_older_run_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.older_run_goes_on(bench, tmp_path / "run", reference, "lightning", pl.__version__)
+
+
+# ---- The step trace
+
+
+def test_the_trace_of_a_resumed_run_is_that_of_an_uninterrupted_one(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    """The directory of the script holds no file in the end, also none of the second ModelCheckpoint."""
+    checkpoints = [{"every_n_train_steps": 100}, {"every_n_train_steps": 3, "save_top_k": 1, "dirpath": "out/more"}]
+    config = {"augment": True, "samples": 100, "checkpoints": checkpoints, "trainer": {"max_epochs": 2}}
+    config["trace_files"] = False
+    contract.traces_are_equal(bench, reference, tmp_path, config, {"event": "on_train_batch_end", "step": 18})
+
+
+# ---- The run of each tracker
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not stores.are_installed(), reason="the extra `trackers` installs them")
+def test_the_loggers_of_lightning_continue_the_run(bench: contract.Bench, tmp_path: Path) -> None:
+    """Lightning logs the row of a batch, and of an epoch, after the callbacks, and so after the checkpoint of it."""
+    each_epoch = {"every_n_train_steps": None, "every_n_epochs": 1, "save_on_train_epoch_end": True}
+    config = {
+        "trackers": True,
+        "validate": True,
+        "trainer": {"log_every_n_steps": 1},
+        "checkpoints": [{}, each_epoch],
+    }
+    kills = (
+        {"event": "on_train_epoch_end", "step": 7},  # behind the checkpoint of the epoch
+        {"event": "on_train_batch_end", "step": 15},  # behind the checkpoint of the batch
+        {"event": "on_train_batch_end", "step": 18},
+    )
+    stores.continue_the_run(bench, tmp_path, config, *kills)

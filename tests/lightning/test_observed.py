@@ -17,6 +17,7 @@ from resume_adapters.lightning import ResumeCallback, observed
 from selection import often
 
 import contract
+from fits import Interrupted, Line, trainer_of
 
 KILLS = [{"event": "on_train_batch_end", "step": step} for step in (8, 18, 28)]
 CASES: dict[str, dict[str, Any]] = {
@@ -43,42 +44,20 @@ def test_it_is_said_and_a_plain_module_holds_nothing(bench: contract.Bench, tmp_
     assert "observed" not in plain.output and "MISSING" not in plain.output
 
 
-class Interrupted(Exception):
-    pass
-
-
-def resuming(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
-    """Return a small trainer that resumes."""
-    return pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[*callbacks, ResumeCallback()],
-        **options,
-    )
-
-
-class Annealing(pl.LightningModule):
+class Annealing(Line):
     """Anneals a hyperparameter, and adds one."""
 
     def __init__(self, interrupted_at: int | None) -> None:
-        super().__init__()
+        super().__init__(interrupted_at)
         self.save_hyperparameters({"forcing": 1.0, "nested": {"calls": 0}})
-        self.layer = torch.nn.Linear(1, 1)
-        self.interrupted_at = interrupted_at
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        if self.global_step == self.interrupted_at:
-            raise Interrupted
+        loss = super().training_step(batch, batch_idx)
         self.hparams.forcing *= 0.9
         self.hparams["nested"]["calls"] += 1
         self.hparams.setdefault("steps", []).append(self.global_step)
-        self.log("loss", loss := self.layer(batch).square().mean())
+        self.log("loss", loss)
         return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Counting(EarlyStopping):
@@ -104,9 +83,8 @@ class Clipping(pl.Callback):
 def fit(directory: Path, interrupted_at: int | None) -> tuple[Any, ...]:
     """Train; return what the module, a callback and the trainer hold at the end."""
     module, counting = Annealing(interrupted_at), Counting()
-    trainer = resuming(
-        ModelCheckpoint(directory, every_n_train_steps=3), Clipping(), counting, max_epochs=4, gradient_clip_val=5.0
-    )
+    saves = ModelCheckpoint(directory, every_n_train_steps=3)
+    trainer = trainer_of(saves, Clipping(), counting, ResumeCallback(), max_epochs=4, gradient_clip_val=5.0)
     pl.seed_everything(1)
     trainer.fit(module, DataLoader(torch.rand(8, 1), batch_size=2))
     return dict(module.hparams), counting.checked, counting.wait_count, trainer.gradient_clip_val
@@ -162,7 +140,8 @@ def test_validations_read_on_from_where_a_generator_of_theirs_was(shares: bool, 
         data = Noisy()
         trained: Any = Subset(data, range(6)) if shares else torch.rand(8, 1)
         order = torch.Generator().manual_seed(3)
-        trainer = resuming(ModelCheckpoint(directory, every_n_train_steps=2), max_epochs=4, num_sanity_val_steps=sanity)
+        saves = ModelCheckpoint(directory, every_n_train_steps=2)
+        trainer = trainer_of(saves, ResumeCallback(), max_epochs=4, num_sanity_val_steps=sanity)
         validation = DataLoader(Subset(data, range(4)), batch_size=2, shuffle=True, generator=order)
         trainer.fit(Validated(interrupted_at, found), DataLoader(trained, batch_size=2), validation)
 
@@ -176,21 +155,11 @@ def test_validations_read_on_from_where_a_generator_of_theirs_was(shares: bool, 
     assert {**found, **resumed} == expected and len(expected) == 4
 
 
-class Plain(pl.LightningModule):
-    """Stops once."""
-
-    def __init__(self, interrupted_at: int | None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.interrupted_at = interrupted_at
+class Plain(Line):
+    """Takes integers."""
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        if self.global_step == self.interrupted_at:
-            raise Interrupted
-        return self.layer(batch.float().reshape(-1, 1)).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
+        return super().training_step(batch.reshape(-1, 1) / 40, batch_idx)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -203,7 +172,7 @@ def test_a_split_that_is_drawn_otherwise_is_refused(tmp_path: Path, seed: int) -
             [20, 20],
             generator=torch.Generator().manual_seed(seed),  # type: ignore[arg-type]
         )
-        trainer = resuming(ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2), max_steps=8)
+        trainer = trainer_of(ModelCheckpoint(tmp_path, every_n_train_steps=2), ResumeCallback(), max_steps=8)
         trainer.fit(Plain(interrupted_at), DataLoader(split, batch_size=2))
 
     with pytest.raises(Interrupted):

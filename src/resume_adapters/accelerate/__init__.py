@@ -77,28 +77,13 @@ def register_for_resume(
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``accelerator.prepare``, once.
 
+    The other options are those of every adapter: :class:`~resume_adapters.core.session.options.ResumeOptions`.
+
     Args:
         accelerator: what prepared the models, optimizers, schedulers and loaders.
         run_dir: where checkpoints go; by default ``checkpoints`` in the accelerator's ``project_dir``.
-        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
-            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
-        stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
-            end of each epoch.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
-            than when the run was saved, resume by samples, with schedules of this launch's length.
-        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
-            the next save. Three failures in a row end the run in any case.
-        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
-            reads the files before their commit and memory is not short; ``"memory"``: a copy wherever there is memory
-            for it; ``"off"``: training waits for the write.
-        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
-            a start takes the newest checkpoint of all.
-        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+        keep: by default ``total_limit`` read as :class:`KeepLast`, else everything is kept.
+        save_every: by default at the end of each epoch.
 
     Raises:
         UnsupportedSetting: there is no directory for the checkpoints, a part cannot save its state, or a setting rules

@@ -85,7 +85,6 @@ class ForeignCheckpoints:
     """Recognises the checkpoints of the bare ``save_state``.
 
     Args:
-        world_size: ranks of this launch.
         scheduler_steps: how often a prepared scheduler steps in an optimizer step.
     """
 

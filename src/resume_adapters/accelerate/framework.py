@@ -57,7 +57,6 @@ class AccelerateFramework(LoopFramework):
 
     Args:
         accelerator: an ``accelerate.Accelerator``, after ``prepare``.
-        run_directory: where checkpoints go.
     """
 
     rank_state_type = AccelerateRankState

@@ -30,7 +30,6 @@ def replay(scheduler: Any, saved: dict[str, Any], before: int, now: int) -> None
 
     Args:
         scheduler: a prepared ``AcceleratedScheduler`` that has not stepped, whose optimizer is loaded.
-        saved: the state that was saved.
         before: number of processes that saved it.
         now: number of processes here.
 

@@ -201,7 +201,6 @@ class EngineStrategy(Strategy):
 
     Args:
         accelerator: an ``accelerate.Accelerator``, after ``prepare``.
-        run_directory: where checkpoints go.
 
     Raises:
         UnsupportedSetting: a setting of DeepSpeed rules an exact resume out.

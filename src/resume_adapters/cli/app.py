@@ -57,12 +57,14 @@ Places = Annotated[
     list[str],
     typer.Argument(metavar="RUN_DIR...", help=f"{_RUN_DIR} Several, or one above them: an overview. Or {_URL}"),
 ]
-Named = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[CHECKPOINT]", help="A name or step; by default the newest.", autocompletion=complete_checkpoint
-    ),
-]
+
+
+def names(metavar: str, words: str) -> Any:
+    """Return an argument that names checkpoints of a run directory, with completion."""
+    return typer.Argument(metavar=metavar, help=words, autocompletion=complete_checkpoint)
+
+
+Named = Annotated[str | None, names("[CHECKPOINT]", "A name or step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
 

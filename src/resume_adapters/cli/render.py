@@ -108,7 +108,6 @@ def visible(text: str, *, keep: str = "") -> str:
     r"""Return a text with everything that does not print as it is, such as a terminal's escape, written as ``\x1b``.
 
     Args:
-        text: the text.
         keep: characters that stay as they are.
     """
     return "".join(

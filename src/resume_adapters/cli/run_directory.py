@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from resume_adapters.core.checkpoint.catalog import list_checkpoints
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.layout import CONTROL, CheckpointState, latest_name, state_of
-from resume_adapters.core.checkpoint.manifest import Manifest
+from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.retention import Candidate, KeepBest
-from resume_adapters.core.checkpoint.validity import ForeignStep, is_alias
+from resume_adapters.core.checkpoint.validity import ForeignStep, check_digests, check_sizes, is_alias
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunStatus
 from resume_adapters.core.storage.local import LocalStorage
@@ -226,6 +228,17 @@ _CHECKPOINTS = "checkpoints"
 
 _DEPTH = 5
 """How many levels below a directory run directories are looked for."""
+
+
+def require_intact(checkpoint: Path, manifest: Manifest, entries: tuple[FileEntry, ...]) -> None:
+    """Check the sizes and the digests of some files of a checkpoint.
+
+    Raises:
+        CheckpointDamaged: naming the first file that is not as its manifest says.
+    """
+    check_sizes(STORAGE, checkpoint, msgspec.structs.replace(manifest, files=entries))
+    for _ in check_digests(STORAGE, checkpoint, entries):
+        pass
 
 
 def open_url(url: str) -> RemoteTier:

@@ -110,11 +110,7 @@ def _write(handler: logging.Handler, record: logging.LogRecord) -> None:
 
 
 class _Prefixed(logging.Formatter):
-    """The format of a handler, with the package's name before the message where the format does not show it.
-
-    Args:
-        handler: the handler.
-    """
+    """The format of a handler, with the package's name before the message where the format does not show it."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()

@@ -34,7 +34,6 @@ def wrapped(owner: Any, name: str, function: Callable[..., Any]) -> contextlib.A
 
     Args:
         owner: the object, or the module.
-        name: the method's name.
         function: is called instead, with the former method and the arguments of the call.
     """
     former = getattr(owner, name)
@@ -51,7 +50,6 @@ class _Wrapper:
 
     Args:
         function: is called, with the former method first.
-        former: the former method.
     """
 
     def __init__(self, function: Callable[..., Any], former: Callable[..., Any]) -> None:

@@ -21,7 +21,6 @@ def require_version(package: str, found: str, oldest: str, *, extra: str) -> Non
 
     Args:
         package: name of the framework's package.
-        found: the version that is installed.
         oldest: the oldest version that works, such as ``"5.3"``.
         extra: the name of the adapter's module.
 

@@ -53,29 +53,14 @@ from resume_adapters.integrations.deepspeed_engine.supported import require_supp
 class ResumeHooks(ResumableLoop):
     """Makes the loop that follows resume by itself. Make it after ``deepspeed.initialize``, once.
 
+    The other options are those of every adapter: :class:`~resume_adapters.core.session.options.ResumeOptions`.
+
     Args:
         engine: what ``deepspeed.initialize`` returned.
         run_dir: where checkpoints go: what ``save_checkpoint`` calls ``save_dir``. With ``use_node_local_storage`` in
             DeepSpeed's configuration, a directory on a disk of each node.
-        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
-            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; by default everything is kept, as DeepSpeed does.
-        stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
-            end of each epoch.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
-            than when the run was saved, resume by samples, with schedules of this launch's length.
-        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
-            the next save. Three failures in a row end the run in any case.
-        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
-            reads the files before their commit and memory is not short; ``"memory"``: a copy wherever there is memory
-            for it; ``"off"``: training waits for the write.
-        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
-            a start takes the newest checkpoint of all.
-        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+        keep: by default everything is kept, as DeepSpeed does.
+        save_every: by default at the end of each epoch.
 
     Raises:
         UnsupportedSetting: a part cannot save its state, or a setting rules an exact resume out.

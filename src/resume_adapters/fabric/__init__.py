@@ -57,25 +57,14 @@ def register_for_resume(
 ) -> ResumableLoop:
     """Make the loop that follows resume by itself. Call it after ``fabric.launch`` and ``fabric.setup``, once.
 
+    The other options are those of every adapter but ``on_batch_change``:
+    :class:`~resume_adapters.core.session.options.ResumeOptions`.
+
     Args:
         fabric: what has set up the models, optimizers and loaders.
         run_dir: where checkpoints go.
-        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
-            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; by default everything is kept.
-        stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default at the
-            end of each epoch.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
-            the next save. Three failures in a row end the run in any case.
-        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
-            reads the files before their commit and memory is not short; ``"memory"``: a copy wherever there is memory
-            for it; ``"off"``: training waits for the write.
-        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
-            a start takes the newest checkpoint of all.
+        keep: by default everything is kept.
+        save_every: by default at the end of each epoch.
         parts: the models and optimizers that ``fabric.setup`` returned, by name; also schedules, further Statefuls
             such as ``ema=ema``, and plain torch, numpy and python generators.
 
@@ -89,16 +78,7 @@ def register_for_resume(
     others = {name: each for name, each in parts.items() if name not in objects.by_name()}
     found = parts_among(others, "run_dir")
     options = ResumeOptions(
-        resume,
-        keep,
-        stop,
-        save_every,
-        mtbf,
-        verify,
-        on_save_error=on_save_error,
-        stage=stage,
-        mirror=mirror,
-        parts=found,
+        resume, keep, stop, save_every, mtbf, verify, "refuse", on_save_error, stage, mirror, parts=found
     )
     each_epoch = options.cadence() is None
     framework = FabricFramework(fabric, objects)

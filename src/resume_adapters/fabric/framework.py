@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +203,14 @@ class FabricFramework(LoopFramework):
         saved = read_native(context.files.require(FILE))
         for name, module in objects.modules().items():
             context.load_weights(module, saved[name])
-        for name, loaded in self._loaded_as_a_whole():
+        optimizers = zip(objects.optimizers, objects.inner_optimizers(), strict=True)
+        for name, loaded in [*optimizers, *objects.schedules.items()]:
             loaded.load_state_dict(saved[name])
             if context.verify:
                 verify_equal(name, saved[name], loaded.state_dict())
         for schedule in objects.schedules.values():
             context.rescale.schedules.remember(schedule)
         self._replicas.expect(context)
-
-    def _loaded_as_a_whole(self) -> Iterator[tuple[str, Any]]:
-        yield from zip(self._objects.optimizers, self._objects.inner_optimizers(), strict=True)
-        yield from self._objects.schedules.items()
 
     def load_rank_state(self, record: Record) -> None:
         """No-op."""

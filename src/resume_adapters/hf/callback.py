@@ -16,7 +16,13 @@ from resume_adapters.core.choices import OnBatchChange, OnSaveError, Stage
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import SaveEvery
-from resume_adapters.core.session.options import OptionsCallback, ResumeFrom, run_directory_override
+from resume_adapters.core.session.options import (
+    OptionsCallback,
+    ResumeFrom,
+    ResumeOptions,
+    parts_among,
+    run_directory_override,
+)
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.tiers.options import Mirror
 from resume_adapters.hf.outside import OutsideTraining
@@ -26,34 +32,18 @@ from resume_adapters.hf.session import TrainerSession
 class ResumeCallback(OptionsCallback, TrainerCallback):
     """Makes ``trainer.train()`` resume, by itself, from the latest valid checkpoint of ``args.output_dir``.
 
+    The other options are those of every adapter: :class:`~resume_adapters.core.session.options.ResumeOptions`.
+
     Args:
         run_dir: where the checkpoints go, and whatever else the trainer writes while it trains; by default
             ``args.output_dir``. Each training of a process needs a directory of its own.
-        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
-            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
-        stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost. By default the
-            trainer's own ``save_strategy`` decides.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
-            than when the run was saved, resume by samples, with schedules of this launch's length.
-        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
-            the next save. Three failures in a row end the run in any case.
-        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
-            reads the files before their commit and memory is not short; ``"memory"``: a copy wherever there is memory
-            for it; ``"off"``: training waits for the write.
-        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
-            a start takes the newest checkpoint of all.
-        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+        keep: by default ``save_total_limit`` read as :class:`KeepLast`, else everything is kept.
+        save_every: by default the trainer's own ``save_strategy`` decides.
 
     Raises:
         UnsupportedSetting: a part cannot save its state.
     """
 
-    further_options = ("run_dir",)
     session: TrainerSession | None = None
 
     def __init__(
@@ -75,18 +65,11 @@ class ResumeCallback(OptionsCallback, TrainerCallback):
         self._run_dir = run_dir
         self._has_trained = False
         self._outside = OutsideTraining(self)
-        super().__init__(
-            resume=resume,
-            keep=keep,
-            stop=stop,
-            save_every=save_every,
-            mtbf=mtbf,
-            verify=verify,
-            on_batch_change=on_batch_change,
-            on_save_error=on_save_error,
-            stage=stage,
-            mirror=mirror,
-            **parts,
+        found = parts_among(parts, "run_dir")
+        self.set_options(
+            ResumeOptions(
+                resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+            )
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -23,10 +23,6 @@ from resume_adapters.hf.records import TrainerRankState
 class TrainingData:
     """The training loader and how far it is.
 
-    Args:
-        trainer: the trainer.
-        session: the session.
-
     Attributes:
         loader: the tracked torch loader; ``None`` before the trainer asks for it.
         consumed: micro-batches that are done in this epoch.
@@ -116,8 +112,6 @@ class TrainingData:
         """Restore the loader; return the micro-batches that are done.
 
         Args:
-            context: what is being restored.
-            state: what this rank saved.
             ended: no step is left: the pass counts as ended.
         """
         assert self.loader is not None and state.position is not None, "the trainer has its loader, and saved it"

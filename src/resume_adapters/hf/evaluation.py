@@ -28,8 +28,6 @@ class InterruptibleEvaluation:
     """The evaluations of a trainer.
 
     Args:
-        trainer: the trainer.
-        session: the session.
         ignore_keys: what the user gave ``train()`` as ``ignore_keys_for_eval``.
 
     Attributes:

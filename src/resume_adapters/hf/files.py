@@ -75,7 +75,6 @@ class ForeignCheckpoints:
     """Recognises the checkpoints of the bare trainer.
 
     Args:
-        world_size: ranks of this launch.
         engine: recognises what DeepSpeed wrote into them, where that trains.
     """
 

@@ -24,7 +24,7 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import FrameworkFacts
+from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.options import OptionsCallback
 from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state import safe_load
@@ -51,11 +51,8 @@ _OF_STATE = (
 """What changes of its state within a step or an evaluation, and is saved."""
 
 
-class TrainerFramework:
+class TrainerFramework(Framework):
     """A trainer's side of a session.
-
-    Args:
-        trainer: the trainer.
 
     Attributes:
         weight_digests: the digests of the weights that were saved last, by their names in memory; ``None`` where the
@@ -78,7 +75,7 @@ class TrainerFramework:
             },
             invariants={} if stage is None else names.invariants(stage, args.world_size),
         )
-        self.trackers = Trackers(self._writers)
+        self.trackers = self._runs = Trackers(self._writers)
         self.engine: EngineState | None = None
         self.weights = ModelWeights(trainer)
         self.is_sharded = bool(trainer.is_fsdp_enabled)  # by FSDP2: the trainer saves and loads it
@@ -99,7 +96,7 @@ class TrainerFramework:
 
     def continue_tensorboards(self) -> None:
         """Point TensorBoard's callbacks to the directories that they had in the checkpoint."""
-        for each, directory in zip(self._tensorboards(), self.trackers.directories, strict=False):
+        for each, directory in zip(self._tensorboards(), self._runs.directories, strict=False):
             if each.tb_writer is None:
                 where = each if hasattr(each, "logging_dir") else self.trainer.args  # transformers 4 has it there
                 where.logging_dir = directory
@@ -325,8 +322,6 @@ class TrainerFramework:
         """Restore what the trainer resets at the start of its loop.
 
         Args:
-            context: what is being restored.
-            state: what this rank saved.
             is_resharded: the topology was different when it was saved.
         """
         trainer, counters = self.trainer, state.counters

@@ -12,8 +12,6 @@ class LoopSeams:
     """What a trainer does differently in its loop; its methods stand in for the trainer's own for one ``train()``.
 
     Args:
-        trainer: the trainer.
-        session: the session of the call.
         save_now: saves a checkpoint through the trainer.
     """
 

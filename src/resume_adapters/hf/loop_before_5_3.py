@@ -159,8 +159,6 @@ class LoopSeams:
     """What a trainer does differently where its loop is one method; its methods stand in for the trainer's own.
 
     Args:
-        trainer: the trainer.
-        session: the session of the call.
         save_now: saves a checkpoint through the trainer.
     """
 

@@ -23,9 +23,6 @@ class OutsideTraining:
 
     A loop that calls no event is found by its optimizer, through torch's global hook, until a training has begun that
     the callback has a part in.
-
-    Args:
-        callback: the callback.
     """
 
     def __init__(self, callback: TrainerCallback) -> None:
@@ -43,11 +40,7 @@ class OutsideTraining:
         self._has_warned = False
 
     def warn(self, found: str) -> None:
-        """Warn that a training goes on which neither saves nor resumes.
-
-        Args:
-            found: what was found.
-        """
+        """Warn that a training goes on which neither saves nor resumes."""
         if self._has_warned:
             return
         self._has_warned = True

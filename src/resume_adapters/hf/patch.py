@@ -29,10 +29,6 @@ class TrainerSeams:
     While it lasts, each method stands in for the trainer's own of that name, which it gets as ``native``. The trainer's
     class stays what it is. They are private because the public seams come too late or not at all;
     ``tests/hf/test_seams.py`` checks each of them against the installed version.
-
-    Args:
-        trainer: the trainer.
-        session: the session of the call.
     """
 
     def __init__(self, trainer: Any, session: TrainerSession) -> None:

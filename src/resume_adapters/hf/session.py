@@ -61,8 +61,6 @@ class TrainerSession:
     """One call of ``train()`` on a trainer that has a :class:`~resume_adapters.hf.ResumeCallback`.
 
     Args:
-        trainer: the trainer.
-        options: the options of the run.
         resume: ``options.resume``, or what the user gave ``train()``.
         ignore_keys: what the user gave ``train()`` as ``ignore_keys_for_eval``.
 
@@ -234,8 +232,7 @@ class TrainerSession:
                 self.framework.restore_running_values(context, self._resumed, is_resharded=is_resharded)
                 self._initial_step = self._resumed.counters.initial_step
                 self.seconds = self._resumed.counters.seconds
-        for module in self.framework.modules():
-            self.session.restorer.align_buckets(module)
+        self.session.restorer.align_buckets()
 
     def _require_restored(self) -> None:
         if self.context is not None and self.phase is SessionPhase.OPENED:

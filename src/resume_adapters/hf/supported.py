@@ -14,7 +14,6 @@ def require_supported(trainer: Any, cadence: Cadence | None) -> None:
     """Refuse settings under which a resume cannot be exact.
 
     Args:
-        trainer: the trainer.
         cadence: when to save, where that is not left to the trainer.
 
     Raises:

@@ -28,7 +28,6 @@ class CallbackOfEnvironment(ResumeCallback):
         """Return whether a training call resumes with this callback, and warn where it cannot.
 
         Args:
-            trainer: the trainer.
             has_other: it has a callback of its script's.
             is_search: the call is a trial of a hyperparameter search.
         """

@@ -38,11 +38,7 @@ LIVE_WEIGHTS = "live_weights"
 
 
 class ModelWeights:
-    """The weights of one trainer's model.
-
-    Args:
-        trainer: the trainer.
-    """
+    """The weights of one trainer's model."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import sys
@@ -40,26 +41,12 @@ class ResumeCallback(OptionsCallback, pl.Callback):  # type: ignore[misc]  # kno
     ``ckpt_path`` may be ``None`` or ``"last"``: both mean the newest valid one, and so does ``"hpc"`` where Lightning
     finds such a checkpoint. A path starts a run that has no checkpoint of its own.
 
+    The other options are those of every adapter: :class:`~resume_adapters.core.session.options.ResumeOptions`.
+
     Args:
-        resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
-            checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
-            ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; by default what each ModelCheckpoint keeps.
-        stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; beside what each
-            ModelCheckpoint saves. Such a checkpoint goes when there is a newer one.
-        mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
-        verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
-            than when the run was saved, resume by samples, with schedules of this launch's length.
-        on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
-            the next save. Three failures in a row end the run in any case.
-        stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
-            reads the files before their commit and memory is not short; ``"memory"``: a copy wherever there is memory
-            for it; ``"off"``: training waits for the write.
-        mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
-            a start takes the newest checkpoint of all.
-        parts: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and python generators.
+        keep: by default what each ModelCheckpoint keeps.
+        save_every: beside what each ModelCheckpoint saves; by default never. Such a checkpoint goes when there
+            is a newer one.
 
     Raises:
         UnsupportedSetting: a part cannot save its state.
@@ -184,8 +171,8 @@ class ResumingTrainer:
         after_saves = AfterSaves(self)
         trainer.callbacks.append(after_saves)
         self._undo.callback(trainer.callbacks.remove, after_saves)
-        for each in (self._callback, after_saves):
-            self._leave_out_hooks(each)
+        for each, name in itertools.product((self._callback, after_saves), _OF_EACH_STEP):
+            self.leave_out(each, name, pl.Callback)  # where it is inherited: a call takes 5 us
         for finder, search in tuning.finders(trainer):
             self._undo.enter_context(wrapped(finder, search, self._tune))
         for each in saving(trainer):
@@ -205,11 +192,6 @@ class ResumingTrainer:
                 "Without ResumeCheckpointIO() among the plugins, a rank whose disk is full leaves the others waiting."
             )
         self._wrap(trainer._checkpoint_connector, "resume_start", self._start)  # seam: lightning 2.4-2.6
-
-    def _leave_out_hooks(self, callback: Any) -> None:
-        """Leave out the hooks of each step that a callback inherits: a call to one takes 5 us."""
-        for name in _OF_EACH_STEP:
-            self.leave_out(callback, name, pl.Callback)
 
     def leave_out(self, callback: Any, name: str, kind: type[Any]) -> None:
         """Leave out a hook of each step from now on, if it is that of a class, and not a user's own."""

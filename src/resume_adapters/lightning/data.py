@@ -22,12 +22,7 @@ from resume_adapters.lightning.records import FitRankState
 
 
 class FitData:
-    """The training loaders of a ``fit``.
-
-    Args:
-        loops: the trainer's loops.
-        session: the session.
-    """
+    """The training loaders of a ``fit``."""
 
     def __init__(self, loops: Loops, session: Session) -> None:
         self._loops = loops
@@ -39,11 +34,7 @@ class FitData:
     # ---- Saving
 
     def states(self, point: SavePoint) -> list[LoaderState]:
-        """Capture where each loader is.
-
-        Args:
-            point: where the checkpoint is saved.
-        """
+        """Capture where each loader is."""
         return [self._state_of(number, loader, point) for number, loader in enumerate(self._loaders)]
 
     def _state_of(self, number: int, loader: TrackedLoader, point: SavePoint) -> LoaderState:
@@ -161,11 +152,7 @@ def _has_ended(saved: LoaderState) -> bool:
 
 
 class ValidationData:
-    """The datasets, samplers and generators of the validation loaders.
-
-    Args:
-        loops: the trainer's loops.
-    """
+    """The datasets, samplers and generators of the validation loaders."""
 
     def __init__(self, loops: Loops) -> None:
         self._loops = loops

@@ -76,8 +76,6 @@ def share_of_logged(saved: Sequence[list[dict[str, Any]]], rank: int, ranks: int
 
     Args:
         saved: what :func:`logged` returned on each rank that saved.
-        rank: this rank.
-        ranks: number of ranks here.
     """
     found = []
     for each in saved[rank % len(saved)]:
@@ -136,7 +134,6 @@ def metrics(module: Any, start: Attributes, reset: Iterable[Any] = ()) -> dict[s
     """Capture the state of each torchmetrics object of a module, by name; it is no part of the weights.
 
     Args:
-        module: the module.
         start: what :func:`attributes` returned before the training; what differs is state too.
         reset: objects that Lightning resets when every callback has been called.
     """
@@ -199,7 +196,6 @@ def share_of_metrics(module: Any, saved: Sequence[dict[str, Any]], rank: int) ->
     Args:
         module: the module that has the torchmetrics.
         saved: what :func:`metrics` returned on each rank that saved.
-        rank: this rank.
 
     Raises:
         StateMismatch: a state is neither a sum nor a mean, a minimum or a maximum.

@@ -33,7 +33,6 @@ def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dic
     """Read a checkpoint file without running code.
 
     Args:
-        file: the file.
         is_read: returns whether what is at a place must be data; elsewhere stand-ins take the place of objects.
 
     Raises:

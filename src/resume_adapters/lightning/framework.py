@@ -14,7 +14,6 @@ from typing import Any
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.log import logger
 from resume_adapters.core.observed import own_objects
@@ -24,7 +23,7 @@ from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.saving.readers import own_methods
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import FrameworkFacts
+from resume_adapters.core.session.framework import Framework, FrameworkFacts
 from resume_adapters.core.session.loaders import missing_lines
 from resume_adapters.core.session.rescale import Schedules
 from resume_adapters.core.session.settings import LaunchSettings
@@ -60,12 +59,11 @@ _NO_HOOKS = tuple(each.on_load_checkpoint for each in (pl.LightningModule, pl.Ca
 """The hooks that nobody has written."""
 
 
-class LightningFramework:
+class LightningFramework(Framework):
     """The files and live objects of one ``fit``. It is the session's :class:`Framework`.
 
     Args:
         trainer: the trainer, with its strategy set up as far as it is before a checkpoint is loaded.
-        directory: the run directory.
 
     Attributes:
         about: what is known of Lightning and its settings.
@@ -93,9 +91,7 @@ class LightningFramework:
             invariants={**strategies.invariants(trainer, self._ranks), **of_engine},
         )
         self.trackers = Trackers(self._tensorboard_writers, self._mlflow_run)
-        self.foreign: ForeignDetector = (
-            files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
-        )
+        self.foreign = files.ForeignCheckpoints() if self.engine is None else strategies.ForeignCheckpoints(self.engine)
         self.own_objects: dict[str, list[Any]] = {}
         self.validation_data = ValidationData(Loops(trainer))
         self.under_way: tuple[Path, Callable[[Path], object]] | None = None
@@ -272,7 +268,6 @@ class LightningFramework:
         """Return the context in which Lightning saves, once its loops have been left.
 
         Args:
-            path: the checkpoint.
             own: what :meth:`own_values` returned.
         """
         with contextlib.ExitStack() as stack:
@@ -324,7 +319,6 @@ class LightningFramework:
         """Load a checkpoint by Lightning, as data, and make what it read fit this launch.
 
         Args:
-            context: what is being restored.
             native: Lightning's own load.
 
         Raises:

@@ -47,8 +47,6 @@ def capture(loops: Loops, point: SavePoint, start: epoch_sums.Attributes) -> Log
     """Capture the logged values that callbacks and schedulers read, and what this epoch has summed up so far.
 
     Args:
-        loops: the trainer's loops.
-        point: where the checkpoint is saved.
         start: what :func:`epoch_sums.attributes` returned before the training.
     """
     results = {SavePoint.VALIDATION: loops.validation._results, SavePoint.EPOCH: loops.epoch._results}.get(point, {})
@@ -83,10 +81,7 @@ def redistribute(loops: Loops, saved: Sequence[LoggedValues], rank: int, ranks: 
     """Return what this rank would have captured, from what a different number of ranks captured.
 
     Args:
-        loops: the loops of this launch.
         saved: what :func:`capture` returned on each rank that saved.
-        rank: this rank.
-        ranks: number of ranks here.
 
     Raises:
         StateMismatch: a state of torchmetrics cannot be divided among ranks.
@@ -115,7 +110,6 @@ def capture_rows(trainer: Any, storage: Storage) -> dict[str, str]:
     Only rank zero logs. A launch with the same version deletes those of the launch before it.
 
     Args:
-        trainer: the trainer.
         storage: where to read.
     """
     found = {}

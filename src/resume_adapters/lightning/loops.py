@@ -66,11 +66,7 @@ _BATCHES = "epoch_loop.batch_progress"
 
 
 class Loops:
-    """The loops of one ``fit``.
-
-    Args:
-        trainer: the trainer.
-    """
+    """The loops of one ``fit``."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -216,7 +212,6 @@ class Loops:
         """Run the training from a save point on, in place of the fit loop's ``run``.
 
         Args:
-            point: where the checkpoint was saved.
             restore: restores what the start of the loop resets.
             restore_random_state: restores the random state; called when only the training still draws from it.
         """
@@ -257,7 +252,6 @@ class Loops:
 
         Args:
             saved: what :meth:`progress` returned.
-            point: where the checkpoint was saved.
             row: what the loggers were still to get.
         """
         for path, counter in _counters(self.fit, ""):

@@ -58,10 +58,6 @@ def assign_directories(trainer: Any, resume: str) -> None:
 
     Lightning would put it below the logger's version, which is a new one at every launch. An earlier version that holds
     a run is used instead.
-
-    Args:
-        trainer: the trainer.
-        resume: the option of that name.
     """
     for each in saving(trainer):
         if each.dirpath is not None:
@@ -82,7 +78,6 @@ def named_by_rank_zero(callback: Any, trainer: Any) -> contextlib.AbstractContex
 
     Args:
         callback: the ModelCheckpoint.
-        trainer: the trainer.
     """
 
     def format_name(
@@ -135,12 +130,7 @@ def _real(path: str | os.PathLike[str]) -> str:
 
 
 def capture(trainer: Any, path: Path) -> dict[str, dict[str, Any]]:
-    """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way.
-
-    Args:
-        trainer: the trainer.
-        path: what is being saved.
-    """
+    """Capture what each ModelCheckpoint does not save, by its ``state_key``, as it is after the save under way."""
     found = {}
     for each in saving(trainer):
         kept = _unsaved(each)

@@ -32,7 +32,6 @@ def subjects(trainer: Any, captured: Iterable[Any]) -> Subjects:
     """Return the module, its callbacks, the datamodule, the hyperparameters of both, and the trainer's settings.
 
     Args:
-        trainer: the trainer.
         captured: what is saved beside Lightning's own file.
     """
     module, data = trainer.lightning_module, trainer.datamodule

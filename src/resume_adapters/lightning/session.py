@@ -41,8 +41,6 @@ class FitSession:
     It is the session's :class:`TrainingLoop`.
 
     Args:
-        trainer: the trainer.
-        options: the options of the run.
         named: the ``ckpt_path`` of the ``fit``.
 
     Attributes:
@@ -162,7 +160,7 @@ class FitSession:
         self._framework.verify_loaded(context)
         if self._framework.engine is not None and state.engine is not None:
             self._framework.engine.load_rank_state(state.engine)
-        self._align_buckets()
+        self._session.restorer.align_buckets()
         values, held = state.metrics, state.gradients
         if context.has_other_ranks:
             values, held = self._redistribute(context)
@@ -205,10 +203,6 @@ class FitSession:
         self.data.restore_random_state(context)
         self._session.move_schedules()
 
-    def _align_buckets(self) -> None:
-        for module in self._framework.modules():
-            self._session.restorer.align_buckets(module)
-
     # ---- Training
 
     def begin_training(self) -> None:
@@ -218,7 +212,7 @@ class FitSession:
         if self._framework.engine is not None:
             strategies.require_whole_accumulations(self._trainer)
         if context is None or context.rank_state is None:
-            self._align_buckets()
+            self._session.restorer.align_buckets()
             self._session.begin_observing()
         expected = self._trainer.estimated_stepping_batches
         self._expected_steps = int(expected) if math.isfinite(expected) and expected > 0 else None
@@ -386,7 +380,6 @@ class FitSession:
         """Save a checkpoint of the current step.
 
         Args:
-            path: the checkpoint.
             native: the trainer's own save, to the path that it is given.
 
         Raises:

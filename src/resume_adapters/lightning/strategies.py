@@ -57,11 +57,7 @@ def engine_state(strategy: Any, run_directory: Path) -> EngineState | None:
 
 
 class ForeignCheckpoints:
-    """Recognises the checkpoints that bare Lightning saved with DeepSpeed.
-
-    Args:
-        engine: the engine.
-    """
+    """Recognises the checkpoints that bare Lightning saved with DeepSpeed."""
 
     def __init__(self, engine: EngineState) -> None:
         from resume_adapters.integrations.deepspeed_engine import files
@@ -135,12 +131,7 @@ def sharded_state(trainer: Any) -> dict[str, Any]:
 
 
 def invariants(trainer: Any, ranks: int) -> dict[str, int]:
-    """Return settings that a resume must find unchanged: ranks share batches, or the accumulation has a schedule.
-
-    Args:
-        trainer: the trainer.
-        ranks: number of ranks.
-    """
+    """Return settings that a resume must find unchanged: ranks share batches, or the accumulation has a schedule."""
     if any(isinstance(each, pl.callbacks.GradientAccumulationScheduler) for each in trainer.callbacks):
         return {"number of ranks": ranks, "accumulate_grad_batches": trainer.accumulate_grad_batches}
     if isinstance(trainer.strategy, pl.strategies.ModelParallelStrategy):
@@ -156,7 +147,6 @@ def verify(trainer: Any, saved: Mapping[str, Any], checkpoint: Path) -> None:
     """Verify what every rank holds whole.
 
     Args:
-        trainer: the trainer.
         saved: what the trainer has read.
         checkpoint: the checkpoint, for the error.
 
@@ -179,7 +169,6 @@ def fingerprint(trainer: Any, parts: Mapping[str, Stateful]) -> str | None:
     """Return a digest of the state that a validation may change.
 
     Args:
-        trainer: the trainer.
         parts: parts of the checkpoint beside Lightning's file.
 
     Returns:

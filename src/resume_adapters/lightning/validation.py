@@ -18,10 +18,7 @@ class InterruptibleValidation:
     """The validations of one fit.
 
     Args:
-        trainer: the trainer.
-        session: the session of the fit.
         framework: has the parts that are saved.
-        loops: the trainer's loops.
 
     Attributes:
         state_before: what this rank saves while a validation runs; ``None`` while none does.

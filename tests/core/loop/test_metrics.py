@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from resume_adapters import KeepAll, KeepBest
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import UnsupportedSetting
 
+from faults import Disturbed, refuse
 from plain_torch import Killed, Launch, killed_after, manifest, reasons
 
 
@@ -57,35 +56,21 @@ def test_a_step_may_tell_no_loss_and_other_metrics(tmp_path: Path) -> None:
     assert launch.loop.mean_loss == 0.0
 
 
-class Stuck(LocalStorage):
-    """A disk on which one file cannot be written, or not be synced, while it is stuck."""
-
-    stuck = ""
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._look(path, self.stuck)
-        super().write(path, content)
-
-    def sync(self, path: Path) -> None:
-        self._look(path, self.stuck)
-        super().sync(path)
-
-    def _look(self, path: Path, stuck: str) -> None:
-        if stuck and path.name == stuck:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-
 @pytest.mark.parametrize("stuck", ["weights.pt", "rank-00000.json"], ids=["in the commit", "in the write"])
 def test_a_save_that_fails_leaves_its_metrics_and_the_best_to_the_next_one(tmp_path: Path, stuck: str) -> None:
-    storage = Stuck()
+    storage = Disturbed()
+
+    def fail(operation: str, path: Path) -> None:
+        if operation in ("write", "sync") and path.name == stuck:
+            refuse(errno.EIO)
 
     def evaluate(launch: Launch) -> None:
         if launch.loop.global_step == 3:
-            storage.stuck = stuck
+            storage.before = fail
             assert launch.loop.best(1.0, name="eval_loss")
         if launch.loop.global_step == 4:
             [each.wait() for each in launch.run.saver.engine.in_flight]
-            storage.stuck = ""
+            storage.before = lambda operation, path: None
 
     Launch(tmp_path, evaluate, storage=storage, on_save_error="continue", keep=KeepAll(), epochs=2)()
     assert not (tmp_path / "checkpoint-3").exists()

@@ -34,6 +34,7 @@ from resume_adapters.errors import (
 
 import faults
 import miniature
+from faults import Disturbed, refuse
 from miniature import Miniature, MiniatureContent
 
 
@@ -286,17 +287,15 @@ def test_a_commit_while_a_later_start_chooses_is_taken_into_account(tmp_path: Pa
     earlier = Miniature(tmp_path, keep=KeepLast(1))
     earlier.commit(10)
 
-    class Meanwhile(LocalStorage):
-        digests = 0
+    digests: list[Path] = []
 
-        def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
-            found = super().digest(path, skip_holes=skip_holes)
-            self.digests += 1
-            if self.digests == after:
-                earlier.commit(20)
-            return found
+    def meanwhile(operation: str, path: Path) -> None:
+        has_read = len(digests) == after
+        digests.extend([path] if has_read or operation == "digest" else [])
+        if has_read:
+            earlier.commit(20)
 
-    later = Miniature(tmp_path, storage=Meanwhile())
+    later = Miniature(tmp_path, storage=Disturbed(meanwhile))
     assert (later.step, later.text) == (20, "state at 20")
 
 
@@ -319,13 +318,10 @@ def test_leaving_flushes_records_and_exits_with_the_code(tmp_path: Path) -> None
 def test_a_commit_that_ends_later_does_not_hide_that_the_run_failed(tmp_path: Path) -> None:
     released = threading.Event()
 
-    class Slow(LocalStorage):
-        def sync(self, path: Path) -> None:
-            if path.name == "model.bin":
-                assert released.wait(120)
-            super().sync(path)
+    def wait(operation: str, path: Path) -> None:
+        assert (operation, path.name) != ("sync", "model.bin") or released.wait(120)
 
-    job = Miniature(tmp_path, storage=Slow())
+    job = Miniature(tmp_path, storage=Disturbed(wait))
     job.run.set_state(RunState.RUNNING)
     job.save(10)
     job.run.set_state(RunState.FAILED, step=10, reason="the training raised")
@@ -423,34 +419,23 @@ def test_a_full_disk_is_named_where_the_framework_lost_the_errno(tmp_path: Path)
 def test_an_error_that_a_later_start_caused_says_so(tmp_path: Path, where: str) -> None:
     """It does not say to launch again, which would evict the later start, and it the next."""
 
-    class Swept(LocalStorage):
-        armed = False
+    storage = Disturbed()
 
-        def _take_over(self, at: str) -> None:
-            if self.armed and where == at:
-                self.armed = False
-                Miniature(tmp_path)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def take_over(operation: str, path: Path) -> None:
+        at = {
+            "the parts": operation == "write" and path.name == "rank-00000.json",
+            "the journal": operation == "append",
+            "the pruning": operation == "remove_file" and "remove-" in str(path),
+        }
+        if at[where]:
+            storage.before = lambda operation, path: None
+            Miniature(tmp_path)
+            refuse(errno.EIO)
 
-        def write(self, path: Path, content: bytes) -> None:
-            if path.name == "rank-00000.json":
-                self._take_over("the parts")
-            super().write(path, content)
-
-        def append(self, path: Path, content: bytes) -> None:
-            self._take_over("the journal")
-            super().append(path, content)
-
-        def remove_file(self, path: Path) -> None:
-            if "remove-" in str(path):
-                self._take_over("the pruning")
-            super().remove_file(path)
-
-    storage = Swept()
     earlier = Miniature(tmp_path, storage=storage, keep=KeepAll())
     for step in (10, 20):
         earlier.commit(step)
-    storage.armed = True
+    storage.before = take_over
     with pytest.raises(FencedOff, match="the later one continues"):
         if where == "the pruning":
             earlier.run.pruner.keep = KeepLast(1)
@@ -464,34 +449,25 @@ def test_an_error_that_a_later_start_caused_says_so(tmp_path: Path, where: str) 
 def test_a_start_that_was_fenced_off_while_it_tidied_says_so(tmp_path: Path) -> None:
     Miniature(tmp_path).commit(10)
 
-    class Swept(LocalStorage):
-        def append(self, path: Path, content: bytes) -> None:
+    def take_over(operation: str, path: Path) -> None:
+        if operation == "append":
             Miniature(tmp_path)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            refuse(errno.ENOSPC)
 
     with pytest.raises(FencedOff, match="the later one continues"):
-        Miniature(tmp_path, storage=Swept())
+        Miniature(tmp_path, storage=Disturbed(take_over))
 
 
 def test_a_fence_that_cannot_be_read_does_not_hide_the_error(tmp_path: Path) -> None:
-    class Dead(LocalStorage):
-        dead = False
-
-        def read(self, path: Path) -> bytes:
-            if self.dead and path.name == "generation":
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().read(path)
-
-        def write(self, path: Path, content: bytes) -> None:
-            if self.dead:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().write(path, content)
+    def fail(operation: str, path: Path) -> None:
+        if operation == "write" or (operation, path.name) == ("read", "generation"):
+            refuse(errno.ENOSPC if operation == "write" else errno.EIO)
 
     class Content(MiniatureContent):
         def save(self, directory: Path) -> None:
-            storage.dead = True
+            storage.before = fail
 
-    storage = Dead()
+    storage = Disturbed()
     job = Miniature(tmp_path, storage=storage)
     with pytest.raises(SaveFailed):
         job.run.saver.save("checkpoint-10", 10, Content(job.run, "text", 10, None, None))

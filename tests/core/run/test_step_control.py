@@ -23,11 +23,10 @@ from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.stop.policy import StopOn
 from resume_adapters.core.stop.processes import start_time
 from resume_adapters.core.stop.walltime import VARIABLE
-from resume_adapters.core.storage.base import Entry
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, Halted, RunHalted, Stopped
 from waiting import until
 
+from faults import Disturbed, refuse
 from launch import Server
 from miniature import Miniature
 
@@ -259,38 +258,28 @@ def test_the_status_is_live(make: Callable[..., Miniature], tmp_path: Path, monk
     assert (found["state"], found["result"]) == ("finished", {"loss": 0.5}), "the monitor does not write over it"
 
 
-class Full(LocalStorage):
-    """A disk without room for a live status."""
-
-    is_full = False
-
-    def write(self, path: Path, content: bytes) -> None:
-        if self.is_full and "status.json" in path.name:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        super().write(path, content)
-
-
 def test_a_disk_that_fails_does_not_end_the_monitor(
     make: Callable[..., Miniature], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage = Full()
+    def fail(operation: str, path: Path) -> None:
+        if operation == "write" and "status.json" in path.name:
+            refuse(errno.ENOSPC, path)
+
+    storage = Disturbed()
     job = make(storage=storage)
-    storage.is_full = True
+    storage.before = fail
     until(lambda: "could not refresh the status" in caplog.text)
-    storage.is_full = False
+    storage.before = lambda operation, path: None
     job.run.steps.end_step(7, 0.7)
     until(lambda: status(tmp_path).get("step") == 7)
 
 
-class Stale(LocalStorage):
+class Stale(Disturbed):
     """A network disk on which one file cannot be read for a while."""
 
-    name = ""
-
-    def read(self, path: Path) -> bytes:
-        if path.name == self.name:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return super().read(path)
+    def __init__(self) -> None:
+        super().__init__(lambda operation, path: (operation, path.name) == ("read", self.name) and refuse(errno.ESTALE))
+        self.name = ""
 
 
 @pytest.mark.parametrize("asks", ["walltime", "stop file"])
@@ -396,33 +385,15 @@ def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniat
     assert job.run.control.journal.history() == []
 
 
-class Denied(LocalStorage):
-    """Lets nobody read one path, and list another."""
-
-    def __init__(self, *paths: Path) -> None:
-        self.paths = paths
-
-    def read(self, path: Path) -> bytes:
-        self.look(path)
-        return super().read(path)
-
-    def entries(self, path: Path) -> list[Entry]:
-        self.look(path)
-        return super().entries(path)
-
-    def look(self, path: Path) -> None:
-        if path in self.paths:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-
 def test_an_error_of_looking_is_no_answer(tmp_path: Path) -> None:
     """A server that denies everything for a moment asks for no stop; a stop file that may not be read does."""
     file = tmp_path / "stop"
-    assert StopFile(Denied(file), tmp_path).reason() is None
+    denied = Disturbed(lambda operation, path: path == file and refuse(errno.EACCES, path))
+    assert StopFile(denied, tmp_path).reason() is None
     with pytest.raises(PermissionError):
-        StopFile(Denied(file, tmp_path), tmp_path).reason()
+        StopFile(Disturbed(lambda operation, path: refuse(errno.EACCES, path)), tmp_path).reason()
     file.touch()
-    assert StopFile(Denied(file), tmp_path).reason() == f"stop in {tmp_path.name}"
+    assert StopFile(denied, tmp_path).reason() == f"stop in {tmp_path.name}"
 
 
 def test_a_state_that_goes_on_is_noted_once(make: Callable[..., Miniature]) -> None:

@@ -18,6 +18,7 @@ from resume_adapters.core.run_directory import journal
 from resume_adapters.core.storage.local import LocalStorage
 from waiting import LIMIT, until_ended
 
+from faults import Disturbed
 from miniature import Miniature, name, own
 
 
@@ -107,18 +108,10 @@ def test_a_line_of_which_a_full_disk_took_a_part_spoils_no_other(
     assert log.history()[-1]["step"] == 2
 
 
-class Interrupted(LocalStorage):
-    """A disk that lets ``meanwhile`` happen where a journal is appended to for the first time."""
-
-    def __init__(self, meanwhile: Callable[[], object]) -> None:
-        super().__init__()
-        self.meanwhile: Callable[[], object] | None = meanwhile
-
-    def append(self, path: Path, content: bytes) -> None:
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
-        super().append(path, content)
+def interrupted(meanwhile: Callable[[], object]) -> Disturbed:
+    """Return a disk that lets ``meanwhile`` happen where a journal is appended to for the first time."""
+    once = [meanwhile]
+    return Disturbed(lambda operation, path: operation == "append" and once and once.pop()())
 
 
 def test_of_two_threads_that_append_each_writes_its_line_after_the_other(tmp_path: Path) -> None:
@@ -128,7 +121,7 @@ def test_of_two_threads_that_append_each_writes_its_line_after_the_other(tmp_pat
         other.start()
         other.join(0.2)  # it waits for the lock
 
-    log = journal.Journal(Interrupted(record_a_copy), tmp_path, lambda: 1.0)
+    log = journal.Journal(interrupted(record_a_copy), tmp_path, lambda: 1.0)
     other = threading.Thread(target=log.append, args=("mirror",))
     log.append("commit", step=1, checkpoint=name(1))
     until_ended(other)
@@ -154,7 +147,7 @@ def test_a_forked_process_appends_though_a_thread_did_so_when_it_was_forked(tmp_
         forking.start()
         until_ended(forking)
 
-    log = journal.Journal(Interrupted(fork_on_another_thread), tmp_path, lambda: 1.0)
+    log = journal.Journal(interrupted(fork_on_another_thread), tmp_path, lambda: 1.0)
     log.append("mirror")
     assert sorted(each["event"] for each in log.history()) == ["mirror", "resume"]
 

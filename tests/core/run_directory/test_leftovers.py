@@ -14,11 +14,11 @@ from resume_adapters.core.checkpoint.layout import PENDING
 from resume_adapters.core.checkpoint.remove import delete
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.run_directory.upkeep import set_aside
-from resume_adapters.core.storage.base import Entry
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 
 import miniature
+from faults import Disturbed, refuse
 from miniature import Miniature
 
 pytestmark = pytest.mark.usefixtures("shape")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("shape")
 HELD = (errno.EACCES, errno.EPERM, errno.EBUSY)
 
 
-class Foreign(LocalStorage):
+class Foreign(Disturbed):
     """A disk on which another user owns all that is named ``theirs``, and what is below it.
 
     Attributes:
@@ -36,32 +36,15 @@ class Foreign(LocalStorage):
     """
 
     def __init__(self, number: int = errno.EACCES, *, roots: bool = False, sealed: bool = False) -> None:
-        super().__init__()
-        self.number = number
-        self.roots = roots
-        self.sealed = sealed
+        super().__init__(self._look)
+        self.number, self.roots = number, roots
+        self.refused = ("remove_file", "remove_directory", *(["entries"] if sealed else []))
 
-    def _refuse(self, path: Path) -> None:
-        if "theirs" in path.parts or "theirs" in path.name:
-            raise OSError(self.number, os.strerror(self.number), str(path))
-
-    def entries(self, path: Path) -> list[Entry]:
-        if self.sealed:
-            self._refuse(path)
-        return super().entries(path)
-
-    def remove_file(self, path: Path) -> None:
-        self._refuse(path)
-        super().remove_file(path)
-
-    def remove_directory(self, path: Path) -> None:
-        self._refuse(path)
-        super().remove_directory(path)
-
-    def replace(self, source: Path, target: Path) -> None:
-        if self.roots and "remove-" in target.name and "checkpoint-20" not in target.name:
-            raise OSError(self.number, os.strerror(self.number), str(source))
-        super().replace(source, target)
+    def _look(self, operation: str, path: Path) -> None:
+        is_theirs = "theirs" in path.parts or "theirs" in path.name
+        is_root = self.roots and "remove-" in path.name and "checkpoint-20" not in path.name
+        if (is_theirs and operation in self.refused) or (is_root and operation == "replace"):
+            refuse(self.number, path)
 
 
 def leave(checkpoint: Path) -> None:
@@ -70,22 +53,14 @@ def leave(checkpoint: Path) -> None:
     (miniature.own(checkpoint) / "theirs" / "scores.json").write_text("{}")
 
 
-class InUse(LocalStorage):
-    """A disk on which the marker of a checkpoint beside its file is in use."""
-
-    def replace(self, source: Path, target: Path) -> None:
-        if target.name == PENDING:
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(source))
-        super().replace(source, target)
-
-
 def test_a_checkpoint_whose_marker_is_in_use_stays_as_it_is(tmp_path: Path) -> None:
     """It takes two renames to remove a file and what lies beside it; a directory needs one."""
     job = Miniature(tmp_path)
     job.commit(10)
     job.run.close()
     checkpoint = tmp_path / miniature.name(10)
-    error = delete(InUse(), checkpoint, lambda: None)
+    storage = Disturbed(lambda name, path: (name, path.name) == ("replace", PENDING) and refuse(errno.EBUSY, path))
+    error = delete(storage, checkpoint, lambda: None)
     assert (error is not None and error.errno == errno.EBUSY) == miniature.FILES
     assert checkpoint.exists() == (miniature.own(checkpoint) / "manifest.json").exists() == miniature.FILES
 

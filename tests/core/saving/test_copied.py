@@ -57,7 +57,6 @@ class Training:
     """A model that trains and saves, as a framework would: weights with safetensors, the rest with ``torch.save``.
 
     Args:
-        directory: the run directory.
         stage: how saves leave the training.
         options: of :class:`ResumableRun`.
     """

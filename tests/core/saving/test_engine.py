@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,23 +14,11 @@ from resume_adapters import KeepAll, KeepLast
 from resume_adapters.core.recovery.attempt import LeftByPeer
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.saving.engine import THREAD_NAME
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import SaveFailed
 from waiting import LIMIT, until
 
 import faults
 from miniature import Miniature, left_open, open_files
-
-
-class Stuck(LocalStorage):
-    """A disk whose syncs of one file fail."""
-
-    name = "no file"
-
-    def sync(self, path: Path) -> None:
-        if path.name == self.name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().sync(path)
 
 
 def settled(job: Miniature) -> None:
@@ -43,13 +30,13 @@ def settled(job: Miniature) -> None:
 @pytest.fixture
 def failing(tmp_path: Path) -> Iterator[Miniature]:
     """A run whose second commit fails in the background, unseen so far."""
-    storage = Stuck()
+    storage = faults.Disturbed()
     job = Miniature(tmp_path, storage=storage)
     job.commit(10)
-    storage.name = "model.bin"
+    storage.before = lambda name, path: (name, path.name) == ("sync", "model.bin") and faults.refuse(errno.EIO)
     job.save(20)
     settled(job)
-    storage.name = "no file"
+    storage.before = lambda name, path: None
     yield job
 
 
@@ -90,17 +77,18 @@ def test_where_the_system_has_no_thread_left_the_training_commits_itself(
     job.run.close()
 
 
-class Blocked(Stuck):
+class Blocked(faults.Disturbed):
     """A disk on which one file cannot be synced, and the removal of the first checkpoint waits to be let go."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
-        super().__init__()
+        super().__init__(self._look)
+        self.go_on, self.name = threading.Event(), "no file"
 
-    def replace(self, source: Path, target: Path) -> None:
-        if target.name.startswith("remove-") and target.name.endswith("checkpoint-10"):
+    def _look(self, operation: str, path: Path) -> None:
+        if operation == "replace" and path.name.startswith("remove-") and path.name.endswith("checkpoint-10"):
             assert self.go_on.wait(LIMIT)
-        super().replace(source, target)
+        if (operation, path.name) == ("sync", self.name):
+            faults.refuse(errno.EIO)
 
 
 def test_an_error_is_raised_once_all_that_was_submitted_is_done(tmp_path: Path) -> None:
@@ -147,46 +135,27 @@ def test_pruning_can_wait_for_the_commit_and_its_error_comes_with_the_next_save(
     assert set(job.committed()) == {"checkpoint-20"}
 
 
-class Left(LocalStorage):
-    """A disk on which a rank is led out of its attempt at one operation on one file."""
-
-    at: tuple[str, str] | None = None
-
-    def write(self, path: Path, content: bytes) -> None:
-        self._look("write", path)
-        super().write(path, content)
-
-    def sync(self, path: Path) -> None:
-        self._look("sync", path)
-        super().sync(path)
-
-    def _look(self, operation: str, path: Path) -> None:
-        if self.at == (operation, path.name):
-            raise LeftByPeer
-
-
 @pytest.mark.parametrize("at", [("write", "rank-00000.json"), ("sync", "model.bin"), ("write", "pending")])
 def test_a_save_that_an_attempt_leaves_keeps_no_directory_open(at: tuple[str, str], tmp_path: Path) -> None:
-    storage = Left()
+    def leave(operation: str, path: Path) -> None:
+        if (operation, path.name) == at:
+            raise LeftByPeer
+
+    storage = faults.Disturbed()
     job = Miniature(tmp_path, storage=storage)
     job.commit(10)
     before = open_files()
-    storage.at = at
+    storage.before = leave
     with pytest.raises(LeftByPeer):
         job.commit(20)
     until(lambda: not left_open(before), lambda: left_open(before))
 
 
-class Tidied(LocalStorage):
-    """A disk on which a callback of the script removes a file that was saved a moment before."""
-
-    def sync(self, path: Path) -> None:
-        if path.name == "model.bin":
-            path.unlink()
-        super().sync(path)
-
-
 def test_a_file_that_the_script_has_removed_is_no_fault_of_the_disk(tmp_path: Path) -> None:
-    job = Miniature(tmp_path, storage=Tidied())
+    def tidy(operation: str, path: Path) -> None:
+        if (operation, path.name) == ("sync", "model.bin"):
+            path.unlink()
+
+    job = Miniature(tmp_path, storage=faults.Disturbed(tidy))
     with pytest.raises(SaveFailed, match="Something has removed that file since it was saved"):
         job.commit(10)

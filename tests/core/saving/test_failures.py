@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import threading
 import time
 from dataclasses import replace
@@ -23,10 +22,10 @@ from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.saving.cadence import Cadence
 from resume_adapters.core.saving.failures import SaveFailures
 from resume_adapters.core.storage.groups import StorageGroup
-from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import FencedOff, NotSerialisable, SaveFailed, Stopped, UnsupportedSetting
 
 import miniature
+from faults import Disturbed, refuse
 from launch import Server
 from miniature import Miniature, MiniatureContent
 from plain_torch import Launch, Still, manifest, reasons
@@ -34,7 +33,7 @@ from plain_torch import Launch, Still, manifest, reasons
 JOB = Path(__file__).parents[1] / "job.py"
 
 
-class Failing(LocalStorage):
+class Failing(Disturbed):
     """A disk that refuses some kind of work, once for each time that is allowed.
 
     Attributes:
@@ -44,22 +43,16 @@ class Failing(LocalStorage):
     """
 
     def __init__(self, number: int = errno.EIO) -> None:
-        super().__init__()
-        self.number = number
-        self.writes = 0
-        self.syncs = 0
+        super().__init__(self._look)
+        self.number, self.writes, self.syncs = number, 0, 0
 
-    def write(self, path: Path, content: bytes) -> None:
-        if path.name == "rank-00000.json" and self.writes:
+    def _look(self, operation: str, path: Path) -> None:
+        if operation == "write" and path.name == "rank-00000.json" and self.writes:
             self.writes -= 1
-            raise OSError(self.number, os.strerror(self.number))
-        super().write(path, content)
-
-    def sync(self, path: Path) -> None:
-        if path.name in ("model.bin", "weights.pt") and self.syncs:
+            refuse(self.number)
+        if operation == "sync" and path.name in ("model.bin", "weights.pt") and self.syncs:
             self.syncs -= 1
-            raise OSError(self.number, os.strerror(self.number))
-        super().sync(path)
+            refuse(self.number)
 
 
 class Slow(Failing):
@@ -69,11 +62,11 @@ class Slow(Failing):
         super().__init__()
         self.released = threading.Event()
 
-    def sync(self, path: Path) -> None:
-        if path.name == "file":
+    def _look(self, operation: str, path: Path) -> None:
+        if operation == "sync" and path.name == "file":
             assert self.released.wait(120)
-            path = path.with_name("model.bin") if self.syncs else path
-        super().sync(path)
+            path = path.with_name("model.bin")
+        super()._look(operation, path)
 
 
 def start(directory: Path, storage: Failing, **options: Any) -> Miniature:
@@ -188,8 +181,7 @@ def test_a_run_that_was_fenced_off_while_it_pruned_a_full_disk_ends(tmp_path: Pa
 
     class Content(MiniatureContent):
         def capture(self) -> Captured:
-            storage.write = lambda path, content: LocalStorage.write(storage, path, content)  # type: ignore[method-assign]
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            refuse(errno.ENOSPC)
 
     prune = job.run.saver.engine.submit_prune
 
@@ -297,10 +289,9 @@ def test_a_disk_that_fails_altogether_does_not_hide_the_error_of_the_script(
     class Broken(Failing):
         dead = False
 
-        def sync(self, path: Path) -> None:
-            if self.dead and (path.name == "weights.pt" or "status" in path.name):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            super().sync(path)
+        def _look(self, operation: str, path: Path) -> None:
+            if self.dead and operation == "sync" and (path.name == "weights.pt" or "status" in path.name):
+                refuse(errno.EIO)
 
     storage = Broken()
 

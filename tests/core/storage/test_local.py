@@ -10,8 +10,10 @@ import pytest
 import xxhash
 
 from resume_adapters.core.storage import local
-from resume_adapters.core.storage.base import Entry, remove_tree, write_pieces
+from resume_adapters.core.storage.base import remove_tree, write_pieces
 from resume_adapters.core.storage.local import LocalStorage
+
+from faults import Disturbed
 
 
 def test_the_disk_begins_with_each_piece_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,17 +47,10 @@ def test_a_file_that_claims_to_be_large_costs_little(tmp_path: Path, monkeypatch
     assert calls == [8 << 30], "there was one hole, and nothing to read in it"
 
 
-class Raced(LocalStorage):
-    """Another start removes each directory just before it is listed."""
-
-    def entries(self, path: Path) -> list[Entry]:
-        os.rmdir(path)
-        return super().entries(path)
-
-
 def test_a_directory_that_another_start_removes_meanwhile_is_removed(tmp_path: Path) -> None:
     (tmp_path / "leftover").mkdir()
-    assert remove_tree(Raced(), tmp_path / "leftover") is None
+    raced = Disturbed(lambda operation, path: operation == "entries" and os.rmdir(path))  # just before it is listed
+    assert remove_tree(raced, tmp_path / "leftover") is None
     assert os.listdir(tmp_path) == []
 
 

@@ -81,9 +81,7 @@ def drill(
     result = run(what, lambda text, style: errors.print(text, style=style, markup=False, soft_wrap=True))
     document = report.document(result)
     if importlib.util.find_spec("matplotlib") is not None:
-        from resume_adapters.cli.drill import plot
-
-        document["plot"] = str(plot.draw(what.directory.absolute() / "loss.png", result))
+        document["plot"] = str(report.plot(what.directory.absolute() / "loss.png", result))
     show(document, json, report.lines)
     raise typer.Exit(report.EXIT_CODES[document["verdict"]])
 

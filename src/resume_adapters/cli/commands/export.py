@@ -7,16 +7,14 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
-from resume_adapters.cli.run_directory import STORAGE, RunDirectory
+from resume_adapters.cli.run_directory import STORAGE, RunDirectory, require_intact
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.native_files import weight_shards
-from resume_adapters.core.checkpoint.validity import check_digests, check_sizes
 from resume_adapters.core.state import keys, safe_load
 from resume_adapters.core.state.stand_ins import stand_ins, standing_in
 from resume_adapters.errors import CheckpointDamaged, NoValidCheckpoint, UnsupportedSetting
@@ -118,10 +116,7 @@ def _verify(row: CheckpointInfo, files: list[Path]) -> None:
     if row.manifest is None:
         return
     paths = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
-    entries = tuple(entry for entry in row.manifest.files if entry.path in paths)
-    check_sizes(STORAGE, row.path, msgspec.structs.replace(row.manifest, files=entries))
-    for _ in check_digests(STORAGE, row.path, entries):
-        pass
+    require_intact(row.path, row.manifest, tuple(entry for entry in row.manifest.files if entry.path in paths))
 
 
 def _read(files: list[Path]) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ _INTERPRETER = re.compile(r"python(\d+(\.\d+)*)?")
 _OPTIONS = {
     "resume": ("HOW", 'auto, scratch, "scratch!" (sets checkpoints aside), or a path.'),
     "keep_last": ("N", "Keep the newest N checkpoints."),
-    "keep_best": ("METRIC[:min|max[:N]]", "Keep the N best by a metric."),
+    "keep_best": ("METRIC[:min|max[:N]]", "Keep the N best by a metric; may be given several times."),
     "keep_every": ("STEPS", "Keep multiples of STEPS steps."),
     "keep_within": ("PERIOD", "Keep what was written within 90m, 12h, 7d ..."),
     "save_every": ("HOW_OFTEN", "Steps, a period such as 30m, or auto."),
@@ -53,21 +53,30 @@ _OTHERWISE_TYPED: dict[str, Any] = {"save_every": str | None, "requeue": bool}
 """The types of flags that are not those of the options."""
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of the callbacks' options, in the place of its keyword arguments."""
-    parameters = [
-        each for each in signature(function, eval_str=True).parameters.values() if each.kind != each.VAR_KEYWORD
-    ]
-    for field in msgspec.structs.fields(TextOptions):
-        metavar, words = _OPTIONS[field.name]
-        flags = ["--requeue"] if field.name == "requeue" else []
-        default = [] if field.default is msgspec.NODEFAULT else field.default
-        option = typer.Option(default, *flags, metavar=metavar, help=words)
-        hint = _OTHERWISE_TYPED.get(field.name, field.type)
-        parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=hint))
-    function.__annotations__ = {each.name: each.annotation for each in parameters}
-    setattr(function, "__signature__", Signature(parameters))  # noqa: B010  # where the command's flags are read
-    return function
+def with_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of some of the callbacks' options, in the place of its keyword arguments."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = signature(function, eval_str=True).parameters.values()
+        parameters = [each for each in own if each.kind != each.VAR_KEYWORD]
+        for field in msgspec.structs.fields(TextOptions):
+            if field.name in names:
+                metavar, words = _OPTIONS[field.name]
+                flags = ["--requeue"] if field.name == "requeue" else []
+                default = [] if field.default is msgspec.NODEFAULT else field.default
+                option = typer.Option(default, *flags, metavar=metavar, help=words)
+                hint = _OTHERWISE_TYPED.get(field.name, field.type)
+                parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=option, annotation=hint))
+        function.__annotations__ = {each.name: each.annotation for each in parameters}
+        setattr(function, "__signature__", Signature(parameters))  # noqa: B010  # where the command's flags are read
+        return function
+
+    return decorate
+
+
+_RunDirectory = Annotated[
+    str | None, typer.Option("--run-dir", metavar="DIR", help="The run directory; by default the script's own.")
+]
 
 
 @app.command(
@@ -76,14 +85,12 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     rich_help_panel=RUN,
     epilog="The exit code is that of the command; 2 also means wrong usage, or that the command cannot be reached.",
 )
-@_with_options
+@with_options(*_OPTIONS)
 def run_command(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND...", help="What to run: a script, or a whole command line.")
     ],
-    run_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The run directory; by default the script's own.")
-    ] = None,
+    run_dir: _RunDirectory = None,
     **given: Any,
 ) -> None:
     """Run a training command: every Trainer of transformers and Lightning in it resumes, without a change to a script.
@@ -100,13 +107,8 @@ def run_command(
 
 
 @app.command("env")
-@_with_options
-def env_command(
-    run_dir: Annotated[
-        str | None, typer.Option(metavar="DIR", help="The run directory; by default the script's own.")
-    ] = None,
-    **given: Any,
-) -> None:
+@with_options(*_OPTIONS)
+def env_command(run_dir: _RunDirectory = None, **given: Any) -> None:
     """Print what run sets, as lines of a shell: for a job that only takes an environment.
 
     For example: eval "$(resume-adapters env --keep-last 3)"

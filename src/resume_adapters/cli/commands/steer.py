@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -24,11 +24,12 @@ from resume_adapters.cli.app import (
     Json,
     RunDir,
     app,
-    complete_checkpoint,
     console,
+    names,
     refuse_running,
     show,
 )
+from resume_adapters.cli.commands.run import with_options
 from resume_adapters.cli.commands.status import describe, status_table
 from resume_adapters.cli.render import escape, size, state, table, visible
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory
@@ -39,6 +40,7 @@ from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.run_directory.prune import plan_prune, prune
 from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
 from resume_adapters.core.run_directory.upkeep import set_aside
+from resume_adapters.core.session.options import TextOptions
 from resume_adapters.core.stop.processes import command_line, has_open
 from resume_adapters.errors import NoValidCheckpoint, UnsupportedSetting
 
@@ -46,20 +48,13 @@ _ENDED_AS_ASKED = (RunState.STOPPED, RunState.FINISHED, RunState.HALTED)
 
 
 @app.command("prune", rich_help_panel=STEER, epilog=EXIT_CODES)
+@with_options("keep_last", "keep_best", "keep_every", "keep_within")
 def prune_run(
     run_dir: RunDir,
-    keep_last: Annotated[int | None, typer.Option(metavar="N", help="Keep the newest N.")] = None,
-    keep_best: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC[:min|max[:N]]", help="Keep the N best by a metric; may be given several times."),
-    ] = None,
-    keep_every: Annotated[int | None, typer.Option(metavar="STEPS", help="Keep multiples of STEPS steps.")] = None,
-    keep_within: Annotated[
-        str | None, typer.Option(metavar="PERIOD", help="Keep what was written within 90m, 12h, 7d ...")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     force: Force = False,
     json: Json = False,
+    **given: Any,
 ) -> None:
     """Remove what a retention policy does not keep. A checkpoint stays if any of the options keeps it.
 
@@ -69,10 +64,10 @@ def prune_run(
     run = run_directory.read(run_dir)
     control = run.control()
     fence = control.fencing.no_start_from_now()
-    bests = [policy_text.best(text) for text in keep_best or []]
-    keep = policy_text.join(keep_last, bests, keep_every, keep_within)
-    for each in bests:
-        run.require_metric(each.metric)
+    options = TextOptions(**given)
+    keep = options.policy()
+    for text in options.keep_best:
+        run.require_metric(policy_text.best(text).metric)
     plan = plan_prune(STORAGE, run.path, keep, control.journal.committed(), now=time.time())
     if not dry_run:
         refuse_running(run.status(), run.path, force)
@@ -171,12 +166,7 @@ def _kill(run: RunDirectory, status: RunStatus, *, ask: bool) -> None:
 @app.command(rich_help_panel=STEER, epilog=EXIT_CODES)
 def rewind(
     run_dir: RunDir,
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT", help="A committed checkpoint: its name or step.", autocompletion=complete_checkpoint
-        ),
-    ],
+    checkpoint: Annotated[str, names("CHECKPOINT", "A committed checkpoint: its name or step.")],
     force: Force = False,
     json: Json = False,
 ) -> None:

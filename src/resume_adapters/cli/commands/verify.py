@@ -8,16 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 import xxhash
 from rich.console import Console, RenderableType
 from rich.progress import track
 
 from resume_adapters.cli import run_directory
-from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, complete_checkpoint, show
+from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, names, show
 from resume_adapters.cli.render import escape, size, state, table
-from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
+from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url, require_intact
 from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles, extra_in_words
@@ -39,12 +38,7 @@ Check = tuple[str, int, Callable[[], None]]
 @app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def verify(
     run_dir: Place,
-    checkpoints: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CHECKPOINT]...", help="Names or steps; by default all.", autocompletion=complete_checkpoint
-        ),
-    ] = None,
+    checkpoints: Annotated[list[str] | None, names("[CHECKPOINT]...", "Names or steps; by default all.")] = None,
     json: Json = False,
 ) -> None:
     """Read every file of the committed checkpoints and compare it with the manifest's digest.
@@ -71,7 +65,7 @@ def verify(
 def _verify(row: CheckpointInfo) -> Document:
     name, path, manifest = row.path.name, row.path, _manifest_of(row)
     if manifest is not None:
-        checks = [(each.path, each.bytes, partial(_require_entry, path, manifest, each)) for each in manifest.files]
+        checks = [(each.path, each.bytes, partial(require_intact, path, manifest, (each,))) for each in manifest.files]
         return _verdict(name, "valid", checks, CheckpointFiles(STORAGE, path, manifest).extra())
     if row.state == "foreign":
         files = [(each.as_posix(), file) for each, file in layout.files(STORAGE, path)]
@@ -117,12 +111,6 @@ def _tracked(name: str, checks: Sequence[Check]) -> Iterable[Check]:
     errors = Console(stderr=True)
     # Before rich 14.3 even a bar that is disabled ends in an empty line.
     return track(checks, escape(name), console=errors, transient=True) if errors.is_terminal else checks
-
-
-def _require_entry(checkpoint: Path, manifest: Manifest, entry: FileEntry) -> None:
-    validity.check_sizes(STORAGE, checkpoint, msgspec.structs.replace(manifest, files=(entry,)))
-    for _ in validity.check_digests(STORAGE, checkpoint, (entry,)):
-        pass
 
 
 def _require_copy(tier: RemoteTier, found: TierCheckpoint, entry: FileEntry) -> None:

@@ -8,7 +8,7 @@
 ``comparison``  the first difference between two runs, in causal order
 ``causes``      the likely cause of a difference, in words
 ``statistics``  whether losses that cannot be equal are as close as those of two undisturbed runs
-``report``      all of it judged, as a document and in words; ``plot`` draws the losses
+``report``      all of it judged: as a document, in words, and as a plot of the losses
 ==============  ==============================================================================================
 
 Read ``drill`` first.

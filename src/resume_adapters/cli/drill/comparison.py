@@ -123,7 +123,6 @@ def compare(
     """Compare every step of a run with the reference.
 
     Args:
-        reference: the undisturbed run.
         interrupted: the run to compare with it.
         quantities: what to compare.
         without: random generators that are not compared.

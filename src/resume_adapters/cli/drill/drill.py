@@ -185,10 +185,8 @@ class _Runner:
             return replace(job.trace, fault=fault, struck=struck)
 
     def _strike(self, job: Job, fault: Fault) -> None:
-        if fault.rank is not None:
-            job.kill_rank(fault.rank)
-        elif fault.kind in ("launcher", "term"):
-            job.signal_launched(signal.SIGKILL if fault.kind == "launcher" else signal.SIGTERM)
+        if fault.kind in ("rank", "launcher", "term"):
+            job.signal(signal.SIGTERM if fault.kind == "term" else signal.SIGKILL, fault.rank)
         elif fault.kind == "stop":
             *_, started = job.trace.of("start")  # it may save in a directory below that of the drill
             control = ControlDirectory(STORAGE, Path(started["run_directory"]), time.time)

@@ -22,13 +22,6 @@ KINDS = {
 """The kinds of faults, in words."""
 
 
-_OBSTACLES = {
-    "rank": "there is one rank",
-    "launcher": "no process launches the ranks",
-    "prune": "the reference removed no checkpoint",
-}
-
-
 @dataclass(frozen=True)
 class Fault:
     """What happens to a run, and exactly where.
@@ -153,8 +146,12 @@ def choose(facts: Facts, kinds: Sequence[str], seed: int) -> Plan:
 
 def _obstacle(facts: Facts, kind: str) -> str:
     """Return why a kind does not apply to a run; empty if it does."""
-    applies = {"rank": facts.ranks > 1, "launcher": facts.has_launcher, "prune": bool(facts.prunes)}
-    return "" if applies.get(kind, True) else _OBSTACLES[kind]
+    obstacles = {
+        "rank": "" if facts.ranks > 1 else "there is one rank",
+        "launcher": "" if facts.has_launcher else "no process launches the ranks",
+        "prune": "" if facts.prunes else "the reference removed no checkpoint",
+    }
+    return obstacles.get(kind, "")
 
 
 def _places(facts: Facts, kind: str, first: int) -> list[int]:

@@ -136,14 +136,12 @@ class Job:
         self._process.wait()
         self._read()
 
-    def kill_rank(self, rank: int) -> None:
-        """Kill one rank, and continue the others."""
-        os.kill(self._pids[rank], signal.SIGKILL)
-        self.continue_all()
-
-    def signal_launched(self, number: signal.Signals) -> None:
-        """Send a signal to the process that was launched, and only to it; then continue all that wait."""
-        self._process.send_signal(number)
+    def signal(self, number: signal.Signals, rank: int | None) -> None:
+        """Send a signal to one rank, or only to the process that was launched; then continue all that wait."""
+        if rank is None:
+            self._process.send_signal(number)
+        else:
+            os.kill(self._pids[rank], number)
         self.continue_all()
 
     def continue_all(self) -> None:

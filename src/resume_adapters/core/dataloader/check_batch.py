@@ -61,8 +61,6 @@ class CheckBatch(Record):
         """Return the batch as it is now, fetched in the way of a loader's iterator.
 
         Args:
-            dataset: the dataset.
-            collate: the loader's own collate function.
             makes_batches: an index of the loader stands for several samples.
         """
         from torch.utils.data._utils.fetch import _MapDatasetFetcher  # seam: torch 2.13
@@ -74,7 +72,6 @@ class CheckBatch(Record):
         """Raise if a batch is another one.
 
         Args:
-            batch: the batch.
             why: why it may be.
 
         Raises:
@@ -121,7 +118,6 @@ class BatchCheck:
         """Note the indices of the batch to be kept, before it is fetched.
 
         Args:
-            indices: the indices.
             before: returns what it follows from besides; ``None`` where that is known only when it has been fetched.
         """
         self._indices = _numbers(indices) if self.waits else None
@@ -132,7 +128,6 @@ class BatchCheck:
         """Keep the batch, if its indices were noted. It is called before the training gets the batch.
 
         Args:
-            batch: the batch.
             before: what it follows from besides, where that was not noted.
         """
         self.waits = False

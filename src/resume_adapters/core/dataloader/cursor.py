@@ -35,7 +35,6 @@ class Permutation:
 
     Args:
         size: number of samples, under 2**62.
-        seed: seed of the run.
         epoch: each epoch has its own order.
     """
 
@@ -100,7 +99,6 @@ def steps_done(epoch: int, consumed: int, length: int, accumulation: int, *, car
     """Return the optimizer steps completed at a position in the batches of an epoch.
 
     Args:
-        epoch: completed epochs.
         consumed: batches consumed of the current epoch.
         length: batches in an epoch.
         accumulation: batches in an optimizer step.
@@ -179,7 +177,6 @@ def assign_shards(shards: int, progress: ShardProgress, readers: int, *, shuffle
 
     Args:
         shards: number of shards.
-        progress: what is consumed.
         readers: ranks times workers.
         shuffle: order the shards by the seed and the epoch, not by number.
     """

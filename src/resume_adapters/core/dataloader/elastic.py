@@ -83,7 +83,6 @@ class ElasticMapPosition:
     """The position of a loader with an elastic sampler.
 
     Args:
-        sampler: the sampler.
         outer: the loader's batch sampler, which may divide the batches of the inner one among the ranks.
         batch_size: samples in a batch of the inner one.
     """
@@ -140,7 +139,6 @@ class ElasticStreamPosition:
     """The position of a loader with an elastic stream.
 
     Args:
-        stream: the stream.
         kept: how many batches may be prefetched.
     """
 

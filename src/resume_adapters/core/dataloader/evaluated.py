@@ -31,7 +31,6 @@ class EvaluatedData:
         Call it before the loader is read.
 
         Args:
-            name: the loader.
             read: what is read; as long as it is the same object, it stays watched as it is.
             parts: what it is read with, by name.
             trained: what the training reads with, too, which is captured there.

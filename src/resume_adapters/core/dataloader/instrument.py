@@ -56,7 +56,6 @@ class TrackedIterator:
 
     Args:
         fetch: returns the next batch of an iterator.
-        inner: the loader's own iterator.
     """
 
     def __init__(self, fetch: Callable[[Iterator[Any]], Any], inner: Iterator[Any]) -> None:

@@ -29,7 +29,6 @@ class BatchDigest(Deferred):
     """The number of a batch in its pass, and its digest, which is computed when it is asked for.
 
     Args:
-        number: the number.
         batch: the batch. Where training changes one of its tensors before it is asked, its digest is not known.
     """
 

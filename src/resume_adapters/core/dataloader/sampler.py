@@ -54,7 +54,6 @@ class TrackedSampler:
 
     Args:
         random_state: the random state of the loader.
-        inner: the loader's own index sampler.
 
     Attributes:
         after_first: the random state after the first index of a resumed pass.

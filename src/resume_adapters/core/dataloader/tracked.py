@@ -238,7 +238,6 @@ class TrackedLoader:
         """Return the batches that are left of the pass after a position, whatever the batch size when it was saved.
 
         Args:
-            position: the position.
             global_batch: samples in a batch, over all ranks.
 
         Returns:
@@ -288,7 +287,6 @@ class TrackedLoader:
         call :meth:`restore_now` when the next pass is about to begin.
 
         Args:
-            position: the position.
             changed_seeds: returns which seeds were different when it was saved, in words, for the error that the data
                 differ.
             compares: fetch a batch of the saved pass again, where none follows that had been fetched ahead.

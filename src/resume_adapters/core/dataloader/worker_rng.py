@@ -47,8 +47,6 @@ class WorkerInit:
     """In a new worker, restores the random state that its predecessor had, and what had changed on its dataset.
 
     Args:
-        init: the loader's own function.
-        collate: the loader's own collate function.
         makes_batches: an index of the loader stands for several samples.
 
     Attributes:

@@ -70,7 +70,6 @@ class LoopCheckpointing:
 
     Args:
         framework: the framework's side of the loop.
-        session: the session.
 
     Attributes:
         passes: the passes over the training loaders.
@@ -107,7 +106,7 @@ class LoopCheckpointing:
         context = self._session.open()
         self._session.begin_settings()
         if context is None:
-            self._align_buckets()
+            restorer.align_buckets()
             return Resumed()
         context.require_architecture(framework.state_dict())
         framework.load(context)
@@ -116,10 +115,10 @@ class LoopCheckpointing:
         if state is None:
             done = framework.load_foreign(context)
             self.passes.restore_foreign(done.batches)
-            self._align_buckets()
+            restorer.align_buckets()
             return done
         done = self._restore_loop(context, state)
-        self._align_buckets()
+        restorer.align_buckets()
         framework.load_rank_state(framework.rank_state_type.from_tree(state.framework, context.source, "framework."))
         rng.resume(state.rng)
         return done
@@ -131,10 +130,6 @@ class LoopCheckpointing:
         self.memory.update(state.memory or {})
         self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
-
-    def _align_buckets(self) -> None:
-        for module in self._framework.modules():
-            self._session.restorer.align_buckets(module)
 
     # ---- Saving
 
@@ -159,7 +154,6 @@ class LoopCheckpointing:
 
         Args:
             epoch: the epoch that is running, from 0.
-            step: optimizer steps completed.
             to_memory: to memory alone. What is the best is then left to the next save.
 
         Raises:
@@ -191,7 +185,6 @@ class LoopCheckpointing:
 
         Args:
             epoch: the epoch that is running, from 0.
-            step: optimizer steps completed.
         """
         if not self.holds:
             return

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.checkpoint.manifest import PartEntry
-from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.choices import Stage
 from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.loader import LoopLoader
-from resume_adapters.core.observed.walk import Subjects
 from resume_adapters.core.saving.staging import StagingOptions
 from resume_adapters.core.session.context import RestoreContext
-from resume_adapters.core.session.framework import FrameworkFacts, Trackers
+from resume_adapters.core.session.framework import Framework
 from resume_adapters.core.session.session import Session
-from resume_adapters.core.session.settings import LaunchSettings
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.stateful import Stateful
 
@@ -38,19 +33,13 @@ class Resumed:
     batches: int = 0
 
 
-class LoopFramework(abc.ABC):
+class LoopFramework(Framework):
     """A :class:`~resume_adapters.core.session.framework.Framework` whose training loop is written by hand.
 
     Attributes:
-        about: what is known of it.
-        trackers: the framework's experiment trackers.
-        foreign: recognises checkpoints that the bare framework wrote.
         rank_state_type: the record that :meth:`rank_state` returns.
     """
 
-    about: FrameworkFacts
-    trackers: Trackers
-    foreign: ForeignDetector
     rank_state_type: type[Record] = Record
 
     # ---- Steps and data
@@ -107,17 +96,9 @@ class LoopFramework(abc.ABC):
 
     # ---- Saving
 
-    @abc.abstractmethod
-    def loaded_files(self, directory: Path) -> Iterable[Path]:
-        """Return the files of a pending checkpoint that a resume reads with ``torch.load``."""
-
     def is_read(self, place: str) -> bool:
         """Return that a resume reads all of those files."""
         return True
-
-    @abc.abstractmethod
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return tensors with the names, dtypes and whole shapes of the models that are trained."""
 
     @abc.abstractmethod
     def checkpoint_name(self, step: int) -> str:
@@ -132,20 +113,8 @@ class LoopFramework(abc.ABC):
         return StagingOptions(stage)
 
     @abc.abstractmethod
-    def save(self, directory: Path) -> None:
-        """Write the framework's own files into a pending checkpoint. Every rank calls it."""
-
-    @abc.abstractmethod
-    def owner_of(self, file: Path) -> int:
-        """Return the rank that wrote a file of the framework, by its path in the checkpoint."""
-
-    @abc.abstractmethod
     def rank_state(self) -> Record:
         """Return what the framework does not save and belongs to this rank alone."""
-
-    @abc.abstractmethod
-    def settings(self) -> LaunchSettings:
-        """Return what the launch was given, as far as the framework knows."""
 
     def parts(self) -> dict[str, Stateful]:
         """Return what the framework does not save and is alike on all ranks."""
@@ -158,14 +127,6 @@ class LoopFramework(abc.ABC):
     def modules(self) -> Iterable[Any]:
         """Return the modules that are trained, also as they are wrapped to reduce gradients in buckets."""
         return self.trained().modules
-
-    @abc.abstractmethod
-    def subjects(self) -> Subjects:
-        """Return the objects whose undeclared state is looked for."""
-
-    @abc.abstractmethod
-    def describe(self) -> Sequence[PartEntry]:
-        """Return an entry for each part that the framework saves, and for what nobody captures."""
 
     # ---- Loading
 
@@ -180,9 +141,3 @@ class LoopFramework(abc.ABC):
     @abc.abstractmethod
     def load_foreign(self, context: RestoreContext) -> Resumed:
         """Restore what else a checkpoint of the bare framework says, and return how much of the run is done."""
-
-    # ---- Ending
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Undo what was patched, hooked or registered in the framework for this loop."""

@@ -100,7 +100,6 @@ class LoopLoader:
 
         Args:
             number: the number of the pass within the epoch.
-            epoch: the epoch.
             limit: batches after which the pass is over.
         """
         self.is_paired, self._limit = True, limit
@@ -256,7 +255,6 @@ class LoopLoader:
         """Restore the loader to where :meth:`state` found it.
 
         Args:
-            context: what is being restored.
             loaders: restores the torch loader beneath.
             state: what :meth:`state` returned on this rank.
             epoch: the epoch in which it was saved.

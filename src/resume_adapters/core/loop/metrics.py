@@ -113,8 +113,6 @@ class LoopMetrics:
         a step later. Weights of much later are not those that were evaluated.
 
         Args:
-            checkpoint: its name.
-            step: optimizer steps completed.
             last_commit: step of the newest checkpoint that is committed.
         """
         given, self._given = self._given, None

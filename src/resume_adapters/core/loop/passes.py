@@ -28,7 +28,6 @@ class EpochPasses:
 
     Args:
         framework: the framework's side of the loop.
-        session: the session.
 
     Attributes:
         begun: passes of this epoch that the script has begun.
@@ -262,13 +261,8 @@ class EpochPasses:
         assert saved.position is not None, "a loader that was numbered has a position"
         known = saved.alike or [1, 1]
         fits = _shape(loader.tracked.loader).fits(saved.position)
-        others = self._count_alike(loader, saved.position)
-        return any(not fit and found >= before for fit, found, before in zip(fits, others, known, strict=True))
-
-    def _count_alike(self, loader: LoopLoader, position: LoaderPosition) -> list[int]:
-        """Return how many other loaders have the shape of a position, and how many of these its seeds, too."""
-        fits = [each.fits(position) for each in self._beside(loader).shapes()]
-        return [sum(each) for each in zip(*fits, strict=True)] or [0, 0]
+        alike = _alike(self._beside(loader).shapes(), saved.position)  # this one included
+        return any(not fit and found > before for fit, found, before in zip(fits, alike, known, strict=True))
 
     def _beside(self, loader: LoopLoader) -> _Beside:
         """Return what existed beside a loader when the loop began, as far as it still exists."""
@@ -365,7 +359,3 @@ def _alike(shapes: Sequence[_Shape], position: LoaderPosition) -> list[int]:
     """Return how many loaders have the shape of a position, and how many of these its seeds, itself included."""
     fits = [(True, True), *(each.fits(position) for each in shapes)]
     return [sum(each) for each in zip(*fits, strict=True)]
-
-
-def _unchanged(state: PassState) -> PassState:
-    return state

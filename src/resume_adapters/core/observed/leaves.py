@@ -77,7 +77,6 @@ def restore(
 
     Args:
         roots: the objects where paths begin.
-        path: the path.
         saved: what :func:`capture` returned, after decoding.
         kind: how it was captured.
         in_place: training fills its arrays. One that it replaced is filled, too, unless others need what is there.
@@ -210,7 +209,6 @@ def is_row(value: Any, longest: int) -> bool:
     """Return whether a value is a list of numbers of one type, or an array or a tensor of one dimension.
 
     Args:
-        value: the value.
         longest: numbers that it has at most.
     """
     import numpy as np

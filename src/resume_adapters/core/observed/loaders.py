@@ -202,7 +202,8 @@ class LoaderAttributes:
             if path not in self.changing:
                 self.changing[path] = (kind, before, in_place)
                 of_start = kind if is_there else LeafKind.DATA
-                self._fresh[path] = [of_start.value, kept, before, self._at_start(live, of_start), in_place]
+                at_start = ABSENT if live is ABSENT else self._as_data(live, of_start)
+                self._fresh[path] = [of_start.value, kept, before, at_start, in_place]
             if value is ABSENT and live is not ABSENT:
                 leaves.remove(self._subjects.roots, path)
             elif value is not ABSENT:
@@ -215,9 +216,6 @@ class LoaderAttributes:
         staying = [leaf for path, leaf in self._start.leaves.items() if path not in given]
         arrays = [each() for leaf in staying for each in leaf.arrays]
         return {leaves.memory_of(each) for each in arrays if each is not None}
-
-    def _at_start(self, live: Any, kind: LeafKind) -> Any:
-        return ABSENT if live is ABSENT else self._as_data(live, kind)
 
 
 def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:

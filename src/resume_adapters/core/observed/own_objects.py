@@ -29,7 +29,6 @@ def find(saved: Mapping[str, Any], roots: Mapping[str, Any]) -> dict[str, list[A
     """Return which objects of the training a checkpoint is to hold: root, steps and type, by the place in it.
 
     Args:
-        saved: what is to be saved.
         roots: the objects of the training by name.
     """
     wanted: dict[int, list[str]] = {}

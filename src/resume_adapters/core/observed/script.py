@@ -245,7 +245,7 @@ def _is_carried(loop: ast.For | ast.While, name: str, *, grows: bool) -> bool:
         assigned = next((each for each in _unconditional(inner) if name in _assigned(each)), None)
         if assigned is not None:
             given.update(node for node in ast.walk(inner) if not _comes_before(node, assigned))
-    return any(_is_read(node, name) for node in nodes if node not in given)
+    return any(_is_read(node) for node in nodes if node not in given)
 
 
 def _names(node: ast.AST, name: str) -> bool:
@@ -264,7 +264,7 @@ def _is_change(node: ast.AST, name: str) -> bool:
     return _is_growth(node, name) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
 
 
-def _is_read(node: ast.AST, name: str) -> bool:
+def _is_read(node: ast.AST) -> bool:
     return isinstance(node, ast.AugAssign) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
 
 

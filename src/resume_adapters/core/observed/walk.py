@@ -145,7 +145,6 @@ def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_00
     """Walk from the roots, nearest objects first.
 
     Args:
-        subjects: what is walked.
         clock: returns seconds.
         objects: values that are looked at, at most.
         seconds: time that the walk takes at most.
@@ -164,7 +163,6 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
     A module that is updated is updated as a whole: none of it may stay behind because only a sample was compared.
 
     Args:
-        subjects: what was walked.
         path: path of the tensor.
     """
     above = (Path(path.root, path.steps[:count]) for count in range(1, len(path.steps)))
@@ -185,12 +183,7 @@ def tensors_with(subjects: Subjects, path: Path) -> list[Path]:
 
 
 def trained(subjects: Subjects, walked: Census) -> dict[Path, Leaf]:
-    """Return the leaves that an optimizer updates, changed or not: a loss with weights may wait for its first batch.
-
-    Args:
-        subjects: what was walked.
-        walked: what was found.
-    """
+    """Return the leaves that an optimizer updates, changed or not: a loss with weights may wait for its first batch."""
     updated = {id(tensor) for tensor in subjects.trained}
     tensors = {path: leaf for path, leaf in walked.leaves.items() if leaf.kind is LeafKind.TENSOR} if updated else {}
     return {path: leaf for path, leaf in tensors.items() if id(get(subjects.roots, path)) in updated}
@@ -200,7 +193,6 @@ def made(subjects: Subjects, before: Census, start: Census) -> set[Path]:
     """Return the paths of tensors, and of data with tensors, that came between two censuses: maybe copies of weights.
 
     Args:
-        subjects: what was walked.
         before: taken before a framework starts a training.
         start: taken before its first step.
     """

@@ -19,7 +19,7 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.observed import leaves, paths, walk
 from resume_adapters.core.observed.leaves import LeafKind, can_be_made
 from resume_adapters.core.observed.paths import Path, is_module, submodules, tensors_of, type_name
-from resume_adapters.core.observed.walk import Census, Leaf, Subjects
+from resume_adapters.core.observed.walk import Census, Subjects
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.records import Record
 from resume_adapters.core.state.rng import GeneratorState, is_generator
@@ -41,6 +41,20 @@ _CLEARED = "optimizer.params"
 
 _SHOWN = 12
 """Paths that a log line lists at most."""
+
+_NOT_DATA = (
+    "has changed since the start and is not data: after a resume it starts over. Give it state_dict() and "
+    "load_state_dict(), and register it with {}(...)"
+)
+_MADE_LATE = (
+    "was made after the first step had begun: a resume makes it again, from what is there then. Make it before the "
+    "first step, or register it with {}(...)"
+)
+_READ_AHEAD = (
+    "changes when batches are read: after a resume it starts over. A cache may; what shapes a batch must follow from "
+    "its index or from the random state"
+)
+"""Why a value is not restored, and what to do."""
 
 
 @dataclass
@@ -252,16 +266,19 @@ class ObservedState:
             if path in self._observed or path in self._missing:
                 continue
             if leaf.kind is LeafKind.TENSOR:
-                self._observe_module(path, leaf, subjects)
+                for each in walk.tensors_with(subjects, path):
+                    self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
                 continue
             if path.root in subjects.read_ahead:
-                self._name_read_ahead(path, leaf)
+                self._name(path, leaf.type, _READ_AHEAD, "data")
             elif leaf.kind is LeafKind.MODULE:
-                self._name_module(path, leaf.type)
+                self._name(path, leaf.type, _MADE_LATE)
             elif leaf.kind is LeafKind.OPAQUE:
                 self._name(path, leaf.type)
             else:
-                self._observe(path, leaf)
+                before = self._start.leaves.get(path)
+                kind = before.type if before else type_name(ABSENT)
+                self._observed[path] = _Observed(leaf.kind, kind, leaf.keeps(before))
 
     def _find_gradients(self) -> None:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
@@ -272,37 +289,8 @@ class ObservedState:
                 path = Path(_CLEARED).to("[]", index).to("grad", "grad")
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
 
-    def _observe_module(self, path: Path, leaf: Leaf, subjects: Subjects) -> None:
-        for each in walk.tensors_with(subjects, path):
-            self._observed.setdefault(each, _Observed(leaf.kind, leaf.type, in_place=True))
-
-    def _observe(self, path: Path, leaf: Leaf) -> None:
-        before = self._start.leaves.get(path)
-        self._observed[path] = _Observed(leaf.kind, before.type if before else type_name(ABSENT), leaf.keeps(before))
-
-    def _name(self, path: Path, kind: str) -> None:
-        self._missing[path] = Entry(
-            "observed",
-            "missing",
-            f"{path}, a {kind}, has changed since the start and is not data: after a resume it starts over. Give it "
-            f"state_dict() and load_state_dict(), and register it with {self._registers}(...)",
-        )
-
-    def _name_module(self, path: Path, kind: str) -> None:
-        self._missing[path] = Entry(
-            "observed",
-            "missing",
-            f"{path}, a {kind}, was made after the first step had begun: a resume makes it again, from what is there "
-            f"then. Make it before the first step, or register it with {self._registers}(...)",
-        )
-
-    def _name_read_ahead(self, path: Path, leaf: Leaf) -> None:
-        self._missing[path] = Entry(
-            "data",
-            "missing",
-            f"{path}, a {leaf.type}, changes when batches are read: after a resume it starts over. A cache may; what "
-            "shapes a batch must follow from its index or from the random state",
-        )
+    def _name(self, path: Path, kind: str, why: str = _NOT_DATA, part: str = "observed") -> None:
+        self._missing[path] = Entry(part, "missing", f"{path}, a {kind}, {why.format(self._registers)}")
 
     def capture(self) -> list[ObservedLeaf]:
         """Return what is observed, as data; what the checkpoint held, before :meth:`begin`."""

@@ -260,7 +260,6 @@ def _let_rest(groups: list[Any], connections: list[Connection]) -> None:
     the end of the process: what a daemon thread has is dropped by nobody then.
 
     Args:
-        groups: the groups.
         connections: theirs.
     """
     threading.Thread(target=_rest, args=(groups, connections, _REST), name=REST_THREAD, daemon=True).start()

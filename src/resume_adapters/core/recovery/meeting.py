@@ -122,7 +122,6 @@ class Meeting:
     On several nodes, all ranks make it at the same time.
 
     Args:
-        launch: the processes of the launch.
         timeout: seconds for which a rank waits for the others.
         grace: seconds that each may need before, to leave its step; then it comes.
 
@@ -245,7 +244,6 @@ class Starts:
     torchrun ends the processes of all nodes before it starts them again, or leaves those of the other nodes to fail.
 
     Args:
-        launch: the processes of the launch.
         store: that of torchrun.
 
     Attributes:

@@ -21,8 +21,6 @@ class MemoryDirectory:
     """The directory in memory of one block, alike on all ranks of a node, and after each restart by the launcher.
 
     Args:
-        storage: the file operations.
-        launch: the processes of the launch.
         token: distinguishes the launch from all others.
         root: a file system in memory.
 

@@ -129,11 +129,7 @@ class UpdateWatch:
 
 
 class _HeldSchedule:
-    """A schedule as it is now, with the settings of its optimizer, of which it sets one.
-
-    Args:
-        schedule: the schedule.
-    """
+    """A schedule as it is now, with the settings of its optimizer, of which it sets one."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule

@@ -253,7 +253,6 @@ def limited(doing: str, seconds: float, abandon: Callable[[str, float], object])
 
     Args:
         doing: what is done in the context, for the message.
-        seconds: the limit.
         abandon: ends the process, called with both on another thread; where it cannot run, the process ends anyway.
     """
     timer = threading.Timer(seconds, abandon, (doing, seconds))

@@ -127,10 +127,7 @@ def new_context(
     """Return the context of a start that has not begun.
 
     Args:
-        run_directory: where the run's checkpoints are.
         options: what was set; within a restartable block, that decides from what the run resumes.
-        ranks: the ranks of the run.
-        files: the file operations.
         clock: returns seconds since 1970.
     """
     directory, attempt = Path(os.path.abspath(run_directory)), running_attempt()

@@ -34,7 +34,6 @@ class RunMessages:
         """Log that a checkpoint is committed; at most once a minute. Called on the thread that commits.
 
         Args:
-            name: the checkpoint.
             place: where in the data it is, in words.
         """
         if not self._speaks:
@@ -66,7 +65,6 @@ class RunMessages:
         """Log where the run has stopped.
 
         Args:
-            step: optimizer steps completed.
             checkpoint: the newest one, from which the next launch resumes; ``None`` where there is none.
         """
         if not self._speaks:
@@ -80,7 +78,6 @@ class RunMessages:
         """Log where the run was halted, and what lets it continue.
 
         Args:
-            step: optimizer steps completed.
             reason: what a human should look at.
             release: the command that lets the run start again.
         """

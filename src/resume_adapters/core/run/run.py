@@ -167,10 +167,6 @@ class ResumableRun:
     def begin(self, step: int, epoch: float) -> None:
         """Begin to train: install the signal handlers, start the monitor, and set the state to running.
 
-        Args:
-            step: optimizer steps completed.
-            epoch: epochs completed.
-
         Raises:
             UnsupportedSetting: a walltime in the environment is invalid.
         """
@@ -259,7 +255,6 @@ class ResumableRun:
         If a later start owns the run directory, the status is that start's and stays.
 
         Args:
-            state: the new state.
             facts: fields of :class:`RunStatus` that are known better than from the last
                 step.
         """

@@ -97,8 +97,6 @@ class Saver:
 
         Args:
             name: name of the checkpoint in the run directory.
-            step: optimizer steps completed.
-            content: what the checkpoint is to hold.
             is_file: the framework writes one file of that name, not a directory.
             is_last: the run ends after it: if it fails, that is raised.
 
@@ -193,9 +191,6 @@ class Saver:
         What goes wrong there is said, and the training goes on.
 
         Args:
-            name: name of the checkpoint.
-            step: optimizer steps completed.
-            content: what the checkpoint is to hold.
             is_file: the framework writes one file of that name, not a directory.
 
         Returns:
@@ -227,8 +222,6 @@ class Saver:
 
         Args:
             path: the checkpoint; its parent directory belongs to the caller.
-            step: optimizer steps completed.
-            content: what the checkpoint is to hold.
             ranks: the ranks of the run, all of which call this.
             group: those that see the path that this rank sees. Each group gets the files of all ranks.
             is_file: the framework writes one file of that name, not a directory.

@@ -153,7 +153,6 @@ class StepControl:
         later, so that no rank waits for the network.
 
         Args:
-            step: optimizer steps completed.
             epoch: epochs completed, with the fraction of the current one.
             horizon: number of steps after which the run is finished, if known.
         """

@@ -66,7 +66,6 @@ class Cadence:
         """Start the clock for the first save.
 
         Args:
-            now: the clock.
             history: the entries of the run's journal, for ``"auto"``.
         """
         self._since = now
@@ -106,8 +105,6 @@ class Cadence:
         """Return the step of the next save; ``None`` if it is not known.
 
         Args:
-            step: optimizer steps completed.
-            now: the clock.
             rate: optimizer steps a second, where it is known.
         """
         if self.steps is not None:

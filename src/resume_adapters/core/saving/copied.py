@@ -213,7 +213,6 @@ class CopiedSave:
         """Write the files, and return the size and the digest of each, by its path in the checkpoint.
 
         Args:
-            storage: the file operations.
             directory: where the checkpoint is now.
 
         Raises:

@@ -27,7 +27,6 @@ class SaveFailures:
     """Decides, alike on all ranks, whether a run goes on after a save that failed.
 
     Args:
-        ranks: the ranks of the run.
         on_save_error: what the user wants.
 
     Raises:

@@ -24,11 +24,7 @@ _THERE = (CheckpointState.COMMITTED, CheckpointState.SUPERSEDED)
 
 
 class BestCheckpoint:
-    """The best checkpoint that is there: retention protects what a manifest names.
-
-    Args:
-        run: the run.
-    """
+    """The best checkpoint that is there: retention protects what a manifest names."""
 
     def __init__(self, run: ResumableRun) -> None:
         self._run = run
@@ -42,7 +38,6 @@ class BestCheckpoint:
 
         Args:
             best: what the loop names.
-            name: the checkpoint that is being saved.
             resumed: what the manifest of the checkpoint names from which this launch resumed.
         """
         for each in (self._named or resumed, best):
@@ -57,7 +52,6 @@ class RestoreContext:
 
     Args:
         run: the run, opened.
-        checkpoint: the checkpoint.
         kind: the record of the state that each rank saved.
         verify: compare what is restored with what was saved.
         rescale: what follows from a different global batch size; it knows the schedules.
@@ -141,10 +135,6 @@ class RestoreContext:
         """Return what each rank saved, in rank order. Every rank asks."""
         return [self._rank_state(tree) for tree in self._all_trees()]
 
-    def _all_shard_digests(self) -> list[Mapping[str, int]]:
-        """Return each rank's shares of the digests of sharded state. Every rank asks."""
-        return [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
-
     def _all_trees(self) -> list[Mapping[str, Any]]:
         manifest = self.checkpoint.manifest
         assert manifest is not None, "a foreign checkpoint holds no state of ranks"
@@ -212,7 +202,8 @@ class RestoreContext:
         """
         if self.verify and self.launch is not None:
             shares = self.ranks.gather(shard_digests(live(), self.ranks.rank))
-            verify_shards(self._all_shard_digests(), shares, self.path, self.step)
+            saved = [LaunchState.from_tree(tree, self.source).shard_digests for tree in self._all_trees()]
+            verify_shards(saved, shares, self.path, self.step)
 
 
 def shard_digests(state: Mapping[str, Any], rank: int) -> dict[str, int]:
@@ -227,7 +218,6 @@ def setting_differences(
 
     Args:
         saved: the settings then.
-        here: the settings of this launch.
         lacks: returns the error that a setting was not saved.
     """
     missing = [name for name in here if name not in saved]

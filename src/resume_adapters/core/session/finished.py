@@ -50,10 +50,8 @@ def mark_finished(run: ResumableRun, extent: Extent, epochs: float, steps: int) 
     """Remember that this process has finished a run.
 
     Args:
-        run: the run.
         extent: what was asked for.
         epochs: the epochs of the run, where its extent does not say.
-        steps: the steps of the run, likewise.
     """
     asked = (epochs if extent.epochs is None else extent.epochs, steps if extent.steps is None else extent.steps)
     _FINISHED[run.directory] = (run.generation, *asked, dict(extent.content))

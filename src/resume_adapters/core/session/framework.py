@@ -74,12 +74,9 @@ class Framework(Protocol):
         foreign: recognises checkpoints that the bare framework wrote.
     """
 
-    @property
-    def about(self) -> FrameworkFacts: ...
-    @property
-    def trackers(self) -> Trackers: ...
-    @property
-    def foreign(self) -> ForeignDetector: ...
+    about: FrameworkFacts
+    trackers: Trackers
+    foreign: ForeignDetector
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return tensors with the names, dtypes and whole shapes of the model's."""

@@ -139,8 +139,6 @@ class HeldCall:
         """Hold the state of now. Every rank calls it where a checkpoint could be saved.
 
         Args:
-            step: optimizer steps completed.
-            loop: where the training is.
             form: how the framework would save.
 
         Raises:
@@ -243,15 +241,7 @@ class HeldCall:
         )
 
     def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
-        """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
-
-        Args:
-            memory: the directory, of the same name on each node.
-            ranks: the ranks of the block.
-            group: those that share this rank's directory.
-            step: that which all ranks hold.
-            source: the rank whose weights all take; ``None``: each has its own.
-        """
+        """Write the state that is held as a checkpoint into a directory: see :meth:`HeldTraining.write`."""
         moment = self._former if self._moment is not None and self._moment.step != step else self._moment
         assert moment is not None and self._buffers is not None, "it has said that it holds the step"
         if not self._buffers.is_intact(moment.buffers):

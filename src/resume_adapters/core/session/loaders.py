@@ -45,7 +45,6 @@ class LoaderRestorer:
     """Tracks the training loaders, and restores their positions.
 
     Args:
-        run: the run.
         generators: the generators that the user registered.
         rescale: what follows from a different global batch size.
         changed_seeds: returns in words which seeds were different when the checkpoint was saved.
@@ -119,8 +118,6 @@ class LoaderRestorer:
         """Restore a loader's position, on whatever topology the checkpoint was saved.
 
         Args:
-            context: what is being restored.
-            loader: the loader.
             saved: its state on this rank.
             shape: how it is read now.
             of_rank: returns its state on another rank, from the state of that rank.

@@ -32,8 +32,6 @@ def new_run(
     """Return the run that these options describe, not yet opened.
 
     Args:
-        directory: where the run's checkpoints are.
-        framework: the framework that trains.
         options: what the user has set.
         resume: what the framework's own call names; it comes before the option.
         keep: the adapter's default for ``keep``.

@@ -40,13 +40,14 @@ class ResumeOptions:
         resume: ``"auto"``: the latest valid checkpoint, else zero. ``"scratch"``: zero, refused if there are committed
             checkpoints. ``"scratch!"``: zero; each launch moves the checkpoints that it finds to
             ``.resume/set-aside``. A path: that checkpoint, until the run has one of its own.
-        keep: a retention policy; ``None`` for the adapter's default.
+        keep: a retention policy; ``None`` for the adapter's default, which it documents.
         stop: what asks the run to save and leave: signals, the walltime, a stop file.
-        save_every: optimizer steps, a ``timedelta``, or ``"auto"``; ``None`` for the adapter's default.
+        save_every: optimizer steps, a ``timedelta``, or ``"auto"``: as often as is worth its cost; ``None`` for the
+            adapter's default.
         mtbf: mean time between failures, for ``save_every="auto"``; by default what the run itself has seen.
         verify: after restoring, compare the live state with the saved one, and refuse a difference.
-        on_batch_change: ``"refuse"``, or ``"keep-samples"``: with a different number of samples in an optimizer step,
-            resume by samples.
+        on_batch_change: ``"refuse"``, or ``"keep-samples"``: where an optimizer step has a different number of samples
+            than when the run was saved, resume by samples, with schedules of this launch's length.
         on_save_error: ``"stop"``, or ``"continue"``: after a save that failed, say so, keep training, and try again at
             the next save. Three failures in a row end the run in any case.
         stage: ``"auto"``: training goes on after a copy in memory, which is written in the background, where nothing
@@ -54,7 +55,8 @@ class ResumeOptions:
             for it; ``"off"``: training waits for the write.
         mirror: where committed checkpoints are copied to in the background, such as ``[Remote("s3://bucket/runs/a")]``;
             a start takes the newest checkpoint of all.
-        parts: further Statefuls by name.
+        parts: every other keyword: further Statefuls by name, for example ``ema=ema``; also plain torch, numpy and
+            python generators.
 
     Raises:
         UnsupportedSetting: ``resume`` is neither one of its words nor a path, or ``mirror`` is no list of tiers.
@@ -140,12 +142,10 @@ class OptionsCallback:
 
     Attributes:
         options: the options of the run.
-        further_options: the options of an adapter that are not among :class:`ResumeOptions`.
         needless_warnings: what the framework warns of and a resume does not need, as regular expressions. They are
             ignored from the first callback on: a framework may warn before it calls one.
     """
 
-    further_options: tuple[str, ...] = ()
     needless_warnings: tuple[str, ...] = ()
 
     def __init__(
@@ -163,10 +163,16 @@ class OptionsCallback:
         mirror: Sequence[Mirror] = (),
         **parts: Any,
     ) -> None:
-        found = parts_among(parts, *self.further_options)
-        self.options = ResumeOptions(
-            resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+        found = parts_among(parts)
+        self.set_options(
+            ResumeOptions(
+                resume, keep, stop, save_every, mtbf, verify, on_batch_change, on_save_error, stage, mirror, parts=found
+            )
         )
+
+    def set_options(self, options: ResumeOptions) -> None:
+        """Set the options: an adapter that has more of them calls this in place of the constructor."""
+        self.options = options
         for message in self.needless_warnings:
             warnings.filterwarnings("ignore", message)
 
@@ -279,8 +285,14 @@ class TextOptions(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
 
     def _keep(self) -> Policy | None:
         given = (self.keep_last, self.keep_every, self.keep_within)
-        if not self.keep_best and all(each is None for each in given):
-            return None
+        return self.policy() if self.keep_best or any(each is not None for each in given) else None
+
+    def policy(self) -> Policy:
+        """Return the retention policy.
+
+        Raises:
+            UnsupportedSetting: there is none, or it is invalid.
+        """
         bests = [policy_text.best(text) for text in self.keep_best]
         return policy_text.join(self.keep_last, bests, self.keep_every, self.keep_within)
 

@@ -100,7 +100,6 @@ class Rescale:
         """Convert the steps of the run to steps of this size, and count from there.
 
         Args:
-            step: optimizer steps completed.
             epoch: the epoch, from 0, of the pass that was under way or had ended.
             consumed: batches of the training loop, of the size that they have now, that are done in it.
             length: batches of the training loop in a pass.
@@ -111,11 +110,7 @@ class Rescale:
         return self._steps
 
     def resume_by_steps(self, step: int) -> None:
-        """Resume with steps of the size that the last ones had.
-
-        Args:
-            step: optimizer steps completed.
-        """
+        """Resume with steps of the size that the last ones had."""
         if self.keeps_samples:
             self._steps = step - self.shift
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.manifest import describe_cursor
@@ -29,7 +28,6 @@ class Restorer:
     Args:
         run: the run, not yet opened.
         framework: the framework's files and live objects.
-        options: the options of the run.
         kind: the record of the state that each rank saves.
         loaders: restores the training loaders.
         rescale: what follows from a different global batch size.
@@ -64,7 +62,7 @@ class Restorer:
             StateMismatch: an invariant was different when it was saved.
             ResumeError: as :meth:`ResumableRun.open` does.
         """
-        choice = self._run.open(self._require_records)
+        choice = self._run.open(lambda checkpoint: self.read(checkpoint).require_parts())
         checkpoint = choice.checkpoint
         if self._run.ranks.rank == 0:
             log_start(choice)
@@ -79,15 +77,6 @@ class Restorer:
         manifest = checkpoint.manifest if checkpoint else None
         self._run.begin(checkpoint.step if checkpoint else 0, manifest.epoch if manifest else 0.0)
         return self.context
-
-    def _require_records(self, checkpoint: Checkpoint) -> None:
-        """Read what this rank saved in a checkpoint, before anything is restored from it.
-
-        Raises:
-            CheckpointDamaged: it is not what this package writes.
-            FormatMismatch: a different version wrote it.
-        """
-        self.read(checkpoint).require_parts()
 
     def read(self, checkpoint: Checkpoint) -> RestoreContext:
         """Return the context in which a checkpoint is restored."""
@@ -146,20 +135,19 @@ class Restorer:
             parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleBuffers)}
         context.reader.restore({**self._options.parts, **parts}, verify=self._options.verify)
 
-    def align_buckets(self, module: Any) -> None:
-        """Set the order in which DDP reduces gradients to that of the uninterrupted run; a no-op for other modules.
+    def align_buckets(self) -> None:
+        """Set the order in which DDP reduces gradients to that of the uninterrupted run.
 
-        Call it before the first step, with no gradients held; for several modules, in the same order in every launch.
+        Call it before the first step, with no gradients held.
         """
-        if not BucketOrder.applies(module):
-            return
         launch = self.context.launch if self.context else None
-        order, saved = BucketOrder(module), launch.ddp_buckets[len(self.bucket_orders) :] if launch else []
-        self.bucket_orders.append(order)
-        if saved and saved[0]:
-            order.replay(saved[0])
-        else:
-            order.observe()
+        for module in filter(BucketOrder.applies, self._framework.modules()):
+            order, saved = BucketOrder(module), launch.ddp_buckets[len(self.bucket_orders) :] if launch else []
+            self.bucket_orders.append(order)
+            if saved and saved[0]:
+                order.replay(saved[0])
+            else:
+                order.observe()
 
     def close(self) -> None:
         """Remove the hooks that still wait for the order of the gradients."""

@@ -53,7 +53,6 @@ class Session:
     Args:
         run: the run, not yet opened.
         framework: the framework's files and live objects.
-        options: the options of the run.
         kind: the record of the state that each rank saves.
         rescale: what follows from a different global batch size.
 
@@ -86,8 +85,8 @@ class Session:
         self.framework = framework
         self.options = options
         self.rescale = rescale
-        self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
-        on_track = None if self.trace is None else self._trace_loader
+        trace = self.trace = None if run.trace is None else StepTrace(run.trace, framework, options.generators)
+        on_track = None if trace is None else lambda loader: trace.add_loader(loader.dataset)
         logger.use_channel(framework.about.channel)
         about = framework.about
         self.settings = SettingsComparison(
@@ -319,9 +318,6 @@ class Session:
         With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
 
         Args:
-            name: name of the checkpoint.
-            step: optimizer steps completed.
-            loop: where the training is.
             is_file: the framework writes one file of that name, not a directory.
             to_memory: to memory alone, as :meth:`end_step` has said.
         """
@@ -376,8 +372,6 @@ class Session:
         """Return what the session adds to a state that was held: see :mod:`.held`.
 
         Args:
-            loop: where the training was.
-            name: the checkpoint.
             state: what the rank saves for itself.
             facts: what the loop said of it.
         """
@@ -486,10 +480,6 @@ class Session:
             known = manifest.parts if manifest else ()
             log_parts(each for each in (found if self.has_saved else entries) if each not in known)
 
-    def _trace_loader(self, loader: Any) -> None:
-        assert self.trace is not None, "a run is watched"
-        self.trace.add_loader(loader.dataset)
-
     # ---- Ending
 
     def is_finished(self, step: int, horizon: int) -> bool:
@@ -506,8 +496,6 @@ class Session:
 
         Args:
             extent: what was asked for.
-            step: optimizer steps completed.
-            epoch: epochs completed.
             facts: further fields of the run's status.
         """
         self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)

@@ -154,13 +154,11 @@ def _of_optimizer(optimizer: Any, names: Mapping[str, str], parameters: Mapping[
         groups.append({names.get(key, key): text for key, text in _texts(plain).items()})
     if parameters is None:
         return OptimizerSettings("", [], groups)
-    named = {id(each): zlib.crc32(name.encode()) for name, each in parameters.items() if not _is_sharded(each)}
+    # The state of what is sharded is saved by names.
+    whole = {name: each for name, each in parameters.items() if not hasattr(each, "placements")}
+    named = {id(each): zlib.crc32(name.encode()) for name, each in whole.items()}
     order = [named.get(id(each), 0) for group in held for each in group["params"]]
     return OptimizerSettings(type(optimizer).__name__, [len(group["params"]) for group in held], groups, order)
-
-
-def _is_sharded(parameter: Any) -> bool:
-    return hasattr(parameter, "placements")  # its optimizer's state is saved by names
 
 
 _NOT_SETTINGS = ("params", "param_names", "initial_lr", "step")
@@ -174,8 +172,6 @@ def of_launch(
     Args:
         found: what the framework knows.
         topology: the settings that are compared as the topology.
-        options: the options of the run.
-        framework: name and version of the framework.
     """
     given = {**of_random_state(), **found.arguments, **of_options(options), **_versions(framework)}
     return replace(found, arguments={name: text for name, text in given.items() if name not in topology})
@@ -241,7 +237,6 @@ class SettingsComparison:
 
         Args:
             saved: the checkpoint's settings; ``None`` for a fresh start, and where an earlier version saved none.
-            checkpoint: its name.
 
         Raises:
             StateMismatch: the state of the optimizers or schedules cannot be loaded into those of this launch.

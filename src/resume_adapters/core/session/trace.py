@@ -107,7 +107,6 @@ class StepTrace:
         """Write the line of a step, and pause if that is asked for here; a no-op where the step has its line already.
 
         Args:
-            step: optimizer steps completed.
             epoch: epochs completed, with the fraction of the running one.
         """
         if step == self._last:  # a batch after which a hand-written optimization has not stepped

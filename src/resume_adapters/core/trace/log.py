@@ -35,7 +35,6 @@ class TraceLog:
 
     Args:
         file: the file to append to.
-        rank: this rank.
         points: where this rank stops itself.
         every: steps between two digests of weights and optimizers.
         clock: returns seconds since 1970.
@@ -146,7 +145,6 @@ def open_trace(
     """Return the trace that the environment asks for; ``None`` where it asks for none.
 
     Args:
-        environment: the environment variables.
         rank: this rank. Rank zero has the file itself, each other rank one beside it.
         clock: returns seconds since 1970.
         uncounted: names of threads whose file operations are not counted.

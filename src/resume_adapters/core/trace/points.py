@@ -35,7 +35,6 @@ def points_of_rank(given: str, rank: int) -> list[PausePoint]:
 
     Args:
         given: the points, separated by blanks.
-        rank: the rank.
 
     Raises:
         UnsupportedSetting: one of them is not a point.

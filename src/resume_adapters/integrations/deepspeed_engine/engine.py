@@ -202,7 +202,6 @@ class EngineState:
         """Call ``load_checkpoint``, let it read data only, and verify what it loaded.
 
         Args:
-            context: what is being restored.
             directory: DeepSpeed's ``load_dir``.
             tag: the directory in it.
 

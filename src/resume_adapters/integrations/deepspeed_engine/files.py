@@ -147,7 +147,6 @@ class ForeignCheckpoints:
     """Recognises the checkpoints of the bare ``engine.save_checkpoint``.
 
     Args:
-        world_size: ranks of this launch.
         stage: ZeRO's stage in this launch.
         rank: this rank, if each node has a disk of its own: then only this rank's files are required.
     """

@@ -40,7 +40,6 @@ def converted(context: RestoreContext, shards: Path) -> Iterator[Path]:
     """Convert a checkpoint's shards, and remove the result afterwards. Every rank calls it.
 
     Args:
-        context: what is being restored.
         shards: the directory of DeepSpeed's files.
 
     Yields:
@@ -118,16 +117,13 @@ def complete(engine: Any, place: Path) -> None:
     """Load what DeepSpeed leaves out of a universal checkpoint: buffers, frozen weights, parameter groups."""
     (model, *_) = sorted(place.glob(f"*{names.MODEL}"))
     saved, zero = files.read(model, mmap=True)["module"], place / "zero"
-    for name, tensor in [*engine.module.named_buffers(), *_frozen(engine)]:
+    frozen = [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
+    for name, tensor in [*engine.module.named_buffers(), *frozen]:
         if name in saved:
             tensor.data.copy_(saved[name])
     groups = files.read(zero / "optimizer_state.pt", mmap=True)["param_groups"]
     for group, of_group in zip(engine.basic_optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in of_group.items() if key != "params"})
-
-
-def _frozen(engine: Any) -> list[tuple[str, Any]]:
-    return [(name, each) for name, each in engine.module.named_parameters() if not each.requires_grad]
 
 
 def verify(context: RestoreContext, engine: Any, place: Path) -> None:

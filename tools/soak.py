@@ -26,7 +26,7 @@ from typing import Any
 import contract
 from launch import Running, Server
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "tests"
 
 LONGEST = 6.0
 """Seconds after which a fault comes at the latest. By then a job is half through."""
