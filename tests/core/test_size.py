@@ -20,7 +20,7 @@ BUDGETS = {
     "core/loop": 1410,
     "core/observed": 1340,
     "core/recovery": 1450,
-    "core/run": 1170,
+    "core/run": 1180,
     "core/run_directory": 1000,
     "core/saving": 770,
     "core/session": 1880,

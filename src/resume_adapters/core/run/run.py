@@ -120,6 +120,11 @@ class ResumableRun:
         return self.context.ownership.generation
 
     @property
+    def is_running(self) -> bool:
+        """Whether this rank leads the run directory, and has said last that the run goes on."""
+        return self._publisher.state is RunState.RUNNING
+
+    @property
     def attempt_checkpoint(self) -> Path | None:
         """The one in memory from which it goes on within a restartable block; ``None``: what is on the disk."""
         return None if self._attempt_checkpoint is None else Path(self._attempt_checkpoint.path)
