@@ -543,8 +543,8 @@ class Session:
     def close(self, *undo: Callable[[], object]) -> None:
         """Undo what the session patched, started and registered. Closing a closed session does nothing.
 
-        Where the run has closed itself, as it does when it is left, that is done but for ``undo``. A run that was to go
-        on has failed: nothing else calls this before its end, and the process may live on, as a notebook's does.
+        Where the run has closed itself, as it does when it is left, that is done but for ``undo``. A run that is closed
+        while it runs has failed: its process may live on, as a notebook's does, and trains no more.
 
         Args:
             undo: what the adapter has to undo before the run is closed.
@@ -553,8 +553,9 @@ class Session:
         is_cut = self.held is not None and self.held.attempt.is_left
         if self.held is not None:
             self.held.attempt.pulse.stop()
-        if self.run.is_running and not is_cut:
-            error = sys.exc_info()[1]
+        error = sys.exc_info()[1]
+        is_of_block = self.held is not None and (is_cut or isinstance(error, Exception))  # which may go on
+        if self.run.is_running and not is_of_block:
             reason = f"{type(error).__name__}: {error}".removesuffix(": ") if error else "it was left before its end"
             self._set_failed(reason, self.run.steps.progress.step)
         expected = (RuntimeError, ResumeError) if is_cut else ()
