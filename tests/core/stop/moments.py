@@ -43,7 +43,8 @@ from resume_adapters.core.run import monitor  # noqa: E402
 
 from plain_torch import Counting, Launch  # noqa: E402
 
-monitor._PERIOD = 0.02
+# Frozen, it is not to be between its look whose the run is and its write of the live status.
+monitor._PERIOD = 3600.0 if "SIGSTOP" in CONFIG["asks"] else 0.02
 
 TAKES_OVER, STATUS = r"\.resume/\.generation\.[0-9a-f]+\.tmp", r"\.resume/\.status\.json\.[0-9a-f]+\.tmp"
 WRITES = r"\.resume/begin-[0-9a-f]+/checkpoint-\d+/resume/rank-00000\.json"

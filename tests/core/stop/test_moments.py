@@ -157,6 +157,22 @@ def test_a_kill(start: Start, tmp_path: Path, ask: str, moment: str) -> None:
     require_resumed(start, directory)
 
 
+def test_a_request_to_a_start_that_a_later_one_has_replaced(server: Server, start: Start, tmp_path: Path) -> None:
+    """It commits nothing more, and the status stays that of the later one."""
+    words = [json.dumps({"moment": "in a step", "asks": ["SIGSTOP", "SIGTERM"]})]
+    earlier = server.start(JOB, words, tmp_path, 1, {})
+    try:
+        earlier.wait_until_stopped()
+        start().require_success()
+        before = (tmp_path / "run" / ".resume" / "status.json").read_bytes()
+    finally:
+        earlier.signal(signal.SIGCONT)
+    outcome = earlier.wait()
+    assert outcome.statuses == (1,) and "FencedOff" in outcome.output, outcome.output
+    assert (tmp_path / "run" / ".resume" / "status.json").read_bytes() == before
+    assert read(tmp_path / "run")[0] is RunState.FINISHED
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [(KeyboardInterrupt(), "KeyboardInterrupt"), (SystemExit("no more"), "SystemExit: no more")],
