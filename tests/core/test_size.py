@@ -23,7 +23,7 @@ BUDGETS = {
     "core/run": 1180,
     "core/run_directory": 1000,
     "core/saving": 770,
-    "core/session": 1880,
+    "core/session": 1890,
     "core/state": 1660,
     "core/stop": 380,
     "core/storage": 470,

@@ -503,14 +503,19 @@ class Session:
         )
 
     def finish(self, extent: Extent, *, step: int, epoch: float, **facts: Any) -> None:
-        """Set the run's state to finished. Every rank calls it.
+        """Set the run's state to finished, unless it was halted since its last step. Every rank calls it.
 
         Args:
             extent: what was asked for.
             step: optimizer steps completed.
             epoch: epochs completed.
             facts: further fields of the run's status.
+
+        Raises:
+            Halted: a rank has halted it.
         """
+        if self.run.steps.agree_now() and self.run.flag.halted:
+            self.run.leave(step, epoch)
         self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)
         self.run.finish_copies()
         mark_finished(self.run, extent, epoch, step)
