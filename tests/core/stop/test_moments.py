@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resume_adapters.core.run_directory.status import RunState, RunStatus, StatusFile, observed_state
+from resume_adapters.core.run_directory.control import ControlDirectory
+from resume_adapters.core.run_directory.status import RunState, RunStatus, observed_state
 from resume_adapters.core.storage.local import LocalStorage
 
 from launch import Outcome, Server
@@ -91,7 +93,7 @@ def start(server: Server, tmp_path: Path) -> Start:
 
 def read(directory: Path) -> tuple[RunState, RunStatus | None]:
     """Return the state of a run whose process is dead, and its status, once that agrees with what is on disk."""
-    status = StatusFile(LocalStorage(), directory / ".resume", None, None).read()  # type: ignore[arg-type]
+    status = ControlDirectory(LocalStorage(), directory, time.time).status.read()
     state, newest = observed_state(status), max(committed(directory).values(), default=None)
     assert state is not RunState.RUNNING, "its process is dead"
     if status is not None:
