@@ -175,6 +175,15 @@ def test_a_request_to_a_start_that_a_later_one_has_replaced(server: Server, star
     assert read(tmp_path / "run")[0] is RunState.FINISHED
 
 
+def test_a_rank_that_halts_behind_its_last_step_halts_all(server: Server, tmp_path: Path) -> None:
+    server.start(JOB.parents[1] / "job.py", ["halt_last", "run"], tmp_path, 2, {}).wait().require_success()
+    for rank in range(2):
+        found = json.loads((tmp_path / f"result.{rank}").read_text())
+        assert found == {"left": "Halted", "reason": "look at the loss"}
+    state, status = read(tmp_path / "run")
+    assert status is not None and (state, status.step) == (RunState.HALTED, max(committed(tmp_path / "run").values()))
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [(KeyboardInterrupt(), "KeyboardInterrupt"), (SystemExit("no more"), "SystemExit: no more")],
