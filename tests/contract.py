@@ -592,6 +592,24 @@ def stopped_then_resumed(
     resumed_equals_uninterrupted(bench, directory, config, reference, ranks=ranks)
 
 
+def asked_at_its_end_finishes(bench: Bench, directory: Path, reference: Trace, send: Kill) -> None:
+    """A run that is asked to stop when nothing is left to train finishes, and the same launch has nothing to do.
+
+    Args:
+        bench: how to start the job.
+        directory: where.
+        reference: an uninterrupted run of the job with its defaults.
+        send: the event and its step.
+    """
+    run_directory = directory / bench.run_directory
+    bench.run(directory, {"send": send}).require_success()
+    require_same_end(read_trace(directory), reference)
+    status = json.loads((run_directory / ".resume" / "status.json").read_bytes())
+    last = max(committed(run_directory).values())
+    assert (status["state"], status["step"], status["last_commit"]) == ("finished", last, last)
+    assert "nothing to do" in bench.run(directory, {}).require_success().output
+
+
 def laws_in_fresh_interpreters(
     bench: Bench,
     directory: Path,

@@ -257,6 +257,21 @@ def train(rank: int, one: str, two: str) -> dict[str, Any]:
     return {"one": [line[2] for line in whole.trace], "two": taken, "weights": weights, "draws": whole.end[-1]}
 
 
+def halt_last(rank: int, directory: str) -> dict[str, Any]:
+    """Train to the end; rank one alone halts the run behind its last step."""
+
+    def halt(launch: Launch) -> None:
+        if rank == 1 and launch.loop.global_step == LAST:
+            launch.loop.halt("look at the loss")
+
+    launch = Launch(Path(directory), halt, data="elastic", batch=2, max_steps=LAST)
+    try:
+        launch()
+    except Stopped as left:
+        return {"left": type(left).__name__, "reason": left.reason}
+    return {"left": None}
+
+
 def reopen(rank: int, directory: str, own: str, times: str) -> dict[str, Any]:
     """Open a run, save one step and close it, many times; in one run directory, or each rank in its own."""
     options: dict[str, Any] = {"ranks": None, "keep": KeepLast(1), "local_rank": 0 if json.loads(own) else None}
@@ -447,6 +462,7 @@ def main() -> None:
             fail,
             go_on,
             train,
+            halt_last,
             reopen,
         ),
         *(

@@ -412,6 +412,10 @@ def test_a_stop_at_any_event_saves_then_leaves(bench: contract.Bench, reference:
     contract.stopped_then_resumed(bench, tmp_path, EVALUATED, reference(EVALUATED), *sends)
 
 
+def test_a_stop_at_the_end_lets_it_finish(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.asked_at_its_end_finishes(bench, tmp_path, reference({}), {"event": "on_train_end", "step": 21})
+
+
 EACH = {send["event"] for send in EVENTS}
 OFTEN = ({"on_step_begin", "on_prediction_step", "on_save"}, "rank 1 alone")
 """The events at which each run stops two ranks, and whom a signal reaches then."""

@@ -124,6 +124,13 @@ def test_learning_rates_that_numpy_computes_are_resumed(tmp_path: Path) -> None:
     )
 
 
+def test_a_training_that_a_notebook_has_interrupted_does_not_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        by_numpy(tmp_path, [ResumeCallback(), Dying(3)]).train()
+    status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["step"], status["reason"]) == ("failed", 3, "KeyboardInterrupt")
+
+
 def test_what_no_resume_could_load_is_refused_at_the_first_save(tmp_path: Path) -> None:
     trained = trainer(tmp_path)
     trained.create_optimizer()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,21 @@ def test_everything_is_undone(interrupted_at: int | None, resumed: bool, tmp_pat
     (tmp_path / ".b.ckpt.tmp").mkdir()
     with pytest.raises(OSError, match="could not be written"):
         plugin.save_checkpoint({}, tmp_path / "b.ckpt")
+
+
+class InterruptedByHand(pl.Callback):
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == 3:
+            raise KeyboardInterrupt
+
+
+def test_a_training_that_a_notebook_has_interrupted_does_not_run(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):  # Lightning's own
+        trainer_of(tmp_path, ResumeCallback(), InterruptedByHand()).fit(Line(None), DataLoader(DATA, batch_size=2))
+    signal.signal(signal.SIGINT, before)  # which Lightning ignores from now on
+    status = json.loads((tmp_path / ".resume" / "status.json").read_bytes())
+    assert (status["state"], status["step"], status["reason"]) == ("failed", 2, "KeyboardInterrupt")
 
 
 def methods(thing: Any) -> list[str]:

@@ -322,6 +322,10 @@ def test_a_stop_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_pat
     contract.stopped_then_resumed(bench, tmp_path, VALIDATED, reference(VALIDATED), *STOPS)
 
 
+def test_a_stop_at_the_end_lets_it_finish(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    contract.asked_at_its_end_finishes(bench, tmp_path, reference({}), {"event": "on_train_end", "step": 21})
+
+
 # ---- Law 10
 
 

@@ -18,7 +18,7 @@ from resume_adapters.core.loop.framework import Resumed
 from resume_adapters.core.loop.loader import LoopLoader, PassState
 from resume_adapters.core.loop.passes import EpochPasses
 from resume_adapters.core.session import finished
-from resume_adapters.errors import Halted, NotRestored, StateMismatch, Stopped, UnsupportedSetting
+from resume_adapters.errors import Halted, NotRestored, RunHalted, StateMismatch, Stopped, UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after, reasons
 
@@ -252,14 +252,17 @@ def test_a_stop_saves_when_the_body_of_the_loop_has_ended(tmp_path: Path) -> Non
     assert (last.trace, last.end) == (reference.trace[8:], reference.end)
 
 
-def test_a_halt_saves_and_the_run_does_not_start_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "saved"), [(5, 6), (18, 18)], ids=["on the way", "after the last step"])
+def test_a_halt_saves_and_the_run_does_not_start_again(tmp_path: Path, at: int, saved: int) -> None:
     def halt(launch: Launch) -> None:
-        if len(launch.trace) == 5:
+        if len(launch.trace) == at:
             launch.loop.halt("look at the loss")
 
     with pytest.raises(Halted):
         Launch(tmp_path, halt)()
-    assert (tmp_path / "checkpoint-6" / "resume" / "manifest.json").exists()
+    assert (tmp_path / f"checkpoint-{saved}" / "resume" / "manifest.json").exists()
+    with pytest.raises(RunHalted, match=f"was halted at step {saved}: look at the loss"):
+        Launch(tmp_path)()
 
 
 def test_a_stop_before_the_first_step_leaves_at_the_first_batch(tmp_path: Path) -> None:

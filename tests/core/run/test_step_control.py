@@ -169,6 +169,31 @@ def test_a_later_start_wins_and_the_earlier_one_stops(make: Callable[..., Miniat
     assert later.committed() == {"checkpoint-10": 10, "checkpoint-12": 12}
 
 
+def test_an_earlier_start_that_leaves_takes_back_no_stop_of_a_later_one(
+    make: Callable[..., Miniature], tmp_path: Path
+) -> None:
+    earlier = make()
+    later = make()
+    until(lambda: earlier.run.flag.reason)
+    later.run.steps.close()  # it has not looked yet
+    later.run.control.stop_file.request("resume-adapters stop")
+    with pytest.raises(Stopped):
+        earlier.run.leave(0, 0.0)
+    assert later.run.control.stop_file.reason() == "resume-adapters stop"
+    assert (status(tmp_path)["state"], status(tmp_path)["generation"]) == ("running", 2)
+
+
+def test_an_earlier_start_that_skips_data_stops_no_later_one(make: Callable[..., Miniature]) -> None:
+    earlier = make()
+    later = make()
+    until(lambda: earlier.run.flag.reason)
+    asked = []
+    earlier.run.control.stop_file.request = asked.append  # type: ignore[method-assign]
+    with pytest.raises(Stopped):
+        earlier.run.skip_batch()
+    assert not asked and later.run.flag.reason is None
+
+
 # ---- Halting
 
 

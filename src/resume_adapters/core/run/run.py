@@ -120,6 +120,11 @@ class ResumableRun:
         return self.context.ownership.generation
 
     @property
+    def is_running(self) -> bool:
+        """Whether this rank leads the run directory, and has said last that the run goes on."""
+        return self._publisher.state is RunState.RUNNING
+
+    @property
     def attempt_checkpoint(self) -> Path | None:
         """The one in memory from which it goes on within a restartable block; ``None``: what is on the disk."""
         return None if self._attempt_checkpoint is None else Path(self._attempt_checkpoint.path)
@@ -204,7 +209,8 @@ class ResumableRun:
             Stopped: this rank was asked to stop.
         """
         if self._attempt_checkpoint is None and self.steps.is_asked_alone():
-            self.control.stop_file.request(self.flag.reason or "")
+            if self._means_this_start():
+                self.control.stop_file.request(self.flag.reason or "")
             self.end_skipping()
 
     def end_skipping(self) -> None:
@@ -236,7 +242,7 @@ class ResumableRun:
         state = RunState.HALTED if self.flag.halted else RunState.STOPPED
         self.set_state(state, step=step, epoch=epoch, reason=reason)
         self.finish_copies()
-        if self.storage_group.is_leader:
+        if self.storage_group.is_leader and self._means_this_start():
             self.control.stop_file.withdraw()
         self.ranks.barrier()
         self.close()
@@ -248,6 +254,10 @@ class ResumableRun:
         if self.flag.on.requeue and self.ranks.rank == 0 and job is not None and is_warning(reason):
             slurm.requeue(job)
         raise Stopped(reason, self.flag.on.exit_code)
+
+    def _means_this_start(self) -> bool:
+        """Return whether a stop file is for this start, and not for a later one that has taken over."""
+        return self.control.fencing.generation() == self.generation
 
     def set_state(self, state: RunState, **facts: Any) -> None:
         """Write ``status.json``, on the leader of a run directory.

@@ -20,13 +20,16 @@ class StatusPublisher:
         file: the status file.
         fencing: knows whether this start still owns the run directory.
         describe: returns the present status of a run, given its state.
+
+    Attributes:
+        state: the last one that was set; ``None`` before the first.
     """
 
     def __init__(self, file: StatusFile, fencing: Fencing, describe: Callable[[RunState], RunStatus]) -> None:
         self._file = file
         self._fencing = fencing
         self._describe = describe
-        self._state: RunState | None = None
+        self.state: RunState | None = None
         self._facts: Mapping[str, Any] = {}
         self._writing = threading.Lock()
 
@@ -40,7 +43,7 @@ class StatusPublisher:
             facts: fields of :class:`RunStatus` that are known better than from the last step.
         """
         with self._writing:
-            self._state, self._facts = state, facts
+            self.state, self._facts = state, facts
             self._write()
 
     def repeat(self) -> None:
@@ -49,16 +52,16 @@ class StatusPublisher:
             self._write()
 
     def _write(self) -> None:
-        if self._state is None:
+        if self.state is None:
             return
         try:
             if self._fencing.is_owned():
-                self._file.write(replace(self._describe(self._state), **self._facts))
+                self._file.write(replace(self._describe(self.state), **self._facts))
         except OSError as error:
-            logger.error("The status of the run, which is %s, could not be written: %s", self._state.value, error)
+            logger.error("The status of the run, which is %s, could not be written: %s", self.state.value, error)
 
     def refresh(self) -> None:
         """Update the status of a running run; a state that the training thread has set since stays."""
         with self._writing:
-            if self._state is RunState.RUNNING:
-                self._file.refresh(self._describe(self._state))
+            if self.state is RunState.RUNNING:
+                self._file.refresh(self._describe(self.state))

@@ -51,7 +51,7 @@ TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     # A human lets the run go on (`resume-adapters stop --undo`).
     RunState.HALTED: frozenset({RunState.STOPPED}),
 }
-"""What may become of a run. A launch that runs is RUNNING from the moment that it owns the run directory."""
+"""What may become of a run. A launch is RUNNING once it owns the run directory and knows what it resumes from."""
 
 
 def may_start(state: RunState) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -492,12 +493,17 @@ class Session:
         )
 
     def finish(self, extent: Extent, *, step: int, epoch: float, **facts: Any) -> None:
-        """Set the run's state to finished. Every rank calls it.
+        """Set the run's state to finished, unless it was halted since its last step. Every rank calls it.
 
         Args:
             extent: what was asked for.
             facts: further fields of the run's status.
+
+        Raises:
+            Halted: a rank has halted it.
         """
+        if self.run.steps.agree_now() and self.run.flag.halted:
+            self.run.leave(step, epoch)
         self.run.set_state(RunState.FINISHED, step=step, epoch=epoch, **facts)
         self.run.finish_copies()
         mark_finished(self.run, extent, epoch, step)
@@ -511,13 +517,15 @@ class Session:
             self.held.attempt.fail(error)
             return
         self.log_refusal(error)
-        if not self.run.generation:
-            return
+        if self.run.generation:
+            self._set_failed(f"{type(error).__name__}: {error}", step)
+
+    def _set_failed(self, reason: str, step: int) -> None:
         try:
             self.run.saver.flush()
         except (ResumeError, RuntimeError) as of_commit:
             logger.error("A commit in flight failed too: %s", of_commit)
-        self.run.set_state(RunState.FAILED, step=step, reason=f"{type(error).__name__}: {error}")
+        self.run.set_state(RunState.FAILED, step=step, reason=reason)
 
     def log_refusal(self, error: BaseException) -> None:
         """Log an error of this package, once: a traceback shows it last, and not everybody's log has tracebacks."""
@@ -528,7 +536,8 @@ class Session:
     def close(self, *undo: Callable[[], object]) -> None:
         """Undo what the session patched, started and registered. Closing a closed session does nothing.
 
-        Where the run has closed itself, as it does when it is left, that is done but for ``undo``.
+        Where the run has closed itself, as it does when it is left, that is done but for ``undo``. A run that is closed
+        while it runs has failed: its process may live on, as a notebook's does, and trains no more.
 
         Args:
             undo: what the adapter has to undo before the run is closed.
@@ -537,6 +546,11 @@ class Session:
         is_cut = self.held is not None and self.held.attempt.is_left
         if self.held is not None:
             self.held.attempt.pulse.stop()
+        error = sys.exc_info()[1]
+        is_of_block = self.held is not None and (is_cut or isinstance(error, Exception))  # which may go on
+        if self.run.is_running and not is_of_block:
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ") if error else "it was left before its end"
+            self._set_failed(reason, self.run.steps.progress.step)
         expected = (RuntimeError, ResumeError) if is_cut else ()
         with contextlib.suppress(*expected), contextlib.ExitStack() as stack:
             stack.callback(self.run.close)
