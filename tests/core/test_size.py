@@ -15,7 +15,7 @@ BUDGETS = {
     "accelerate": 800,
     "cli": 2410,
     "core": 410,
-    "core/checkpoint": 1820,
+    "core/checkpoint": 1840,
     "core/dataloader": 1360,
     "core/loop": 1410,
     "core/observed": 1340,
