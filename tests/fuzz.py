@@ -357,15 +357,18 @@ def survives_every_damage(
         directory = tmp_path / "run"
         shutil.copytree(STORED / run_directory, directory, symlinks=True)
         damage = Damage(directory, seed)
-        words = f"RESUME_ADAPTERS_FUZZ_SEED={seed}: {'; '.join(damage.done)}".encode(
-            "utf-8", "backslashreplace"
-        ).decode()
+        words = in_words(seed, damage.done)
         surroundings.add_strangers(directory)
         with surroundings.unharmed(directory, words):
             outcomes[outcome_of(words, lambda: _start(directory, foreign, kind, load, damage, committed))] += 1  # noqa: B023
         shutil.rmtree(directory)
     print(f"{run_directory}: seeds {seeds[0]} to {seeds[-1]}, outcomes {dict(outcomes)}")
     assert len(seeds) == 1 or outcomes.keys() >= {"resumed", "NoValidCheckpoint"}, outcomes
+
+
+def in_words(seed: int, done: Sequence[str]) -> str:
+    """Return what was done by which seed, for a message."""
+    return f"RESUME_ADAPTERS_FUZZ_SEED={seed}: {'; '.join(done)}".encode("utf-8", "backslashreplace").decode()
 
 
 def outcome_of(words: str, start: Callable[[], str]) -> str:
@@ -400,10 +403,11 @@ class Surroundings:
     Args:
         directory: where the run directory will be.
         other: what another run directory is made of.
+        store: what the run may write to, beside its directory.
     """
 
-    def __init__(self, directory: Path, other: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, other: Path, store: Path | None = None) -> None:
+        self._directory, self._store = directory, store
         victims = directory / "victims"
         shutil.copytree(other, victims / "run", symlinks=True)
         (victims / "train.py").write_text("print('training')\n")
@@ -422,7 +426,7 @@ class Surroundings:
         """Return all that is not below the run directory, with its content."""
         found = {}
         for path in sorted(self._directory.rglob("*")):
-            if run_directory not in (path, *path.parents):
+            if not {run_directory, self._store} & {path, *path.parents}:
                 what = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else STORAGE.digest(path)[1]
                 found[str(path)] = what
         return found
