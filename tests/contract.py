@@ -853,6 +853,17 @@ def finished_does_nothing_again(
         assert {name: found[name] for name in same} == {name: expected[name] for name in same}
 
 
+def no_run_directory_below_a_file(bench: Bench, directory: Path, config: Config, *, ranks: int = 1) -> None:
+    """A run directory that cannot be made is refused by name, before anything is trained."""
+    file = directory / bench.run_directory
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("a file of the user's")
+    outcome = bench.run(directory, config, ranks=ranks)
+    assert 0 not in outcome.statuses and file.read_text() == "a file of the user's"
+    assert re.search(r"RunDirectoryUnusable: .* is a file, or lies below one; expected a directory", outcome.output)
+    assert not any(read_trace(directory, ranks).steps)
+
+
 OF_A_RUN = (ResumableRun, Session, SaveEngine, Monitor, TrackedLoader)
 """Classes of which a run has one object, or one for each of its loaders."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from device.compiled import require_test_device
 from resume_adapters.core.recovery import block
 
 from launch import LONG, Server
@@ -32,6 +33,10 @@ CASES = {
     "at once": [["forward", 0, 7], ["backward", 1, 7]],
 }
 """Faults by the name of a case: the place, the rank, and the optimizer steps done."""
+
+
+ON_DEVICE = {"DEVICE": "walled"}
+"""The setting of a job whose ranks each have a test device."""
 
 
 # ---- In a test
@@ -65,6 +70,8 @@ def results(
 
     On several nodes it has called :func:`use_memory_of_node`.
     """
+    if "DEVICE" in settings:
+        require_test_device()
     with agent_store() as environment:
         env = {**environment, **settings, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks // nodes)}
         server.start(job, [json.dumps(cases)], directory, ranks, env, nodes).wait(timeout).require_success()

@@ -10,6 +10,7 @@ import argparse
 import gc
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import random
@@ -79,11 +80,13 @@ def configure(run_directory: str, defaults: dict[str, Any]) -> None:
 
 
 def use_walled() -> None:
-    """Make the test device the accelerator: of several ranks each has one, and their group knows nothing else."""
+    """Make the test device the accelerator: of several ranks each has one, and their group takes nothing else."""
     importlib.import_module("device.walled")
     if "WORLD_SIZE" in os.environ:
         importlib.import_module("device.group")
         os.environ["ACCELERATE_TORCH_DEVICE"] = f"walled:{torch.accelerator.current_device_index()}"
+        if importlib.util.find_spec("accelerate"):
+            accelerate_uses("cpu:gloo,walled:walled")
 
 
 # ---- Tracing

@@ -37,7 +37,6 @@ from training import (
     CONFIG,
     Ema,
     accelerate_shards_on_cpu,
-    accelerate_uses,
     augmented_on_device,
     configure,
     digest,
@@ -220,8 +219,6 @@ DEFAULTS: dict[str, Any] = {
 def new_accelerator() -> Accelerator:
     """Make the accelerator, on the CPU; the strategies that it is not made for there need to be led to it."""
     placement: dict[str, Any] = {"cpu": CONFIG["device"] == "cpu"}
-    if CONFIG["device"] == "walled" and "WORLD_SIZE" in os.environ:
-        accelerate_uses("walled")
     handlers: list[Any] = [DistributedDataParallelKwargs(**CONFIG["ddp"])]
     if CONFIG["fsdp"]:
         if "RANK" not in os.environ:  # one process, that is led to it too

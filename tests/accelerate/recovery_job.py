@@ -16,7 +16,7 @@ import staged
 from resume_adapters.accelerate import register_for_resume
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
-from training import accelerate_shards_on_cpu
+from training import accelerate_shards_on_cpu, use_walled
 
 
 def placement() -> dict[str, Any]:
@@ -34,6 +34,9 @@ def placement() -> dict[str, Any]:
         shards = int(os.environ["WORLD_SIZE"]) // replicas
         hybrid = {"parallelism_config": ParallelismConfig(dp_replicate_size=replicas, dp_shard_size=shards)}
         return {"fsdp_plugin": plugin, **(hybrid if replicas > 1 else {})}
+    if "DEVICE" in os.environ:
+        use_walled()
+        return {}
     if "ZERO" not in os.environ:
         return {"cpu": True}
     import deepspeed
@@ -52,7 +55,7 @@ def placement() -> dict[str, Any]:
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
     accelerator = Accelerator(project_dir=directory, **placement())
     set_seed(3)
-    net: Any = Net()
+    net: Any = Net().to(accelerator.device)  # of such a device torch makes new parameters
     set_seed(3 + RANK)
     made = Optimizer(net.parameters(), 1e-2)
     schedule: Any = torch.optim.lr_scheduler.StepLR(made, 3, 0.5)

@@ -469,3 +469,7 @@ def test_a_kill_loses_no_step_that_memory_has(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:
     contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
+
+
+def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.no_run_directory_below_a_file(bench, tmp_path, {})

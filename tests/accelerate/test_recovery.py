@@ -7,15 +7,24 @@ from pathlib import Path
 import pytest
 
 import contract
-from recovering import CASES, deaths_change_nothing, failures_on_two_nodes_change_nothing, require_undisturbed, results
+from recovering import (
+    CASES,
+    ON_DEVICE,
+    deaths_change_nothing,
+    failures_on_two_nodes_change_nothing,
+    require_undisturbed,
+    results,
+)
 
 JOB = Path(__file__).parent / "recovery_job.py"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_a_failure_on_any_rank_changes_nothing(bench: contract.Bench, tmp_path: Path, ranks: int) -> None:
-    for found in results(bench.server, JOB, tmp_path, ranks, CASES):
+@pytest.mark.parametrize(("ranks", "settings"), [(2, {}), (2, ON_DEVICE), pytest.param(3, {}, marks=pytest.mark.long)])
+def test_a_failure_on_any_rank_changes_nothing(
+    bench: contract.Bench, tmp_path: Path, ranks: int, settings: dict[str, str]
+) -> None:
+    for found in results(bench.server, JOB, tmp_path, ranks, CASES, settings=settings):
         levels = require_undisturbed(found)
         assert levels["in turn"].count("memory") >= 3
         assert levels["updating"] == [None, "disk", "disk"]

@@ -266,6 +266,26 @@ def a_copy_is_there_when_it_is_waited_for() -> None:
     assert later.sum() == 16, "memory that is not pinned is there at once"
 
 
+def a_copy_on_a_side_stream_needs_an_order() -> None:
+    """Else what is done to the source meanwhile is copied: a fault that this device shows."""
+    for is_ordered in (False, True):
+        block, side = Block(64), torch.Stream("walled")
+        source = torch.ones(16, dtype=torch.uint8, device="walled")
+        with side:
+            block.copy(0, source)
+        if is_ordered:
+            torch.accelerator.current_stream().wait_stream(side)
+        source.zero_()
+        block.wait()
+        assert block.tensor(0, 16).sum() == 16 * is_ordered
+    with side:
+        source.fill_(3)
+        block.copy(0, source)
+        source.zero_()  # behind the copy, as all on its stream
+    block.wait()
+    assert block.tensor(0, 16).sum() == 48
+
+
 def a_device_that_cannot_pin_is_waited_for() -> None:
     del torch.walled.cudart
     block = Block(64)

@@ -18,41 +18,45 @@ NAME = "walled"
 DEVICE = os.environ.get("RESUME_ADAPTERS_DEVICE", NAME)
 """What jobs train on that are to train on a device: ``nox -s accelerator`` gives that of the machine."""
 
-_SOURCE = Path(__file__).with_name("device.cpp")
+GROUP = f"{NAME}_group"
+
+_SOURCES = {NAME: Path(__file__).with_name("device.cpp"), GROUP: Path(__file__).with_name("group.cpp")}
 
 _COMPILE = """
 import sys
 from torch.utils import cpp_extension
-name, source, directory = sys.argv[1:]
-cpp_extension.load(name, [source], extra_cflags=["-O0"], is_python_module=False, build_directory=directory)
+name, source, directory, is_python = sys.argv[1:]
+cpp_extension.load(
+    name, [source], extra_cflags=["-O0"], is_python_module=is_python == "True", build_directory=directory
+)
 """
 
 
-def library() -> Path:
-    """Return where the compiled device is, or will be: outside of the tree, by what it is compiled from."""
+def library(name: str = NAME) -> Path:
+    """Return where the compiled device is, or will be, or its process group: outside of the tree, by its source."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "resume-adapters-tests"
-    digest = hashlib.sha256(_SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
-    return cache / f"{NAME}-{digest}.so"
+    digest = hashlib.sha256(_SOURCES[name].read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    return cache / f"{name}-{digest}.so"
 
 
-def build() -> None:
-    """Compile the device, if it is not there yet; some 15 s.
+def build(name: str) -> None:
+    """Compile the device or its process group, if it is not there yet; some 20 s.
 
     Raises:
         RuntimeError: there is no compiler, no ninja, or no headers of torch.
     """
-    built = library()
+    built = library(name)
     if built.exists():
         return
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as directory:
         # Torch loads what it compiles, and this process is to have no accelerator. Ninja may be beside Python alone.
         search = os.pathsep.join([os.environ["PATH"], str(Path(sys.executable).parent)])
-        command = [sys.executable, "-c", _COMPILE, NAME, str(_SOURCE), directory]
+        command = [sys.executable, "-c", _COMPILE, name, str(_SOURCES[name]), directory, str(name == GROUP)]
         done = subprocess.run(command, env={**os.environ, "PATH": search}, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
-        os.replace(Path(directory) / f"{NAME}.so", built)
+        os.replace(Path(directory) / f"{name}.so", built)
 
 
 @functools.cache
@@ -61,7 +65,8 @@ def _why_not() -> str:
         found = torch.accelerator.current_accelerator(check_available=True)
         return "" if found and found.type == DEVICE else f"this machine has no {DEVICE} device that torch can use"
     try:
-        build()
+        for each in _SOURCES:
+            build(each)
     except RuntimeError as error:
         return f"the test device cannot be compiled: {error}"
     return ""
@@ -72,3 +77,10 @@ def require_device() -> None:
     if reason := _why_not():
         is_required = "device" in os.environ.get("RESUME_ADAPTERS_REQUIRE", "").split(",")
         (pytest.fail if is_required else pytest.skip)(reason)
+
+
+def require_test_device() -> None:
+    """Skip the test where there is no test device, as :func:`require_device` does, or where another one is used."""
+    if DEVICE != NAME:
+        pytest.skip(f"its ranks have a test device each, and this session uses {DEVICE}")
+    require_device()

@@ -1,6 +1,7 @@
 // A device of torch that computes on the CPU and keeps its memory from everybody else: whoever reads an address of it on
-// the host dies of SIGSEGV. There are two of it, or as many as WALLED_VISIBLE_DEVICES says, each with a generator. What it
-// copies without blocking into registered memory of the host arrives when it is waited for.
+// the host dies of SIGSEGV. There are two of it, or as many as WALLED_VISIBLE_DEVICES says, each with a generator, and
+// with as much memory as WALLED_MEMORY says. What it copies without blocking into registered memory of the host arrives
+// when its stream or an event behind it is waited for; on a side stream it is not even read before.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -17,6 +18,7 @@
 #include <sys/mman.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <list>
 #include <map>
@@ -32,14 +34,17 @@ c10::Device resolve(c10::Device device) { return {kWalled, device.has_index() ? 
 // ---- Memory
 
 struct Block { size_t size; int users; };
+const size_t kMemory = std::getenv("WALLED_MEMORY") ? std::atoll(std::getenv("WALLED_MEMORY")) : SIZE_MAX;
 std::mutex lock;
 std::map<void*, Block> blocks;
+size_t used = 0, peak = 0;  // of all devices together
 
 void release(void* address) {
   std::lock_guard<std::mutex> guard(lock);
   auto found = blocks.find(address);
   if (found == blocks.end()) return;
   munmap(address, found->second.size);
+  used -= found->second.size;
   blocks.erase(found);
 }
 
@@ -47,10 +52,13 @@ struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
     c10::Device device{kWalled, current};
     if (size == 0) return {nullptr, nullptr, &release, device};
-    void* address = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    TORCH_CHECK(address != MAP_FAILED, "the test device is out of memory");
     std::lock_guard<std::mutex> guard(lock);
+    TORCH_CHECK_WITH(OutOfMemoryError, used + size <= kMemory, "the test device is out of memory");
+    void* address = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK_WITH(OutOfMemoryError, address != MAP_FAILED, "the host is out of memory");
     blocks[address] = {size, 0};
+    used += size;
+    peak = std::max(peak, used);
     return {address, address, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -81,14 +89,35 @@ at::Tensor on_host(const at::Tensor& tensor) {
 
 // ---- Copies
 
-std::map<char*, size_t> registered;           // memory of the host that the device may write to later
-std::vector<std::pair<at::Tensor, at::Tensor>> late;  // what it still has to write there
+std::map<char*, size_t> registered;  // memory of the host that the device may write to later
 
-void finish() {
-  std::vector<std::pair<at::Tensor, at::Tensor>> done;  // freed without the lock: that may wait for the interpreter's
-  std::lock_guard<std::mutex> guard(lock);
-  for (auto& [target, source] : late) memcpy(target.data_ptr(), source.data_ptr(), source.nbytes());
-  done.swap(late);
+using StreamKey = std::pair<c10::DeviceIndex, c10::StreamId>;
+struct Copy { at::Tensor target, source; };
+struct Lag { std::list<Copy> copies; uint64_t done = 0; };  // what a stream still has to do, and has done
+std::mutex running;
+std::map<StreamKey, Lag> lags;
+thread_local std::map<c10::DeviceIndex, c10::StreamId> current_stream;
+
+StreamKey key_on(c10::DeviceIndex device) { return {device, current_stream[device]}; }
+
+// Does what a stream was given, up to a number of copies since its begin.
+void catch_up(StreamKey key, uint64_t until = UINT64_MAX) {
+  std::list<Copy> done;  // freed without the lock: that may wait for the interpreter's
+  std::lock_guard<std::mutex> guard(running);
+  auto& lag = lags[key];
+  while (lag.done < until && !lag.copies.empty()) {
+    auto& [target, source] = lag.copies.front();
+    Open from(source.storage());
+    auto content = on_host(source).to(target.scalar_type(), false, false, at::MemoryFormat::Contiguous);
+    memcpy(target.data_ptr(), content.data_ptr(), content.nbytes());
+    done.splice(done.end(), lag.copies, lag.copies.begin());
+    lag.done++;
+  }
+}
+
+// Of the default stream nothing is to be read late, so what it computes, each time through copies, need not wait.
+void keep_order(c10::DeviceIndex device) {
+  if (auto key = key_on(device); key.second) catch_up(key);
 }
 
 bool is_registered(const at::Tensor& tensor) {
@@ -98,15 +127,18 @@ bool is_registered(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
-  Open from(self.storage()), to(target.storage());
-  auto source = on_host(self);
   if (non_blocking && target.device().is_cpu() && target.is_contiguous() && is_registered(target)) {
-    auto copied = source.to(target.scalar_type(), false, true, at::MemoryFormat::Contiguous);
-    std::lock_guard<std::mutex> guard(lock);
-    late.emplace_back(target, copied);
-  } else {
-    on_host(target).copy_(source);
+    auto key = key_on(self.get_device());
+    Open from(self.storage());
+    // What the default stream does to the source next comes after the copy; for a side stream, who knows?
+    auto source = key.second ? self : on_host(self).clone();
+    std::lock_guard<std::mutex> guard(running);
+    lags[key].copies.push_back({target, source});
+    return target;
   }
+  keep_order((self.device().is_cpu() ? target : self).get_device());
+  Open from(self.storage()), to(target.storage());
+  on_host(target).copy_(on_host(self));
   return target;
 }
 
@@ -189,6 +221,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = arguments.size(); i-- > 0;) {
     if (values[i].isTensor() && values[i].toTensor().is_privateuseone()) index = values[i].toTensor().get_device();
   }
+  keep_order(index);
   for (size_t i = 0; i < arguments.size(); i++) {
     if (arguments[i].type()->str().find("Generator") == std::string::npos) continue;
     if (values[i].isNone()) values[i] = default_generator(index);
@@ -232,19 +265,56 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return {kWalled, current}; }
   void setDevice(c10::Device device) const override { current = resolve(device).index(); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current = resolve(device).index(); }
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, resolve(device)); }
-  c10::Stream getDefaultStream(c10::Device device) const override { return getStream(device); }
-  c10::Stream getNewStream(c10::Device device, int) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  static c10::Stream stream(c10::Device device, c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, resolve(device), id);
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return stream(device, current_stream[resolve(device).index()]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream(device, 0); }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::atomic<c10::StreamId> last{0};
+    return stream(device, ++last);
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    return stream(next.device(), std::exchange(current_stream[next.device_index()], next.id()));
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override { *event = &lock; }
-  void block(void*, const c10::Stream&) const override {}
-  bool queryEvent(void*) const override { return late.empty(); }
-  bool queryStream(const c10::Stream&) const override { return late.empty(); }
-  void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
-  void synchronizeEvent(void*) const override { finish(); }
-  void synchronizeStream(const c10::Stream&) const override { finish(); }
-  void synchronizeDevice(c10::DeviceIndex) const override { finish(); }
+  struct Event { StreamKey key; uint64_t until; };
+  static StreamKey key_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
+  static bool is_done(StreamKey key, uint64_t until) {
+    std::lock_guard<std::mutex> guard(running);
+    return lags[key].copies.empty() || lags[key].done >= until;
+  }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    std::lock_guard<std::mutex> guard(running);
+    auto& lag = lags[key_of(stream)];
+    if (!*event) *event = new Event;
+    *static_cast<Event*>(*event) = {key_of(stream), lag.done + lag.copies.size()};
+  }
+  void synchronizeEvent(void* event) const override {
+    auto* found = static_cast<Event*>(event);
+    if (found) catch_up(found->key, found->until);
+  }
+  // What the other stream is given from now on is done at once, so what it waits for is, too.
+  void block(void* event, const c10::Stream&) const override { synchronizeEvent(event); }
+  bool queryEvent(void* event) const override {
+    auto* found = static_cast<Event*>(event);
+    return !found || is_done(found->key, found->until);
+  }
+  bool queryStream(const c10::Stream& stream) const override { return is_done(key_of(stream), UINT64_MAX); }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  void synchronizeStream(const c10::Stream& stream) const override { catch_up(key_of(stream)); }
+  void synchronizeDevice(c10::DeviceIndex index) const override {
+    std::vector<StreamKey> keys;
+    {
+      std::lock_guard<std::mutex> guard(running);
+      for (auto& [key, lag] : lags) keys.push_back(key);
+    }
+    for (auto key : keys) {
+      if (key.first == resolve({kWalled, index}).index()) catch_up(key);
+    }
+  }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -273,6 +343,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 } hooks;
 
 TORCH_LIBRARY(walled, m) {
+  m.def("peak_bytes", []() -> int64_t { return peak; });
   m.def("device_count", []() -> int64_t { return kDevices; });
   m.def("default_generator", [](int64_t index) { return default_generator(index); });
   m.def("register", [](int64_t address, int64_t size) {

@@ -6,17 +6,28 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
+from device.compiled import NAME
+
 from training import CONFIG, configure, digest, draws, event, trace
 
 FEATURES = 8
 
-DEFAULTS: dict[str, Any] = {"steps": 20, "without_random_state": False, "options": {}}
+DEFAULTS: dict[str, Any] = {
+    "steps": 20,
+    "without_random_state": False,
+    "side_stream": False,
+    "repeats": True,
+    "leaks_at": None,
+    "options": {},
+}
 
 
 class Half(torch.nn.Linear):
@@ -29,6 +40,14 @@ class Half(torch.nn.Linear):
 def main() -> None:
     configure("project/checkpoints", DEFAULTS)
     device = torch.device(CONFIG["device"])
+    torch.use_deterministic_algorithms(CONFIG["repeats"] and device.type != "cpu")
+    with torch.Stream(device) if CONFIG["side_stream"] else contextlib.nullcontext():
+        train(device)
+    if CONFIG["device"] == NAME:
+        Path("peak").write_text(str(torch.ops.walled.peak_bytes()))
+
+
+def train(device: torch.device) -> None:
     if CONFIG["without_random_state"]:
         del torch.get_device_module(device).get_rng_state
     set_seed(0)
@@ -41,13 +60,16 @@ def main() -> None:
 
     from resume_adapters.accelerate import register_for_resume
 
-    run = register_for_resume(accelerator, save_every=3, scaler_of_script=scaler, noise=noise, **CONFIG["options"])
+    options = {"save_every": 3, **CONFIG["options"]}
+    run = register_for_resume(accelerator, scaler_of_script=scaler, noise=noise, **options)
     run.resume()
     while run.global_step < CONFIG["steps"]:
         step, scale = run.global_step, scaler.get_scale()
         x = torch.randn(4, FEATURES, device=device)
         y = x.sum(1).sin()
         x = x + 0.1 * torch.randn(x.shape, generator=noise, device=device)
+        if step == CONFIG["leaks_at"]:
+            torch.empty(1 << 30, device=device)
         loss = (model(x) - y).square().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from device.compiled import DEVICE
+from device.compiled import DEVICE, require_test_device
 
 import contract
 from launch import is_installed
@@ -27,10 +27,32 @@ def test_killed_twice_equals_never(stage: str, bench: contract.Bench, reference:
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, KILLS)
 
 
+def test_killed_on_a_side_stream(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """What a save copies on the stream that trains is what was there, though the device has not read it yet."""
+    config = {**CONFIG, "side_stream": True, "options": {"stage": "memory"}}
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(CONFIG), KILLS)
+
+
+def test_a_save_takes_no_memory_of_the_device(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """A run that has room for its training has room for its saves; one that runs out of memory resumes exactly."""
+    require_test_device()
+    bench.run(tmp_path / "unsaved", {**CONFIG, "options": {"save_every": 1000}}).require_success()
+    peak = str(int((tmp_path / "unsaved" / "peak").read_text()) + 64)  # a few numbers
+    config = {**CONFIG, "options": {"stage": "memory"}}
+    outcome = bench.run(tmp_path, {**config, "leaks_at": 8}, env={"WALLED_MEMORY": peak})
+    assert outcome.statuses == (1,) and "OutOfMemoryError: the test device is out of memory" in outcome.output
+    outcome = bench.run(tmp_path, {**config, "repeats": False}, env={"WALLED_MEMORY": peak}).require_success()
+    assert "what follows is the same up to the last digits, as kernels need not repeat" in outcome.output
+    trace, expected = contract.read_trace(tmp_path), reference(CONFIG)
+    contract.require_same_steps(trace, expected, start=6)
+    contract.require_same_end(trace, expected)
+
+
 def test_a_launch_that_sees_fewer_devices_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """The run has trained on one of two, and the next launch sees that one."""
     assert bench.run(tmp_path, {**CONFIG, "kill": KILLS[0]}).killed
-    bench.run(tmp_path, CONFIG, env={"WALLED_VISIBLE_DEVICES": "1"}).require_success()
+    outcome = bench.run(tmp_path, CONFIG, env={"WALLED_VISIBLE_DEVICES": "1"}).require_success()
+    assert f"On {DEVICE} the state is restored bit for bit, and what follows is the same bit for bit." in outcome.output
     trace, expected = contract.read_trace(tmp_path), reference(CONFIG)
     contract.require_same_steps(trace, expected, start=6)
     contract.require_same_end(trace, expected)

@@ -97,15 +97,17 @@ def lightning_ddp(base: Any, ranks: int) -> Any:
     """Return a strategy that trains on several of the devices, over the group that knows them alone.
 
     Args:
-        base: the class ``DDPStrategy`` of Lightning.
+        base: the class ``DDPStrategy``, of Lightning or of Fabric.
     """
 
-    class Walled(base):
+    class DDPStrategy(base):
         # Else it would make a stream of CUDA.
         def determine_ddp_device_ids(self) -> None: ...
 
+        _determine_ddp_device_ids = determine_ddp_device_ids
+
     devices = [torch.device(NAME, index) for index in range(ranks)]
-    return Walled(parallel_devices=devices, process_group_backend=NAME)
+    return DDPStrategy(parallel_devices=devices, process_group_backend=f"cpu:gloo,{NAME}:{NAME}")
 
 
 torch.ops.load_library(library())

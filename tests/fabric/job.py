@@ -70,10 +70,11 @@ def new_fabric() -> Fabric:
         strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=not CONFIG["own_buffers"], **buckets)
     accelerator: Any = CONFIG["device"]
     if accelerator == "walled":
-        from device.walled import lightning_accelerator
+        from device.walled import lightning_accelerator, lightning_ddp
 
         accelerator = lightning_accelerator(Accelerator)
-        strategy = SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
+        alone = SingleDeviceStrategy(torch.device(CONFIG["device"], 0))
+        strategy = lightning_ddp(DDPStrategy, ranks) if ranks > 1 else alone
     fabric = Fabric(accelerator=accelerator, devices=ranks, strategy=strategy, precision="32-true")
     fabric.launch()
     if CONFIG["scaler"]:  # Fabric makes one only where there is an accelerator; this one overflows
@@ -93,13 +94,13 @@ class Job:
     def __init__(self) -> None:
         self.fabric = new_fabric()
         self.fabric.seed_everything(CONFIG["seed"], workers=False, verbose=False)
-        self.plain = network().to(CONFIG["device"])  # of such a device torch makes new parameters
+        self.plain = network().to(self.fabric.device)  # of such a device torch makes new parameters
         self.ema = Ema(self.plain) if CONFIG["ema"] else None
         optimizer = torch.optim.AdamW(self.plain.parameters(), lr=5e-3, weight_decay=0.1)
         self.model, self.optimizer = self.fabric.setup(self.plain, optimizer)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=200)
         if CONFIG["second"]:
-            self.other = torch.nn.Linear(FEATURES, 1).to(CONFIG["device"])
+            self.other = torch.nn.Linear(FEATURES, 1).to(self.fabric.device)
             self.second, self.second_optimizer = self.fabric.setup(
                 self.other, torch.optim.SGD(self.other.parameters(), lr=1e-2, momentum=0.9)
             )

@@ -10,20 +10,29 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.strategies import DDPStrategy
 
 import staged
 from resume_adapters.fabric import register_for_resume
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
+from training import use_walled
 
 
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
+    ranks = int(os.environ["WORLD_SIZE"])
+    accelerator: Any = "cpu"
     strategy = DDPStrategy(process_group_backend="gloo")
-    fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy=strategy)
+    if "DEVICE" in os.environ:
+        use_walled()
+        from device.walled import lightning_accelerator, lightning_ddp
+
+        accelerator, strategy = lightning_accelerator(Accelerator), lightning_ddp(DDPStrategy, ranks)
+    fabric = Fabric(accelerator=accelerator, devices=ranks, strategy=strategy)
     fabric.launch()
     torch.manual_seed(3 + RANK)
-    model = Net()
+    model = Net().to(fabric.device)  # of such a device torch makes new parameters
     made = Optimizer(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(made, 3, 0.5)
     net, optimizer = fabric.setup(model, made)

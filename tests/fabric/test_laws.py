@@ -37,6 +37,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "device-scaler": (1, {"device": "walled", "scaler": True, "batch_norm": True, "evaluate": True}),
     "unwrapped": (1, {"wrapped": False, "samples": 48, "augment": True}),
     "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True}),
+    "two-ranks-device": (2, {"device": "walled", "samples": 100, "second": True, "evaluate": True}),
     "two-ranks-limited": (2, {"samples": 100, "limit": 8, "epochs": 5}),
     "two-ranks-unwrapped-last-batch": (2, {"samples": 96, "save_every": 6, "wrapped": False}),
     "two-ranks-own-buffers": (2, {"samples": 100, "batch_norm": True, "own_buffers": True}),
@@ -193,3 +194,7 @@ def test_killed_twice_with_copies_equals_never(
     config = {**staged(), "device": device}
     kills = [{"event": "step_end", "step": step} for step in (12, 17)]
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.no_run_directory_below_a_file(bench, tmp_path, {})

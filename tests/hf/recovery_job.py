@@ -16,7 +16,7 @@ import staged
 from resume_adapters.hf import ResumeCallback
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
-from training import accelerate_shards_on_cpu, deepspeed_on_cpu
+from training import accelerate_shards_on_cpu, deepspeed_on_cpu, use_walled
 
 
 class Model(Net):
@@ -89,6 +89,9 @@ def engine_config() -> dict[str, Any] | None:
 
 def sharding() -> dict[str, Any]:
     """Return what shards the model, where the environment has a type of state dicts."""
+    if "DEVICE" in os.environ:
+        use_walled()
+        return {"ddp_find_unused_parameters": False}
     if "FSDP" not in os.environ:
         return {"use_cpu": True}
     accelerate_shards_on_cpu()
@@ -116,7 +119,7 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
     model = Model()
     optimizer = Optimizer(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-    is_given = arguments.deepspeed is None and "FSDP" not in os.environ
+    is_given = arguments.deepspeed is None and not {"FSDP", "DEVICE"} & os.environ.keys()
     trainer = (Trainer if is_given else Own)(
         model,
         arguments,

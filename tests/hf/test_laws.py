@@ -574,6 +574,18 @@ def test_a_finished_run_launched_again_does_nothing(
     contract.finished_does_nothing_again(bench, tmp_path, reference, config, same)
 
 
+@pytest.mark.parametrize("result", [{}, {"train_loss": None}, {"train_loss": "low"}, []])
+def test_a_finished_run_whose_result_somebody_has_changed_ends(
+    result: Any, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """The status is for people: what is wrong in it ends no launch."""
+    shutil.copytree(reference.directory({}), tmp_path, symlinks=True, dirs_exist_ok=True)
+    file = tmp_path / bench.run_directory / ".resume" / "status.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "result": result}))
+    bench.run(tmp_path, {}).require_success()
+    assert contract.read_trace(tmp_path).final[0]["weights"] == reference({}).final[0]["weights"]
+
+
 def test_a_longer_horizon_goes_on(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """With a constant learning rate, 11 and then 21 steps are 21 steps."""
     constant = {"lr_scheduler_type": "constant", "warmup_steps": 0}

@@ -31,6 +31,16 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"width": 64, "samples": 100, "args": {**ARGS, "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1}},
     ),
     "ema": (2, {"ema": True, "samples": 100, "args": ARGS}),
+    "device": (
+        2,
+        {
+            "device": "walled",
+            "own_generator": True,
+            "register_generator": True,
+            "samples": 100,
+            "args": {"save_steps": 5, "ddp_find_unused_parameters": False},
+        },
+    ),
 }
 
 UNSAVED = ("map", "three-ranks")

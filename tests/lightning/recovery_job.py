@@ -16,7 +16,7 @@ from resume_adapters.lightning import ResumeCallback
 from resume_adapters.lightning.compat import pl
 
 from recovering import FAULTS, RANK, Data, Net, Optimizer, ending, run_cases
-from training import lightning_deepspeed_on_cpu
+from training import lightning_deepspeed_on_cpu, use_walled
 
 
 class Module(pl.LightningModule):  # type: ignore[misc]  # known at run time
@@ -113,7 +113,20 @@ def strategy(ranks: int) -> Any:
     if "FSDP" in os.environ:
         strategy = pl.strategies.ModelParallelStrategy
         return strategy(ranks, 1, save_distributed_checkpoint=os.environ["FSDP"] == "SHARDED_STATE_DICT")
+    if "DEVICE" in os.environ:
+        from device.walled import lightning_ddp
+
+        return lightning_ddp(pl.strategies.DDPStrategy, ranks)
     return "ddp" if ranks > 1 else "auto"
+
+
+def accelerator() -> Any:
+    if "DEVICE" not in os.environ:
+        return "cpu"
+    use_walled()
+    from device.walled import lightning_accelerator
+
+    return lightning_accelerator(pl.accelerators.Accelerator)
 
 
 def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str]:
@@ -121,7 +134,7 @@ def train(attempt: Any, directory: Path, steps: dict[str, Any]) -> dict[str, str
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = pl.Trainer(
         max_epochs=2,
-        accelerator="cpu",
+        accelerator=accelerator(),
         devices=ranks,
         strategy=strategy(ranks),
         logger=False,

@@ -600,3 +600,7 @@ def test_a_logger_reads_checkpoints_where_it_is_told_to(
     trainer = pl.Trainer(accelerator="cpu", logger=made, callbacks=[pl.callbacks.ModelCheckpoint(tmp_path)])
     objection = f"{logger}.after_save_checkpoint() may read each checkpoint" if reads else ""
     assert LightningFramework(trainer, tmp_path).staging("auto").objection() == objection
+
+
+def test_a_run_directory_below_a_file_is_refused(bench: contract.Bench, tmp_path: Path) -> None:
+    contract.no_run_directory_below_a_file(bench, tmp_path, {})

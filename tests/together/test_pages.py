@@ -135,3 +135,8 @@ def test_who_saves_what_is_told_in_the_same_order_in_the_docstring_and_on_the_pa
     on_page = [name for row in rows[1:] for name in row.split(", ")]
     assert told == on_page == [name for name in PARTS if name in told]
     assert {*PARTS} - {*told} <= {"registered", "buffers", "replicas", "callbacks"}, "what not every framework has"
+
+
+def test_each_row_of_what_a_start_reads_has_its_test() -> None:
+    rows = re.findall(r"^\| .* \| `([\w/]+\.py)` \|$", (ROOT / "docs" / "security.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10 and all((ROOT / "tests" / each).is_file() for each in rows)

@@ -32,6 +32,13 @@ def kind_in_use() -> str | None:
     return device.type if getattr(module, "is_initialized", torch.accelerator.is_available)() else None
 
 
+def repeats() -> bool:
+    """Return whether torch was told to use kernels alone that repeat their results on an accelerator."""
+    import torch
+
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def place(device: str) -> Any:
     """Return where a device of a checkpoint is in this process: by its index, or else the one that it trains on.
 

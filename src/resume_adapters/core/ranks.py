@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, cast
 
+from resume_adapters.core import devices
 from resume_adapters.errors import PeerFailed, ResumeError
 
 T = TypeVar("T")
@@ -88,7 +89,9 @@ class DistributedRanks:
         self._members = list(range(dist.get_world_size()) if members is None else members)
         self.rank = self._members.index(dist.get_rank()) if dist.get_rank() in self._members else -1
         self.world_size = len(self._members)
-        self.group: Any = dist.new_group(self._members, timeout=timeout, backend="gloo")
+        # Beside a group that is bound to a device torch asks this one for it, and gloo names none but the CPU and CUDA.
+        backend = "gloo" if (kind := devices.kind()) is None else f"cpu:gloo,{kind}:gloo"
+        self.group: Any = dist.new_group(self._members, timeout=timeout, backend=backend)
         """The group; ``None`` once the channel is closed."""
 
     def gather(self, value: T) -> list[T]:

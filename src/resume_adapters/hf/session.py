@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
 import time
 from collections.abc import Callable
@@ -493,7 +494,9 @@ class TrainerSession:
         self.session.finish(
             self._extent, step=former.step, epoch=former.epoch, horizon=former.horizon, result=former.result
         )
-        return TrainOutput(former.step, former.result["train_loss"], dict(former.result))
+        loss = former.result.get("train_loss")
+        metrics: dict[str, Any] = {**former.result}
+        return TrainOutput(former.step, math.nan if loss is None else loss, metrics)
 
     def close(self) -> None:
         """Undo what the call patched, started and registered."""

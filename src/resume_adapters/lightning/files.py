@@ -50,7 +50,7 @@ def _read(file: Path, is_read: Callable[[str], bool]) -> tuple[dict[str, Any], s
     require_plain(file)
     try:
         with safe_load.allowing(safe_load.data_classes()), stand_ins.standing_in() as names:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except UNREADABLE as error:
         raise CheckpointDamaged(f"{file.name} cannot be read: {error}", path=file) from error
     if not isinstance(content, dict):

@@ -44,8 +44,8 @@ def pull(
     found = chosen_copies(tier, [checkpoint] if checkpoint else [])[-1]
     directory = run_directory.resolved(run_dir)
     control = ControlDirectory(STORAGE, directory, time.time)
-    refuse_running(control.status.read(), directory, force)
     prepare(STORAGE, directory)
+    refuse_running(control.status.read(), directory, force)
     # Later than the start that owns the URL: else a launch that claims it late would take that for a later one.
     generation = control.fencing.take_over(tier.claims.owner()[0])
     fence = functools.partial(control.fencing.require_owned, generation)

@@ -11,7 +11,7 @@ Functions that take a storage look at the disk; the others only compute paths.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Literal
@@ -166,14 +166,17 @@ def payload(storage: Storage, checkpoint: Path) -> Path:
 
 def locate(storage: Storage, checkpoint: Path, path: str) -> Path:
     """Return a file of a checkpoint by its path in the manifest."""
+    return locator(storage, checkpoint)(path)
+
+
+def locator(storage: Storage, checkpoint: Path) -> Callable[[str], Path]:
+    """Return what returns a file of a checkpoint by its path in the manifest; the disk is looked at once."""
     if storage.is_link(checkpoint):
         checkpoint = storage.real_path(checkpoint)
     if not has_sidecar(storage, checkpoint):
-        return checkpoint / path
-    prefix = f"{EXTRAS}/"
-    if path.startswith(prefix):
-        return sidecar_dir(checkpoint) / path.removeprefix(prefix)
-    return payload(storage, checkpoint)
+        return checkpoint.joinpath
+    prefix, sidecar, content = f"{EXTRAS}/", sidecar_dir(checkpoint), payload(storage, checkpoint)
+    return lambda path: sidecar / path.removeprefix(prefix) if path.startswith(prefix) else content
 
 
 def files(storage: Storage, checkpoint: Path) -> Iterator[tuple[Path, Path]]:

@@ -153,9 +153,10 @@ def check_sizes(storage: Storage, path: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointDamaged: naming the first file that is not.
     """
+    locate = layout.locator(storage, path)
     for entry in manifest.files:
         try:
-            size = storage.size(layout.locate(storage, path, entry.path))
+            size = storage.size(locate(entry.path))
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if size != entry.bytes:
@@ -168,9 +169,10 @@ def check_digests(storage: Storage, path: Path, entries: tuple[FileEntry, ...]) 
     Raises:
         CheckpointDamaged: naming the first file that does not.
     """
+    locate = layout.locator(storage, path)
     for entry in entries:
         try:
-            _, digest = storage.digest(layout.locate(storage, path, entry.path), skip_holes=True)
+            _, digest = storage.digest(locate(entry.path), skip_holes=True)
         except OSError as error:
             raise CheckpointDamaged(f"{entry.path} cannot be read: {error.strerror}", path=path) from error
         if digest != entry.digest:

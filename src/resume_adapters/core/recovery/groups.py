@@ -299,7 +299,7 @@ def _abort_accelerators(groups: list[Any]) -> None:
     """Abort what NCCL and its like run; gloo's own ``abort`` leaves a blocked collective blocked."""
     import torch
 
-    if (kind := kind_in_use()) is not None:  # pragma: no cover  # the tests have no backend of an accelerator
+    if (kind := kind_in_use()) is not None:
         for group in groups:
             with contextlib.suppress(RuntimeError):  # one of gloo alone; or a backend that cannot
                 group._get_backend(torch.device(kind)).abort()  # seam: torch 2.6-2.13

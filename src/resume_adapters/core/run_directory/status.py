@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -111,7 +110,7 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
     ends: float | None = None
     generation: int = 0
     reason: str = ""
-    result: dict[str, Any] = {}
+    result: dict[str, int | float | None] = {}
     host: str = ""
     pid: int = 0
     job: str = ""

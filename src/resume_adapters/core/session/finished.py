@@ -10,6 +10,7 @@ from typing import Any
 from resume_adapters.core.recovery.attempt import between_attempts
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
+from resume_adapters.core.run_directory.upkeep import usable
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -71,8 +72,10 @@ def require_continuation(run: ResumableRun, extent: Extent, directory_option: st
 
     Raises:
         UnsupportedSetting: it asks for no more epochs or steps, trains something else, or would begin at step 0.
+        RunDirectoryUnusable: the directory cannot be read.
     """
-    former = run.previous if run.generation else run.control.status.read()
+    with usable(run.directory):
+        former = run.previous if run.generation else run.control.status.read()
     if run.context.options.resume == "scratch!" or former is None or former.state is not RunState.FINISHED:
         return
     generation, epochs, steps, content = _FINISHED.get(run.directory, (0, None, None, {}))

@@ -34,6 +34,10 @@ def log_start(choice: ResumeChoice) -> None:
         )
     if not choice.rejected:
         logger.info(outcome if chosen else "No checkpoint yet: starting from step 0.")
+    if chosen is not None and (kind := devices.kind_in_use()) is not None:
+        repeats = devices.repeats()
+        follows = "bit for bit" if repeats else "up to the last digits, as kernels need not repeat themselves there"
+        logger.info("On %s the state is restored bit for bit, and what follows is the same %s.", kind, follows)
 
 
 def log_passed_over(run: ResumableRun) -> None:

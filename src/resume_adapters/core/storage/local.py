@@ -125,16 +125,15 @@ class LocalStorage:
             return file.read(count)
 
     def digest(self, path: Path, *, skip_holes: bool = False) -> tuple[int, str]:
-        hasher = xxhash.xxh3_128()
-        buffer, zeros = bytearray(_CHUNK), memoryview(bytes(_CHUNK))
-        view = memoryview(buffer)
-        size = 0
+        hasher, size = xxhash.xxh3_128(), 0
         with self._open(path, os.O_RDONLY) as file:
             found = os.fstat(file.fileno())
+            buffer = bytearray(min(_CHUNK, found.st_size + 1))
+            view, zeros = memoryview(buffer), memoryview(bytes(len(buffer)))
             has_holes = skip_holes and found.st_blocks * _BLOCK < found.st_size
             while size <= found.st_size:  # another process may append without end
                 hole = _hole_at(file, size, found.st_size) if has_holes else 0
-                for done in range(0, hole, _CHUNK):
+                for done in range(0, hole, len(zeros)):
                     hasher.update(zeros[: hole - done])
                 size += hole
                 if not (count := file.readinto(buffer)):
