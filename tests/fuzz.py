@@ -2,7 +2,8 @@
 
 Whatever is mutated, a start takes a checkpoint whose files are exactly those that were committed, or raises a
 :class:`ResumeError`: never another exception, never code of the checkpoint's choice, never a file that no manifest
-names.
+names. Nothing outside of the run directory changes, nothing in it is lost that was not on its way to be a checkpoint,
+and no start takes long or needs much memory.
 
 Each mutation follows from its seed. ``RESUME_ADAPTERS_FUZZ`` is the number of seeds (300 by default, of which the usual
 run takes the first hundred), and ``RESUME_ADAPTERS_FUZZ_SEED`` the only one to replay.
@@ -16,24 +17,34 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable, Sequence
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 import xxhash
 
+from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
-from resume_adapters.core.checkpoint.layout import locate
+from resume_adapters.core.checkpoint.layout import CheckpointState, locate, state_of
+from resume_adapters.core.checkpoint.manifest import describe_cursor
 from resume_adapters.core.checkpoint.validity import ForeignDetector
 from resume_adapters.core.ranks import SingleProcess
 from resume_adapters.core.run.context import RunOptions
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext
+from resume_adapters.core.session.messages import log_wasted
 from resume_adapters.core.session.records import RankState
+from resume_adapters.core.storage.base import is_temporary
 from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.errors import ResumeError, RunDirectoryUnusable
+
+import forgeries
 
 STORED = Path(__file__).parent / "stored"
 STORAGE = LocalStorage()
@@ -68,6 +79,7 @@ class Damage:
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
         self.marker = directory.parent / "code-ran"
+        self.victims = directory.parent / "victims"
         self.is_forged = False
         self.done: list[str] = []
         self._random = random.Random(seed)
@@ -161,7 +173,71 @@ class Damage:
         if path.parent != self.directory:
             shutil.rmtree(path.parent)
 
+    def _mislead(self, path: Path) -> None:
+        """Put a link, or a directory, where a start writes, moves or removes."""
+        name = self._random.choice(
+            [
+                *(".resume", ".resume/journal.jsonl", ".resume/generation", ".resume/status.json", ".resume/stop"),
+                *(".resume/set-aside", ".resume/remove-0-x", ".resume/begin-0-x", ".resume/identity", "latest"),
+                *(".resume/set-aside/checkpoint-15.1", "checkpoint-99", "x.ckpt", "x.ckpt.resume", "x.superseded"),
+                *("checkpoint-99/resume", f"{path.parent.relative_to(self.directory)}", "global_step99/resume"),
+            ]
+        )
+        place = self.directory / name
+        if os.path.lexists(place) and self._random.random() < 0.5:
+            return
+        if place.is_dir() and not place.is_symlink():
+            if place == self.directory:
+                return
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        target = self._random.choice(["train.py", "run", "run/.resume", "run/.resume/journal.jsonl", ".", "absent"])
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if self._random.random() < 0.2:
+                place.mkdir()
+            else:
+                place.symlink_to(self._random.choice([self.victims / target, Path("..", "victims", target)]))
+
+    def _rename(self, path: Path) -> None:
+        """Give a checkpoint, or a part of it, an absurd name."""
+        top = self.directory / path.relative_to(self.directory).parts[0]
+        name = self._random.choice([*forgeries.NAMES, f"{top.name}.superseded", f"{top.name}.resume", "checkpoint-1"])
+        with contextlib.suppress(OSError, ValueError):
+            if "/" not in name and not os.path.lexists(top.with_name(name)):
+                top.rename(top.with_name(name))
+
     # ---- With manifests that agree
+
+    def _forge_value(self, path: Path) -> None:
+        """Let a document hold an absurd value, in a valid encoding."""
+        known = [(each, kind) for each in self._files() if (kind := self._kind_of(each)) is not None]
+        if not known:
+            return
+        kind = self._random.choice(sorted({id(kind): kind for _, kind in known}.values(), key=forgeries.KINDS.index))
+        document = self._random.choice([each for each, its in known if its is kind])
+        try:
+            content, place = forgeries.forged(document.read_bytes(), kind, self._random, self.victims)
+        except Exception:  # the mutation before has left none of that kind, or it cannot be written
+            return
+        self.done[-1] += f" ({document.relative_to(self.directory)} at {place!r})"
+        document.write_bytes(content)
+        if document.parent.name != ".resume":
+            self.is_forged = True
+            if document.name != "manifest.json":
+                self._agree()
+
+    def _kind_of(self, file: Path) -> forgeries.Kind | None:
+        return forgeries.kind_of(file.relative_to(self.directory))
+
+    def _add_shards(self, path: Path) -> None:
+        """Let a checkpoint that is a directory have shards whose index names absurd files."""
+        checkpoints = [each.parents[1] for each in self._manifests() if each.parent.name == "resume"]
+        if checkpoints:
+            self.is_forged = True
+            checkpoint = self._random.choice(checkpoints)
+            added = forgeries.sharded(checkpoint / "shards", self._random, self.victims)
+            self._agree({f"shards/{name}" for name in added})
 
     def _forge(self, path: Path) -> None:
         """Change a node of a JSON document, a manifest or another, and let the manifests agree with it."""
@@ -198,17 +274,20 @@ class Damage:
         odd += [{"$": kind, "of": [1]} for kind in ("tensor", "dict", "array", "dtype", "none", "complex", "set")]
         return self._random.choice([*odd, {"$": ["x"]}, {"$": "tensor", "key": "x"}, {"$": "int", "of": "9" * 5000}])
 
-    def _agree(self) -> None:
+    def _agree(self, added: Collection[str] = ()) -> None:
+        """Let the manifests agree with the files, and name those that were added."""
         for manifest in self._manifests():
             try:
                 envelope = json.loads(manifest.read_bytes())
+                files = envelope["manifest"]["files"]
+                files += [{"path": name} for name in added if (manifest.parents[1] / name).is_file()]
                 sidecar = manifest.parent
                 checkpoint = (
                     sidecar.with_name(sidecar.name.removesuffix(".resume"))
                     if sidecar.name != "resume"
                     else (sidecar.parent)
                 )
-                for entry in envelope["manifest"]["files"]:
+                for entry in files:
                     if STORAGE.size(locate(STORAGE, checkpoint, entry["path"])) > _LARGEST:
                         continue
                     size, digest = STORAGE.digest(locate(STORAGE, checkpoint, entry["path"]))
@@ -232,7 +311,9 @@ def _envelope(text_of: str) -> str:
 MUTATIONS: list[Callable[[Damage, Path], None]] = [
     *(Damage._flip, Damage._cut, Damage._grow, Damage._make_sparse, Damage._remove, Damage._replace, Damage._swap),
     *(Damage._poison, Damage._add, Damage._link, Damage._copy, Damage._lose),
-    *(Damage._forge, Damage._forge, Damage._forge, Damage._forge_bytes),
+    *(Damage._forge, Damage._forge, Damage._forge, Damage._forge_bytes, Damage._mislead, Damage._rename),
+    *([Damage._forge_value] * 16),
+    Damage._add_shards,
 ]
 
 
@@ -270,28 +351,138 @@ def survives_every_damage(
         seeds: what the mutations follow from.
     """
     committed = _contents(STORED / run_directory)
-    outcomes: dict[str, int] = {}
+    surroundings = Surroundings(tmp_path, STORED / run_directory)
+    outcomes: Counter[str] = Counter()
     for seed in seeds:
         directory = tmp_path / "run"
         shutil.copytree(STORED / run_directory, directory, symlinks=True)
         damage = Damage(directory, seed)
-        words = f"RESUME_ADAPTERS_FUZZ_SEED={seed}: {'; '.join(damage.done)}".encode(
-            "utf-8", "backslashreplace"
-        ).decode()
-        try:
-            outcome = _start(directory, foreign, kind, load, damage, committed)
-        except ResumeError as error:
-            outcome = type(error).__name__
-            # A start that cannot use its directory says so of any error; here the system must be its cause.
-            system = not isinstance(error, RunDirectoryUnusable) or isinstance(error.__cause__, OSError | None)
-            assert system, f"{words} ended in {error.__cause__!r}"
-        except BaseException as error:
-            raise AssertionError(f"{words} ended in {type(error).__name__}") from error
-        assert not damage.marker.exists(), f"{words} ran code"
-        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        words = in_words(seed, damage.done)
+        surroundings.add_strangers(directory)
+        with surroundings.unharmed(directory, words):
+            outcomes[outcome_of(words, lambda: _start(directory, foreign, kind, load, damage, committed))] += 1  # noqa: B023
         shutil.rmtree(directory)
-    print(f"{run_directory}: seeds {seeds[0]} to {seeds[-1]}, outcomes {outcomes}")
+    print(f"{run_directory}: seeds {seeds[0]} to {seeds[-1]}, outcomes {dict(outcomes)}")
     assert len(seeds) == 1 or outcomes.keys() >= {"resumed", "NoValidCheckpoint"}, outcomes
+
+
+def in_words(seed: int, done: Sequence[str]) -> str:
+    """Return what was done by which seed, for a message."""
+    return f"RESUME_ADAPTERS_FUZZ_SEED={seed}: {'; '.join(done)}".encode("utf-8", "backslashreplace").decode()
+
+
+def outcome_of(words: str, start: Callable[[], str]) -> str:
+    """Return what a start has ended in: what it returns, or the name of a :class:`ResumeError`.
+
+    Args:
+        words: what was done before, for the message.
+        start: starts, and reads what it resumes from.
+    """
+    try:
+        return start()
+    except ResumeError as error:
+        # A start that cannot use its directory says so of any error; here the system must be its cause.
+        system = not isinstance(error, RunDirectoryUnusable) or isinstance(error.__cause__, OSError | None)
+        assert system, f"{words} ended in {error.__cause__!r}"
+        return type(error).__name__
+    except BaseException as error:
+        raise AssertionError(f"{words} ended in {type(error).__name__}") from error
+
+
+class TooLong(BaseException):
+    """A start has taken longer than any may."""
+
+
+_LONGEST, _MOST = 30, 256 << 20
+"""Seconds that a start takes at most, and bytes that it needs beside the largest file."""
+
+
+class Surroundings:
+    """What is beside a run directory, and in it without being the run's.
+
+    Args:
+        directory: where the run directory will be.
+        other: what another run directory is made of.
+        store: what the run may write to, beside its directory.
+    """
+
+    def __init__(self, directory: Path, other: Path, store: Path | None = None) -> None:
+        self._directory, self._store = directory, store
+        victims = directory / "victims"
+        shutil.copytree(other, victims / "run", symlinks=True)
+        (victims / "train.py").write_text("print('training')\n")
+        self._before = self._outside(directory / "run")
+
+    def add_strangers(self, directory: Path) -> None:
+        """Put files into a run directory that are not the run's."""
+        for name in ("train.py", "notes/a.txt", "notes/resume/cv.pdf", "checkpoint-of-mine/model.bin", "mine.ckpt.bak"):
+            place = directory / name
+            with contextlib.suppress(OSError):  # what was done to the run directory has the name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if not os.path.lexists(place):
+                    place.write_bytes(name.encode())
+
+    def _outside(self, run_directory: Path) -> dict[str, str]:
+        """Return all that is not below the run directory, with its content."""
+        found = {}
+        for path in sorted(self._directory.rglob("*")):
+            if not {run_directory, self._store} & {path, *path.parents}:
+                what = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else STORAGE.digest(path)[1]
+                found[str(path)] = what
+        return found
+
+    @contextlib.contextmanager
+    def unharmed(self, run_directory: Path, words: str) -> Iterator[None]:
+        """Return the context of a start that must leave all this alone, and be quick and small."""
+        held = _held(run_directory)
+        largest = max((path.stat().st_size for path in _regular(run_directory)), default=0)
+        before = _restart_peak()
+        former = signal.signal(signal.SIGALRM, _too_long)
+        signal.alarm(_LONGEST)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, former)
+        grown = _memory("VmHWM") - before
+        assert grown < _MOST + min(largest, 1 << 34), f"{words}: {grown >> 20} MB were needed"
+        changed = set(self._before.items()) ^ set(self._outside(run_directory).items())
+        assert not changed, f"{words} changed what is outside: {sorted(changed)}"
+        lost = held.keys() - _held(run_directory, also_pending=True).keys()
+        assert not lost, f"{words} lost {[held[each] for each in lost]}"
+
+
+def _too_long(*_: object) -> None:
+    raise TooLong
+
+
+def _restart_peak() -> int:
+    """Begin to measure how much memory this process needs at most; return how much it has now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _memory("VmRSS")
+
+
+def _memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def _regular(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+def _held(directory: Path, *, also_pending: bool = False) -> dict[str, str]:
+    """Return the files of a run directory that no start may lose, by their content."""
+    found = {}
+    for path in _regular(directory):
+        place = path.relative_to(directory)
+        is_own = place.parts[0] == ".resume" and place.parts[1:2] != ("set-aside",)
+        is_pending = not also_pending and state_of(STORAGE, directory / place.parts[0]) is CheckpointState.PENDING
+        if is_own or is_pending or is_temporary(path.name) or place.parts == ("latest",):
+            continue
+        size = path.stat().st_size
+        found[str(size) if size > _LARGEST else STORAGE.digest(path)[1]] = str(place)
+    return found
 
 
 def _contents(directory: Path) -> set[str]:
@@ -313,15 +504,23 @@ def _start(
 
     try:
         chosen = run.open(lambda checkpoint: context(checkpoint).require_parts()).checkpoint
+        log_wasted(run.wasted)
         if chosen is None or chosen.manifest is None:
             names = " ".join(damage.done)
-            lost = any(word in names for word in ("journal", ".resume", "lose", "remove", "replace"))
+            words = ("journal", ".resume", "lose", "remove", "replace", "mislead", "rename")
+            lost = any(word in names for word in words)
             assert lost or damage.is_forged, "what was committed was neither found nor missed"
             return "fresh" if chosen is None else "foreign"
         files = run.reader(chosen).files
         if not damage.is_forged:
             read = {STORAGE.digest(files.require(entry.path))[1] for entry in chosen.manifest.files}
             assert read <= committed, "a file is not what was committed"
+        describe_cursor(chosen.manifest.cursor)
+        context(chosen).all_rank_states()
+        with distributed_metadata.reading(files):
+            if files.find("shards/.metadata") is not None:
+                shards = files.require("shards/.metadata").parent
+                dcp.load({"weight": torch.zeros(6)}, checkpoint_id=shards, no_dist=True)
         load(files)
         return "resumed"
     finally:

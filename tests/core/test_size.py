@@ -15,7 +15,7 @@ BUDGETS = {
     "accelerate": 800,
     "cli": 2380,
     "core": 410,
-    "core/checkpoint": 1830,
+    "core/checkpoint": 1840,
     "core/dataloader": 1360,
     "core/loop": 1380,
     "core/observed": 1330,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from resume_adapters.core.checkpoint.catalog import FILE_SUFFIX
-from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact
+from resume_adapters.core.checkpoint.native_files import UNREADABLE, require_intact, require_plain
 from resume_adapters.core.checkpoint.validity import ForeignStep
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import safe_load, stand_ins
@@ -36,7 +36,7 @@ def read(file: Path, is_read: Callable[[str], bool] = lambda place: True) -> dic
         is_read: returns whether what is at a place must be data; elsewhere stand-ins take the place of objects.
 
     Raises:
-        CheckpointDamaged: it is not whole, or would run code.
+        CheckpointDamaged: it is not whole, would run code, or becomes larger where it is read.
     """
     content, _ = _read(file, is_read)
     return content
@@ -46,6 +46,7 @@ def _read(file: Path, is_read: Callable[[str], bool]) -> tuple[dict[str, Any], s
     """Return what a file holds, and the names of what stand-ins took the place of; see :func:`read`."""
     import torch
 
+    require_plain(file)
     try:
         with safe_load.allowing(safe_load.data_classes()), stand_ins.standing_in() as names:
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))

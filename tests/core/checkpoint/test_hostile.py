@@ -54,9 +54,9 @@ def write_manifest(manifest: Path, record: str) -> None:
         *('{"text"', DEEP, f'{{"text":{DEEP}}}', '{"text":{"$":"none","of":1}}', '{"text":{"$":["x"]}}'),
         *('{"text":{"$":"tensor"}}', '{"text":{"$":"tensor","key":"x"}}', '{"text":{"$":"array","of":3}}'),
         *('{"text":{"$":"dict","of":[[[],1]]}}', '{"text":{"$":"dtype","of":"nn"}}', '{"text":{"$":"complex","of":1}}'),
-        *('{"text":{"$":"int","of":"%s"}}' % ("9" * 5000), "\xff"),
+        *('{"text":{"$":"int","of":"%s"}}' % ("9" * 5000), '{"text":{"$":"device","of":[]}}', "\xff"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_part_that_agrees_with_its_digest_and_is_no_tree_is_damaged(tmp_path: Path, document: str) -> None:
     run = saved(tmp_path, 10, 20)
@@ -92,9 +92,10 @@ def test_tensors_that_agree_with_their_digest_and_are_none_are_damaged(tmp_path:
         {"files": [{"path": "./a", "bytes": 1, "digest": ""}]},
         {"files": [{"path": "a", "bytes": 1, "digest": ""}, {"path": "a/b", "bytes": 1, "digest": ""}]},
         {"files": [{"path": f"{each}", "bytes": 1 << 40, "digest": ""} for each in range(1025)]},
+        {"files": [{"path": "model.bin", "bytes": 1, "digest": ""}] * 2},
         {"metrics": DEEP},
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_a_manifest_of_impossible_numbers_is_damaged(tmp_path: Path, fields: dict[str, Any]) -> None:
     run = saved(tmp_path, 10, 20)
@@ -200,3 +201,16 @@ def test_a_native_file_that_is_none_is_damaged(tmp_path: Path) -> None:
         archive.writestr("x/data.pkl", b"cos\nsystem\n(S'touch ran'\ntR.")
     with pytest.raises(CheckpointDamaged, match="cannot be read"):
         read_native(file)
+
+
+def test_an_archive_that_would_fill_the_memory_is_damaged(tmp_path: Path) -> None:
+    """One of a megabyte can hold a gigabyte of zeros, or name one entry a thousand times; and torch does not ask."""
+    run = saved(tmp_path / "run", 10, 20)
+    file = tmp_path / "optimizer.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", bytes(1 << 20))
+    forge(run / "checkpoint-20", "model.bin", file.read_bytes())
+    job = Miniature(run)
+    assert job.step == 10 and "would be read as 1,048,576 bytes" in job.choice.rejected[0].reason
+    with pytest.raises(CheckpointDamaged, match="more than it has"):
+        require_intact(file)

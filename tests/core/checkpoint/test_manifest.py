@@ -36,8 +36,9 @@ entries = st.builds(
 
 
 def are_apart(files: list[FileEntry]) -> bool:
-    """Return whether no file is where another one has its directory."""
-    return not any(one.path.startswith(f"{other.path}/") for one in files for other in files)
+    """Return whether no file is where another one is, or has its directory."""
+    paths = [each.path for each in files]
+    return len({*paths}) == len(paths) and not any(one.startswith(f"{other}/") for one in paths for other in paths)
 
 
 documents = st.builds(

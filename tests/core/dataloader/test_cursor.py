@@ -120,3 +120,9 @@ TOLD = {
 @pytest.mark.parametrize("words", TOLD)
 def test_a_cursor_is_told_in_words(words: str) -> None:
     assert describe_cursor(TOLD[words]) == words
+
+
+def test_a_cursor_that_somebody_forged_is_told_as_far_as_it_counts() -> None:
+    for forged in ({"samples": "x"}, {"epoch": [], "samples": {}}, {"micro_batches": None}):
+        assert describe_cursor(forged) == ""
+    assert describe_cursor({"epoch": 1, "samples": 64, "of": "x"}) == "epoch 1, 64 samples"

@@ -176,6 +176,8 @@ def _require_paths(manifest: Manifest) -> None:
     if manifest.bytes > _MOST_BYTES:
         raise CheckpointDamaged(f"the manifest names files of {manifest.bytes:,} bytes; expected at most 2^50")
     names, directories = {entry.path for entry in manifest.files}, {""}
+    if len(names) < len(manifest.files):
+        raise CheckpointDamaged(f"the manifest names {len(names)} files in {len(manifest.files)} entries")
     for path in names:
         require_inside(path, "the manifest")
         parts = path.split("/")
@@ -216,11 +218,12 @@ def finite_metrics(metrics: dict[str, Any]) -> dict[str, float | None]:
 
 def describe_cursor(cursor: Mapping[str, Any]) -> str:
     """Return the cursor of a manifest in words, for example ``epoch 3, 51,200 of 100,000 samples, order 7f3a90c1``."""
-    words = [f"epoch {cursor['epoch']}"] if "epoch" in cursor else []
-    if cursor.get("samples") is not None:
-        words.append(f"{cursor['samples']:,}" + (f" of {cursor['of']:,}" if cursor.get("of") else "") + " samples")
-    elif "micro_batches" in cursor:
-        words.append(f"{cursor['micro_batches']:,} batches")
+    counts = {name: value for name, value in cursor.items() if isinstance(value, int)}  # somebody may have forged it
+    words = [f"epoch {counts['epoch']}"] if "epoch" in counts else []
+    if "samples" in counts:
+        words.append(f"{counts['samples']:,}" + (f" of {counts['of']:,}" if counts.get("of") else "") + " samples")
+    elif "micro_batches" in counts:
+        words.append(f"{counts['micro_batches']:,} batches")
     if cursor.get("order"):
         words.append(f"order {cursor['order']}")
     return ", ".join(words)

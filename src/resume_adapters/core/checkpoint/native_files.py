@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import zipfile
@@ -143,6 +144,22 @@ UNREADABLE = (
 """What ``torch.load`` raises where a file is not what ``torch.save`` wrote, or names code."""
 
 
+def require_plain(file: Path) -> None:
+    """Refuse an archive of torch that becomes larger where it is read: torch compresses nothing, and shares nothing.
+
+    Raises:
+        CheckpointDamaged: it would.
+    """
+    content, room = list[zipfile.ZipInfo](), 0
+    with contextlib.suppress(*UNREADABLE):  # its reader says what is wrong
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                content, room = archive.filelist, archive.start_dir
+    is_of_torch = any(each.filename.endswith("/data.pkl") for each in content)
+    if is_of_torch and (size := sum(each.file_size for each in content)) > room:
+        raise CheckpointDamaged(f"{file.name} would be read as {size:,} bytes, more than it has", path=file)
+
+
 def require_intact(file: Path) -> None:
     """Check that a file in the format of torch or of safetensors is complete, not that it is the right one.
 
@@ -151,6 +168,7 @@ def require_intact(file: Path) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
+    require_plain(file)
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt"):

@@ -15,6 +15,7 @@ from resume_adapters.core.checkpoint.checkpoint import Checkpoint
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import EXTRAS, rank_file
 from resume_adapters.core.checkpoint.manifest import FileEntry
+from resume_adapters.core.checkpoint.native_files import require_plain
 from resume_adapters.core.log import logger
 from resume_adapters.core.state import encoding
 from resume_adapters.core.state.comparison import verify_equal
@@ -116,10 +117,11 @@ def require_readable(files: CheckpointFiles, entries: Iterable[FileEntry]) -> No
     """Read the parts among some files of a checkpoint: their digests say only that they are as they were written.
 
     Raises:
-        CheckpointDamaged: a part is not what this package writes.
+        CheckpointDamaged: a part is not what this package writes, or a file becomes larger where it is read.
     """
     for entry in entries:
         path = PurePosixPath(entry.path)
+        require_plain(files.require(entry.path))
         if path.parent.name == EXTRAS and path.suffix == ".json":
             read_part(files, path.stem)
 

@@ -189,7 +189,7 @@ def decode(document: bytes, tensors: dict[str, torch.Tensor]) -> Any:
 
 _MALFORMED = (
     *(msgspec.MsgspecError, UnicodeDecodeError, RecursionError),
-    *(KeyError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError),
+    *(LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError),
 )
 """What decoding a document raises that :func:`encode` did not write, whatever is wrong in it."""
 
