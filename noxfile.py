@@ -285,8 +285,10 @@ def accelerator(session: nox.Session) -> None:
     """Run the laws on the device of this machine, such as ``nox -s accelerator -- cuda``, or on the tests' own."""
     device, *words = session.posargs or ["walled"]
     install(session, "-e", ".[test-all]")
-    files = [f"tests/{each}/test_{kind}.py" for each in ("hf", "lightning", "accelerate") for kind in ("exact", "laws")]
-    chosen = ["-m", "", "-k", "device or (with_copies_equals and walled)", "tests/device", "tests/fabric/test_laws.py"]
+    adapters = ("hf", "lightning", "accelerate", "fabric", "deepspeed")
+    kinds = ("exact", "laws", "ranks", "recovery")
+    files = [str(path) for each in adapters for kind in kinds for path in Path(f"tests/{each}").glob(f"test_{kind}.py")]
+    chosen = ["-m", "not long", "-k", "device or (with_copies_equals and walled)", "tests/device"]
     environment = {"RESUME_ADAPTERS_DEVICE": device, "RESUME_ADAPTERS_REQUIRE": "device", **_ONE_THREAD}
     session.run("python", "-m", "pytest", *chosen, *files, *words, env=environment)
 

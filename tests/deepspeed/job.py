@@ -7,6 +7,7 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from training import (
     CONFIG,
     RANK,
     Ema,
+    augmented_on_device,
     configure,
     deepspeed_on_cpu,
     digest,
@@ -156,7 +158,10 @@ class Job:
         torch.manual_seed(CONFIG["seed"])
         random.seed(CONFIG["seed"])
         np.random.seed(CONFIG["seed"])
-        model = Net(CONFIG["width"])
+        if CONFIG["device"] == "walled":
+            importlib.import_module("device.group")
+            importlib.import_module("device.engine")
+        model = Net(CONFIG["width"]).to(CONFIG["device"])  # of such a device torch makes new parameters
         optimizer = self.optimizer(model)
         warmup = Warmup() if CONFIG["scheduler"] == "object" else lambda step: 1 / (1 + 0.1 * step)
         config = ds_config()
@@ -170,6 +175,7 @@ class Job:
             training_data=data if CONFIG["loader"] == "own" else None,
             config=json_file(config),
         )
+        assert self.engine.device.type == CONFIG["device"], "it trains there"
         if CONFIG["recompute"]:
             deepspeed.checkpointing.configure(None, partition_activations=False, checkpoint_in_cpu=False)
             get_cuda_rng_tracker().add("model-parallel-rng", 7)
@@ -240,7 +246,8 @@ class Job:
         engine, run = self.engine, self.run
         step, rate = run.global_step, float(engine.get_lr()[0])
         kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[CONFIG["precision"]]
-        loss = (engine(batch["x"].to(kind)).float() - batch["y"]).square().mean()
+        x, y = (batch[name].to(engine.device) for name in ("x", "y"))
+        loss = (engine(augmented_on_device(x).to(kind)).float() - y).square().mean()
         engine.backward(loss)
         event("backward", step)
         engine.step()

@@ -33,6 +33,8 @@ ONE: dict[str, dict[str, Any]] = {
     "DeepSpeedCPUAdam, stage 2, offload": {"optimizer": "cpu", "stage": 2, "offload": True, "precision": "bf16"},
     "DeepSpeedCPUAdam with moving betas": {"optimizer": "cpu", "stage": 1, "cycle": True},
     "activation checkpointing": {"stage": 1, "recompute": True},
+    "device, stage 0 in bf16": {"device": "walled", "precision": "bf16", "ema": True},
+    "device, stage 2 in fp16": {"device": "walled", "stage": 2, "precision": "fp16", "recompute": True},
     "FusedAdam": {"optimizer": "fused", "stage": 1, "config": {"scheduler": WARMUP}},
     "FusedAdam, stage 3": {"optimizer": "fused", "stage": 3},
 }
@@ -45,6 +47,7 @@ SEVERAL: dict[str, tuple[int, dict[str, Any]]] = {
         2,
         {"stage": 3, "optimizer": "cpu", "offload": True, "rank_seeds": True, "nodes": True},
     ),
+    "device, stage 1": (2, {"device": "walled", "stage": 1, "rank_seeds": True}),
     "stage 2 on three": (3, {"stage": 2, "width": 64}),
 }
 

@@ -17,7 +17,7 @@ JOB = Path(__file__).parent / "recovery_job.py"
     ("ranks", "settings"),
     [
         (2, {}),
-        pytest.param(2, recovering.ON_DEVICE, marks=pytest.mark.thorough),
+        pytest.param(2, recovering.ON_DEVICE, marks=pytest.mark.thorough, id="device"),
         pytest.param(3, {}, marks=[pytest.mark.thorough, pytest.mark.long]),
     ],
 )
