@@ -100,7 +100,7 @@ class Bench:
     ) -> Running:
         """Start the job in ``directory``, with an empty trace; ``fresh``: in interpreters of its own."""
         if config.get("device", "cpu") != "cpu":
-            require_device()
+            require_device(ranks)
             config, fresh = {**config, "device": DEVICE}, fresh or DEVICE != NAME  # a driver survives no fork
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob("trace.*"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from device.compiled import require_test_device
 from selection import often
 
 import contract
@@ -71,6 +72,8 @@ def test_killed_twice_equals_never(
     case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any
 ) -> None:
     config = on_one(case)
+    if "device" in config:
+        require_test_device()
     served((1, config))
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [WINDOW, LATE])
 
@@ -79,6 +82,8 @@ def test_killed_twice_equals_never(
 def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any) -> None:
     """The last rank is killed; the first kill is in a window, the second between two steps."""
     ranks, config = SEVERAL[case]
+    if "device" in config:
+        require_test_device()
     served((ranks, config))
     expected = reference({**config, "nodes": False}, ranks)
     kills = [{**WINDOW, "rank": ranks - 1}, {**LATE, "step": 13, "rank": ranks - 1}]

@@ -60,10 +60,11 @@ def build(name: str) -> None:
 
 
 @functools.cache
-def _why_not() -> str:
+def _why_not(count: int) -> str:
     if DEVICE != NAME:
         found = torch.accelerator.current_accelerator(check_available=True)
-        return "" if found and found.type == DEVICE else f"this machine has no {DEVICE} device that torch can use"
+        has = torch.accelerator.device_count() if found and found.type == DEVICE else 0
+        return "" if has >= count else f"this machine has {has} {DEVICE} devices that torch can use, of {count}"
     try:
         for each in _SOURCES:
             build(each)
@@ -72,10 +73,12 @@ def _why_not() -> str:
     return ""
 
 
-def require_device() -> None:
-    """Skip the test where there is no such device; fail, where RESUME_ADAPTERS_REQUIRE names ``device``."""
-    if reason := _why_not():
-        is_required = "device" in os.environ.get("RESUME_ADAPTERS_REQUIRE", "").split(",")
+def require_device(count: int = 1) -> None:
+    """Skip the test where there are fewer such devices; fail for the first, where RESUME_ADAPTERS_REQUIRE names it."""
+    if reason := _why_not(count):
+        is_required = (count == 1 or DEVICE == NAME) and "device" in os.environ.get(
+            "RESUME_ADAPTERS_REQUIRE", ""
+        ).split(",")
         (pytest.fail if is_required else pytest.skip)(reason)
 
 
