@@ -76,10 +76,8 @@ def _why_not(count: int) -> str:
 def require_device(count: int = 1) -> None:
     """Skip the test where there are fewer such devices; fail for the first, where RESUME_ADAPTERS_REQUIRE names it."""
     if reason := _why_not(count):
-        is_required = (count == 1 or DEVICE == NAME) and "device" in os.environ.get(
-            "RESUME_ADAPTERS_REQUIRE", ""
-        ).split(",")
-        (pytest.fail if is_required else pytest.skip)(reason)
+        required = os.environ.get("RESUME_ADAPTERS_REQUIRE", "").split(",") if count == 1 or DEVICE == NAME else []
+        (pytest.fail if "device" in required else pytest.skip)(reason)
 
 
 def require_test_device() -> None:

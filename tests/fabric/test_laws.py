@@ -34,7 +34,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
     "a-loader-made-in-each-epoch": (1, {"anew": True, "save_every": 6}),
     "device": (1, {"device": "walled", "second": True, "ema": True}),
-    "device-scaler": (1, {"device": "walled", "scaler": True, "batch_norm": True, "evaluate": True}),
+    "device-scaler": (1, {"device": "walled", "scaler": True, "compile": True, "batch_norm": True, "evaluate": True}),
     "unwrapped": (1, {"wrapped": False, "samples": 48, "augment": True}),
     "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True}),
     "two-ranks-device": (2, {"device": "walled", "samples": 100, "second": True, "evaluate": True}),
