@@ -24,7 +24,7 @@ BUDGETS = {
     "core/run_directory": 1010,
     "core/saving": 770,
     "core/session": 1880,
-    "core/state": 1680,
+    "core/state": 1690,
     "core/stop": 380,
     "core/storage": 480,
     "core/tiers": 1210,

@@ -300,3 +300,38 @@ def test_hooks_that_a_callback_has_are_called_and_the_others_are_there_again_aft
     assert (callback.calls, len(cleared)) == (2, 2)
     assert callable(callback.on_before_backward) and callable(callback.on_before_optimizer_step)
     assert "on_before_backward" not in vars(callback)
+
+
+class Sparse(pl.LightningModule):
+    """Leaves sparse gradients in its parameter from each step to the next, as it optimizes by hand."""
+
+    automatic_optimization = False
+
+    def __init__(self, interrupted_at: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.words = torch.nn.Embedding(8, 2, sparse=True)
+        self.interrupted_at = interrupted_at
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        if self.global_step == self.interrupted_at:
+            raise Interrupted
+        optimizer: Any = self.optimizers()
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+        self.manual_backward(self.words((batch.flatten() * 7).long()).square().sum())
+        optimizer.step()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def test_sparse_gradients_that_a_step_leaves_come_back(tmp_path: Path) -> None:
+    ended: list[torch.Tensor] = []
+    for directory, interruptions in ((tmp_path / "whole", [None]), (tmp_path / "killed", [4, 10, None])):
+        for interrupted_at in interruptions:
+            module = Sparse(interrupted_at)
+            with contextlib.suppress(Interrupted):
+                trainer_of(directory, ResumeCallback()).fit(module, DataLoader(DATA, batch_size=2))
+        ended.append(module.words.weight.detach())
+    assert torch.equal(*ended)

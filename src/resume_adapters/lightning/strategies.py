@@ -212,7 +212,9 @@ def capture_gradients(loops: Loops) -> dict[str, Any]:
 def restore_gradients(module: Any, saved: dict[str, Any]) -> None:
     """Restore what :func:`capture_gradients` returned."""
     for name, parameter in module.named_parameters():
-        if name in saved:
+        if name in saved and saved[name].is_sparse:
+            parameter.grad = saved[name].to(parameter.device)
+        elif name in saved:
             parameter.grad = torch.zeros_like(parameter, dtype=saved[name].dtype)
             _local(parameter.grad).copy_(saved[name])
 

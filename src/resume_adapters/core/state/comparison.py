@@ -63,8 +63,11 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors have the same dtype, shape and bytes, on any devices."""
     import torch
 
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
+    if one.layout is torch.sparse_coo:
+        pairs = ((one._indices(), other._indices()), (one._values(), other._values()))  # seam: torch 2.6-2.13
+        return one.is_coalesced() == other.is_coalesced() and all(same_bits(*each) for each in pairs)
     first, second = (bits(tensor) for tensor in (one, other))
     return torch.equal(first, second)
 

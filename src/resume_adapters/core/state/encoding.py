@@ -216,7 +216,7 @@ def _bare(node: Any) -> Any:
         return [_bare(item) for item in node]
     if not isinstance(node, dict):
         return node
-    if node.get("$") in ("array", "scalar", "bytes", "complex"):
+    if node.get("$") in ("array", "scalar", "bytes", "complex", "sparse"):
         return _bare(node["of"])
     if node.get("$") == "device":
         return _bare(node["of"][1])
@@ -306,6 +306,10 @@ def _require_unicode(value: str, where: str) -> str:
 def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     import torch
 
+    if value.layout is torch.sparse_coo:
+        plain = value.detach()  # not coalesced: the order of its parts is that of a later sum
+        parts = [plain._indices(), plain._values(), [*plain.shape], plain.is_coalesced()]  # seam: torch 2.6-2.13
+        return {"$": "sparse", "of": _encode(parts, where, tensors)}
     plain = _require_dense(value, where).detach().resolve_conj().resolve_neg().contiguous()
     if plain.dtype in (torch.complex128, torch.complex32):  # safetensors lacks these two types
         parts = _encode_tensor(torch.view_as_real(plain), where, tensors)
@@ -380,6 +384,13 @@ def _decode_complex(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return torch.view_as_complex(_decode(of, tensors))
 
 
+def _decode_sparse(of: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    import torch
+
+    indices, values, size, is_coalesced = _decode(of, tensors)
+    return torch.sparse_coo_tensor(indices, values, size, check_invariants=True, is_coalesced=is_coalesced)
+
+
 def _decode_pairs(of: Any, tensors: dict[str, torch.Tensor]) -> list[tuple[Any, Any]]:
     return [(_decode(key, tensors), _decode(item, tensors)) for key, item in of]
 
@@ -412,6 +423,7 @@ _DECODERS: dict[str, Any] = {
     "set": lambda of, tensors: {_decode(item, tensors) for item in of},
     "frozenset": lambda of, tensors: frozenset(_decode(item, tensors) for item in of),
     "complex": _decode_complex,
+    "sparse": _decode_sparse,
     "dtype": _decode_dtype,
 }
 
