@@ -17,7 +17,7 @@ BUDGETS = {
     "core": 410,
     "core/checkpoint": 1840,
     "core/dataloader": 1360,
-    "core/loop": 1380,
+    "core/loop": 1390,
     "core/observed": 1330,
     "core/recovery": 1450,
     "core/run": 1180,

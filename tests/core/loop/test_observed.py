@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, MultiStepLR, SequentialLR, StepLR
 
+from resume_adapters.core.loop.guard import Trained
 from resume_adapters.core.loop.observed import in_places, subjects
+from resume_adapters.core.observed.walk import Subjects
 
-from plain_torch import Killed, Launch, killed_after
+import plain_torch
+from plain_torch import Killed, Launch, PlainTorch, killed_after
 
 
 class Counting(torch.nn.Linear):
@@ -54,6 +57,46 @@ def test_a_scheduler_a_counter_and_frozen_weights_that_nobody_registered_resume(
         with pytest.raises(Killed):
             launch(tmp_path / "killed", killed_after(after))()
     resumed = launch(tmp_path / "killed")()
+    assert resumed.end == undisturbed.end
+    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
+
+
+class Adversarial(PlainTorch):
+    """The generator's backward leaves gradients in the critic, which adds its own to them in the next step."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.optimizer = torch.optim.SGD(self.model[0].parameters(), lr=0.01)
+        self.of_critic = torch.optim.SGD(self.model[2].parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
+
+    def trained(self) -> Trained:
+        return Trained([self.optimizer, self.of_critic], [self.model])
+
+    def subjects(self) -> Subjects:
+        optimizers = [self.optimizer, self.of_critic]
+        return subjects([self.model], optimizers, [self.schedule, *optimizers, *self.model.buffers()])
+
+    def train(self, batch: torch.Tensor) -> torch.Tensor:
+        values, critic = batch.float().reshape(-1, 1), self.model[2]
+        self._step(self.of_critic, (critic(self.model[0](values).detach()) - values).square().mean())
+        self._stepped = True
+        return self._step(self.optimizer, critic(self.model[0](values)).mean())
+
+    def _step(self, optimizer: Any, loss: torch.Tensor) -> torch.Tensor:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+
+def test_gradients_that_a_step_leaves_to_the_next_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_torch, "PlainTorch", Adversarial)
+    undisturbed = Launch(tmp_path / "whole")()
+    for after in (5, 6):
+        with pytest.raises(Killed):
+            Launch(tmp_path / "killed", killed_after(after))()
+    resumed = Launch(tmp_path / "killed")()
     assert resumed.end == undisturbed.end
     assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
 

@@ -27,10 +27,10 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
         captured: what is saved by others, beside the models.
         options: further attributes of the subjects.
     """
-    held = [*captured]
+    held, steppers = [*captured], [*optimizers]
     models = [_unwrapped(model) for model in models]
     named = {f"model {index}" if index else "model": model for index, model in enumerate(models)}
-    schedulers = _schedulers(list(optimizers), held)
+    schedulers = _schedulers(steppers, held)
     return Subjects(
         roots={**named, "schedulers": {name: alike[0] for name, alike in schedulers.items() if len(alike) == 1}},
         captured=[*models, *held],
@@ -40,8 +40,22 @@ def subjects(models: Sequence[Any], optimizers: Iterable[Any], captured: Iterabl
             for name, alike in schedulers.items()
             if len(alike) > 1
         ],
+        cleared={id(each): each for optimizer in steppers for each in _trained(optimizer)}.values(),
+        clears=lambda: any(map(_is_cleared, steppers)),
         **options,
     )
+
+
+def _trained(optimizer: Any) -> list[Any]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _is_cleared(optimizer: Any) -> bool:
+    """Return whether a loop clears gradients as it ends a step: what it leaves then, a later one uses.
+
+    Others clear them as they begin one, and leave all of them at a save.
+    """
+    return all(each.grad is None for each in _trained(optimizer))
 
 
 def _unwrapped(model: Any) -> Any:

@@ -83,6 +83,7 @@ class Subjects:
         read_ahead: names of the roots that change when batches are fetched, not when they are used.
         trained: tensors that an optimizer updates. Where a walk finds one, training will change it, if not yet.
         cleared: those of them whose gradients are cleared before each save; one that is there is used by a later step.
+        clears: returns whether they are, where the script decides that.
         unnamed: why further objects of the training are not looked at, though nobody captures them.
         enters_data: datasets and samplers are looked at, too, and modules with parameters are not.
         largest: items in a container at most; one with more is left out.
@@ -98,6 +99,7 @@ class Subjects:
     read_ahead: frozenset[str] = frozenset()
     trained: Iterable[Any] = ()
     cleared: Iterable[Any] = ()
+    clears: Callable[[], bool] = lambda: True
     unnamed: Sequence[str] = ()
     enters_data: bool = False
     largest: int = _LARGEST

@@ -284,7 +284,7 @@ class ObservedState:
         """Observe the gradients that are there now, and no longer those of an earlier save."""
         for path in [path for path in self._observed if path.root == _CLEARED]:
             del self._observed[path]
-        for index, tensor in enumerate(self._roots[_CLEARED]):
+        for index, tensor in enumerate(self._roots[_CLEARED] if self._subjects.clears() else ()):
             if tensor.grad is not None:
                 path = Path(_CLEARED).to("[]", index).to("grad", "grad")
                 self._observed[path] = _Observed(LeafKind.DATA, type_name(ABSENT), in_place=False)
