@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -69,6 +70,8 @@ Named = Annotated[str | None, names("CHECKPOINT", "A name or step; by default th
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
 
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
+
 _UNLIMITED = 10_000
 """Columns of a table that is not printed on a terminal: each of its rows is one line."""
 
@@ -88,12 +91,13 @@ def main(
     """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
 
 
-def without_types_of_flags() -> TyperGroup:
-    """Return the command, whose help says of a flag what it does, and not that it is a <bool>."""
+def with_plain_help() -> TyperGroup:
+    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>."""
     group = cast(TyperGroup, typer.main.get_command(app))
     outer = typer.Context(cast(Any, group), **group.context_settings)
     inner = [typer.Context(cast(Any, command), parent=outer) for command in group.commands.values()]
     for context in (outer, *inner):
+        context.command.help = _LINE_BREAK.sub(" ", context.command.help or "")
         for parameter in context.command.get_params(context):
             if getattr(parameter, "is_flag", False):
                 cast(Any, parameter).metavar = ""
