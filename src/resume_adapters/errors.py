@@ -46,6 +46,10 @@ class ResumeError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows: the sentence, which a traceback of fifty lines would hide."""
+        return [f"{type(error).__name__}: {error}" for error in (self, self.__cause__) if error is not None]
+
 
 class CheckpointDamaged(ResumeError, ValueError):
     """A checkpoint's files disagree with its manifest."""

@@ -75,6 +75,7 @@ def test_documents_its_exit_codes(command, words):
     done = command(*words, "--help")
     assert done.code == 0
     assert "Exit codes: 0" in done.out
+    assert "bool" not in done.out
 
 
 def test_says_what_to_install_where_typer_is_missing(command, run_dir):
@@ -133,6 +134,10 @@ def test_help_has_the_commands_in_groups_and_every_exit_code(command):
     groups = [said.index(f"─ {name} ─") for name in ("Run and prove", "Look", "Steer", "Move")]
     assert groups == sorted(groups)
     assert all(f" {code} " in said[said.index("Exit codes:") :] for code in range(5))
+
+
+def test_says_what_a_drill_that_cannot_judge_ends_with(command):
+    assert " 4 the drill could not judge" in " ".join(command("drill", "--help").out.split())
 
 
 def test_says_its_version_and_its_help(command):

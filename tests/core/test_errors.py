@@ -50,6 +50,14 @@ def test_every_error_is_caught_as_its_builtin(error: type[ResumeError]) -> None:
         raise error("found this")
 
 
+def test_a_notebook_shows_the_sentence_and_what_caused_it() -> None:
+    """IPython prints the lines that this method returns in the place of a traceback."""
+    made = errors.SaveFailed("nothing was committed")
+    assert made._render_traceback_() == ["SaveFailed: nothing was committed"]
+    made.__cause__ = OSError(28, "No space left on device")
+    assert made._render_traceback_()[1:] == ["OSError: [Errno 28] No space left on device"]
+
+
 def test_the_docstring_draws_the_whole_tree() -> None:
     assert errors.__doc__ is not None
     drawn = dict(re.findall(r"^    [|`]-- (\w+) +\((\w+)\)", errors.__doc__, re.MULTILINE))

@@ -11,9 +11,9 @@ import pytest
 RULER = Path(__file__).parents[2] / "tools" / "size.py"
 
 BUDGETS = {
-    ".": 200,
+    ".": 210,
     "accelerate": 800,
-    "cli": 2380,
+    "cli": 2410,
     "core": 410,
     "core/checkpoint": 1840,
     "core/dataloader": 1360,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+from typer.core import TyperGroup
 
 from resume_adapters._version import __version__
 from resume_adapters.cli import run_directory
@@ -64,9 +66,11 @@ def names(metavar: str, words: str) -> Any:
     return typer.Argument(metavar=metavar, help=words, autocompletion=complete_checkpoint)
 
 
-Named = Annotated[str | None, names("[CHECKPOINT]", "A name or step; by default the newest.")]
+Named = Annotated[str | None, names("CHECKPOINT", "A name or step; by default the newest.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Force = Annotated[bool, typer.Option("--force", help="Do so even if the run seems to be running.")]
+
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 
 _UNLIMITED = 10_000
 """Columns of a table that is not printed on a terminal: each of its rows is one line."""
@@ -85,6 +89,19 @@ def main(
     ] = False,
 ) -> None:
     """Inspect, verify and prune a run directory of resume-adapters, and steer its run."""
+
+
+def with_plain_help() -> TyperGroup:
+    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>."""
+    group = cast(TyperGroup, typer.main.get_command(app))
+    outer = typer.Context(cast(Any, group), **group.context_settings)
+    inner = [typer.Context(cast(Any, command), parent=outer) for command in group.commands.values()]
+    for context in (outer, *inner):
+        context.command.help = _LINE_BREAK.sub(" ", context.command.help or "")
+        for parameter in context.command.get_params(context):
+            if getattr(parameter, "is_flag", False):
+                cast(Any, parameter).metavar = ""
+    return group
 
 
 def console() -> Console:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 
 from resume_adapters.core.run_directory.upkeep import format_bytes
+
+_Item = TypeVar("_Item")
 
 _STYLES = {
     **dict.fromkeys(("committed", "valid", "finished", "running", "keep"), "green"),
@@ -102,6 +105,22 @@ def labels(lines: Mapping[str, str]) -> Table:
         if text:
             found.add_row(label, text)
     return found
+
+
+def tracked(what: str, items: Sequence[_Item]) -> Iterable[_Item]:
+    """Return the items, with a progress bar on standard error if that is a terminal."""
+    errors = Console(stderr=True)
+    if not errors.is_terminal:  # before rich 14.3 even a bar that is disabled ends in an empty line
+        return items
+    from rich.progress import track
+
+    return track(items, escape(what), console=errors, transient=True)
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """Say what is being done, on standard error if that is a terminal."""
+    errors = Console(stderr=True)
+    return errors.status(escape(what)) if errors.is_terminal else nullcontext()
 
 
 def visible(text: str, *, keep: str = "") -> str:

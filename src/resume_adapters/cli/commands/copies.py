@@ -12,6 +12,7 @@ import typer
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, MOVE, Force, Json, Named, RunDir, app, refuse_running, show
+from resume_adapters.cli.render import size, tracked, working
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url
 from resume_adapters.core.checkpoint.layout import Pointer, latest_form, latest_name
 from resume_adapters.core.checkpoint.resolve import open_checkpoint
@@ -31,7 +32,7 @@ def pull(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where a run copies its checkpoints to.")],
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory; it need not exist.")],
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="A name or a step; by default the newest.")
+        str | None, typer.Argument(metavar="CHECKPOINT", help="A name or a step; by default the newest.")
     ] = None,
     force: Force = False,
     json: Json = False,
@@ -53,7 +54,8 @@ def pull(
     bare: Pointer = "file" if found.manifest.framework.startswith("deepspeed ") else "link"
     latest = bare if latest_name(STORAGE, directory) is None else latest_form(STORAGE, directory)
     group = shared_by_all(SINGLE_PROCESS)
-    Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, latest).bring(tier, found)
+    with working(f"Fetching {found.name} ({size(found.manifest.bytes)})"):
+        Fetch(STORAGE, SINGLE_PROCESS, group, directory, fence, control.journal, latest).bring(tier, found)
     document = {"url": url, "run_directory": str(directory), "checkpoint": found.name, "bytes": found.manifest.bytes}
     show(document, json)
 
@@ -80,7 +82,7 @@ def push(
     tier = open_url(url)
     is_there = any(each.identity == found.identity for each in tier.checkpoints())
     if not is_there:
-        tier.copy(place, row.path, manifest.files)
+        tier.copy(place, row.path, tracked(name, manifest.files))
         if (missing := tier.missing(found)) is not None:
             raise TierUnavailable(f"{url}/{missing} after it was copied: give the same command again")
         tier.publish(found)

@@ -41,16 +41,21 @@ def drill(
     target: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Where the runs are saved; must be new or empty.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of each run; by default until it ends.", min=3)] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps of each run; by default until it ends.", min=3)
+    ] = None,
     faults: Annotated[
         str | None, typer.Option(metavar="KINDS", help=f"Which faults, with commas between them: {', '.join(KINDS)}.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides where the faults happen.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides where the faults happen.")] = 0,
     references: Annotated[
-        int, typer.Option(min=1, help="Undisturbed runs; two where the hardware does not repeat its results.")
+        int,
+        typer.Option(metavar="N", min=1, help="Undisturbed runs; two where the hardware does not repeat its results."),
     ] = 1,
-    save_every: Annotated[int | None, typer.Option(min=1, help="Steps from one save to the next.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds without a step after which it hangs.")] = 600.0,
+    save_every: Annotated[int | None, typer.Option(metavar="N", min=1, help="Steps from one save to the next.")] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Without a step for so long, it hangs.")
+    ] = 600.0,
     demo: Annotated[
         bool, typer.Option("--demo", help="Kill the package's example three times: resume-adapters demo.")
     ] = False,

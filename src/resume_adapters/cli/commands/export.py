@@ -11,6 +11,7 @@ import typer
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, MOVE, Json, Named, RunDir, app, show
+from resume_adapters.cli.render import tracked
 from resume_adapters.cli.run_directory import STORAGE, RunDirectory, require_intact
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
 from resume_adapters.core.checkpoint.files import CheckpointFiles
@@ -116,7 +117,8 @@ def _verify(row: CheckpointInfo, files: list[Path]) -> None:
     if row.manifest is None:
         return
     paths = {file.name if file == row.path else file.relative_to(row.path).as_posix() for file in files}
-    require_intact(row.path, row.manifest, tuple(entry for entry in row.manifest.files if entry.path in paths))
+    for entry in tracked(row.path.name, [entry for entry in row.manifest.files if entry.path in paths]):
+        require_intact(row.path, row.manifest, (entry,))
 
 
 def _read(files: list[Path]) -> dict[str, torch.Tensor]:

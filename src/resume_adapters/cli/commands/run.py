@@ -106,7 +106,7 @@ def run_command(
     os.execvpe(words[0], words, environment)
 
 
-@app.command("env")
+@app.command("env", rich_help_panel=RUN)
 @with_options(*_OPTIONS)
 def env_command(run_dir: _RunDirectory = None, **given: Any) -> None:
     """Print what run sets, as lines of a shell: for a job that only takes an environment.

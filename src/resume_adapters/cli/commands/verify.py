@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import xxhash
-from rich.console import Console, RenderableType
-from rich.progress import track
+from rich.console import RenderableType
 
 from resume_adapters.cli import run_directory
 from resume_adapters.cli.app import EXIT_CODES, LOOK, Document, Json, Place, app, names, show
-from resume_adapters.cli.render import escape, size, state, table
+from resume_adapters.cli.render import escape, size, state, table, tracked
 from resume_adapters.cli.run_directory import STORAGE, chosen_copies, open_url, require_intact
 from resume_adapters.core.checkpoint import layout, native_files, validity
 from resume_adapters.core.checkpoint.checkpoint import CheckpointInfo
@@ -38,7 +37,7 @@ Check = tuple[str, int, Callable[[], None]]
 @app.command(rich_help_panel=LOOK, epilog=EXIT_CODES)
 def verify(
     run_dir: Place,
-    checkpoints: Annotated[list[str] | None, names("[CHECKPOINT]...", "Names or steps; by default all.")] = None,
+    checkpoints: Annotated[list[str] | None, names("CHECKPOINT...", "Names or steps; by default all.")] = None,
     json: Json = False,
 ) -> None:
     """Read every file of the committed checkpoints and compare it with the manifest's digest.
@@ -91,7 +90,7 @@ def _manifest_of(row: CheckpointInfo) -> Manifest | None:
 def _verdict(name: str, undamaged: str, checks: Sequence[Check], extra: list[str] | None = None) -> Document:
     """Check a checkpoint and describe it; ``extra`` are files that its manifest does not name: nothing reads them."""
     damage = []
-    for file, _, require in _tracked(name, checks):
+    for file, _, require in tracked(name, checks):
         try:
             require()
         except CheckpointDamaged as error:
@@ -104,13 +103,6 @@ def _verdict(name: str, undamaged: str, checks: Sequence[Check], extra: list[str
         "damage": damage,
         "extra": extra or [],
     }
-
-
-def _tracked(name: str, checks: Sequence[Check]) -> Iterable[Check]:
-    """Return the checks, with a progress bar on standard error if that is a terminal."""
-    errors = Console(stderr=True)
-    # Before rich 14.3 even a bar that is disabled ends in an empty line.
-    return track(checks, escape(name), console=errors, transient=True) if errors.is_terminal else checks
 
 
 def _require_copy(tier: RemoteTier, found: TierCheckpoint, entry: FileEntry) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -244,7 +244,7 @@ class RemoteTier:
         self,
         place: str,
         checkpoint: Path,
-        entries: Sequence[FileEntry],
+        entries: Iterable[FileEntry],
         require_wanted: Callable[[], object] = bool,
     ) -> None:
         """Copy files of a committed checkpoint; what an earlier call has copied is not copied again.
