@@ -31,7 +31,7 @@ from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import is_warning
 from resume_adapters.core.storage.base import Storage
@@ -275,7 +275,7 @@ class ResumableRun:
 
     def _status(self, state: RunState) -> RunStatus:
         status = self.steps.status(state)
-        return replace(
+        described = replace(
             status,
             generation=self.generation,
             last_commit=self.saver.engine.last_committed,
@@ -286,6 +286,7 @@ class ResumableRun:
                 *(self.context.memory.states if self.context.memory is not None else []),
             ],
         )
+        return signed(described, self.context.clock())
 
     def finish_copies(self) -> None:
         """Wait until the last checkpoint is copied to the tiers, as far as the walltime allows. Every rank calls it.
