@@ -213,7 +213,7 @@ def test_rewind_takes_a_name_too(command, run_dir):
 def test_rewind_fences_off_what_still_runs_unnoticed(command, run_dir, make_run):
     run = ResumableRun(run_dir)
     run.open()
-    assert command("rewind", run_dir, 20).code == 0
+    assert command("rewind", run_dir, 20, "--force").code == 0
     with pytest.raises(FencedOff):
         run.pruner.prune(run.storage_group, None)
     run.close()

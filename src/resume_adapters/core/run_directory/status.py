@@ -51,7 +51,7 @@ TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     # A human lets the run go on (`resume-adapters stop --undo`).
     RunState.HALTED: frozenset({RunState.STOPPED}),
 }
-"""What may become of a run. A launch is RUNNING once it owns the run directory and knows what it resumes from."""
+"""What may become of a run. A launch is RUNNING once it owns the run directory."""
 
 
 def may_start(state: RunState) -> bool:
@@ -172,6 +172,10 @@ class StatusFile:
         temporary = temporary_path(self._file)
         self._storage.write(temporary, msgspec.json.encode(status))
         self._storage.replace(temporary, self._file)
+
+    def remove(self) -> None:
+        """Remove ``status.json``."""
+        self._storage.remove_file(self._file)
 
     def read(self) -> RunStatus | None:
         """Return the last status; ``None`` if there is none, or it cannot be decoded."""
