@@ -11,7 +11,7 @@ import pytest
 from resume_adapters import KeepBest, KeepEvery, KeepLast, KeepWithin
 from resume_adapters.core.checkpoint import policy_text
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
 
 
@@ -102,7 +102,7 @@ def test_refuses_a_policy_that_says_nothing(command, run_dir, words, says):
 
 @pytest.mark.parametrize("host", [None, "elsewhere.example"])
 def test_refuses_while_the_run_may_be_running(command, run_dir, host):
-    status = RunStatus(state=RunState.RUNNING, step=30, generation=1)
+    status = signed(RunStatus(state=RunState.RUNNING, step=30, generation=1), 4e9)
     ControlDirectory(LocalStorage(), run_dir, lambda: 4e9).status.write(status)
     if host is not None:
         other = msgspec.structs.replace(status, host=host)

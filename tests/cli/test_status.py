@@ -12,17 +12,17 @@ import msgspec
 import pytest
 
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
 
 WRITE = """
 import sys, time
 from pathlib import Path
 from resume_adapters.core.run_directory.control import ControlDirectory
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
 control = ControlDirectory(LocalStorage(), Path(sys.argv[1]), time.time)
-control.status.write(RunStatus(state=RunState.RUNNING, step=10, generation=2))
+control.status.write(signed(RunStatus(state=RunState.RUNNING, step=10, generation=2), time.time()))
 print("written", flush=True)
 time.sleep(600)
 """
@@ -31,7 +31,7 @@ time.sleep(600)
 def rewrite(run_dir, **changes):
     """Write a status of this process with some fields changed."""
     file = ControlDirectory(LocalStorage(), run_dir, time.time).status
-    file.write(RunStatus(state=RunState.RUNNING, step=30, generation=1))
+    file.write(signed(RunStatus(state=RunState.RUNNING, step=30, generation=1), time.time()))
     changed = msgspec.structs.replace(file.read(), **changes)
     (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(changed))
 

@@ -47,7 +47,7 @@ def until(condition, timeout=240.0):
 
 
 def halt(run_dir):
-    found = status(run_dir) | {"state": "halted", "reason": "the loss is not finite"}
+    found = status(run_dir) | {"state": "halted", "reason": "the loss is not finite", "host": "node-1", "pid": 4711}
     (run_dir / ".resume" / "status.json").write_bytes(msgspec.json.encode(found))
 
 
@@ -173,6 +173,7 @@ def test_a_halted_run_goes_on_when_a_human_says_so(command, run_dir):
     assert done.code == 0
     assert done.json["state"] == "stopped"
     assert "the loss is not finite; a human let it go on" in done.json["reason"]
+    assert (done.json["host"], done.json["pid"]) == ("node-1", 4711), "not this command's"
     run = ResumableRun(run_dir)
     assert run.open().checkpoint.step == 30
     run.close()
@@ -197,6 +198,8 @@ def test_rewind_sets_later_checkpoints_aside(command, run_dir):
     assert (run_dir / "latest").resolve().name == "checkpoint-10"
     assert status(run_dir)["state"] == "stopped", "a finished run goes on"
     assert (status(run_dir)["step"], status(run_dir)["epoch"]) == (10, 1.0)
+    assert "pid" not in status(run_dir), "the command's process is not the run's"
+    assert "process" not in command("status", run_dir).out
     run = ResumableRun(run_dir)
     assert run.open().checkpoint.step == 10
     run.close()
@@ -210,7 +213,7 @@ def test_rewind_takes_a_name_too(command, run_dir):
 def test_rewind_fences_off_what_still_runs_unnoticed(command, run_dir, make_run):
     run = ResumableRun(run_dir)
     run.open()
-    assert command("rewind", run_dir, 20).code == 0
+    assert command("rewind", run_dir, 20, "--force").code == 0
     with pytest.raises(FencedOff):
         run.pruner.prune(run.storage_group, None)
     run.close()

@@ -415,6 +415,7 @@ def test_only_pruning_removes_a_committed_checkpoint() -> None:
         "upkeep._remove_temporary_files",
         "commit.complete",
         "control.withdraw",
+        "status.remove",
         "discovery.ranks_by_directory",
         "discovery.take_away",
         "diagnosis.find_disk_error",

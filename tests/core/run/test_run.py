@@ -493,6 +493,7 @@ def test_bytes_that_are_damaged_on_their_way_to_the_disk_are_not_committed(tmp_p
 def test_a_status_that_cannot_be_written_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is for people to look at."""
     job = Miniature(tmp_path)
+    (tmp_path / ".resume" / "status.json").unlink()
     (tmp_path / ".resume" / "status.json").mkdir()
     with caplog.at_level("ERROR"):
         job.run.begin(0, 0.0)

@@ -108,7 +108,7 @@ def test_each_start_has_one_generation_on_all_nodes(three: Path) -> None:
             former,
         )
 
-    assert on_nodes(begin) == [(2, 2, "")] * NODES
+    assert on_nodes(begin) == [(2, 2, "running")] * NODES
     assert on_nodes(begin) == [(3, 3, "finished")] * NODES
     (three / "node-0" / ".resume" / "status.json").unlink()
     assert on_nodes(begin) == [(4, 4, "")] * NODES

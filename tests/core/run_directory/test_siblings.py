@@ -10,7 +10,7 @@ import pytest
 
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.siblings import unfinished_sibling
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
 
 STORAGE = LocalStorage()
@@ -19,7 +19,7 @@ STORAGE = LocalStorage()
 def leave(directory: Path, state: RunState = RunState.STOPPED, *, last_commit: int | None = 40) -> Path:
     """Leave a run in a state."""
     STORAGE.make_directory(directory / ".resume")
-    status = RunStatus(state=state, step=42, last_commit=last_commit)
+    status = signed(RunStatus(state=state, step=42, last_commit=last_commit), time.time())
     ControlDirectory(STORAGE, directory, time.time).status.write(status)
     return directory
 

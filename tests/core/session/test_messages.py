@@ -44,7 +44,9 @@ def test_an_unfinished_run_in_a_directory_of_another_time_is_named(
     earlier.run.set_state(RunState.STOPPED, step=3, epoch=0.1)
     earlier.run.close()
     caplog.clear()
-    log_sibling(Miniature(tmp_path / "run_2026-01-01").run)
+    again = Miniature(tmp_path / "run_2026-01-01").run
+    log_sibling(again)
+    again.close()  # or it is running
     log_sibling(Miniature(tmp_path / "run_2026-01-02", resume="scratch").run)
     assert not caplog.messages
     log_sibling(Miniature(tmp_path / "run_2026-01-03").run)

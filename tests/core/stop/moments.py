@@ -53,12 +53,13 @@ COMMITS = r"\.manifest\.json\.[0-9a-f]+\.tmp"
 OPERATIONS = {
     "while it takes the directory over": ("os.rename", TAKES_OVER, 1),
     "before it says that it runs": ("os.rename", STATUS, 1),
+    "before it begins": ("os.rename", STATUS, 2),
     "while a checkpoint is written": ("open", WRITES, 2),
     "while it is committed": ("os.rename", COMMITS, 2),
     "behind its commit": ("os.remove", "pending", 2),
     "while the last one is written": ("open", WRITES, 5),
     "while the last one is committed": ("os.rename", COMMITS, 5),
-    "before it says that it has finished": ("os.rename", STATUS, 2),
+    "before it says that it has finished": ("os.rename", STATUS, 3),
 }
 """Before which operation on the run directory a moment is: its audit event, the path and how often."""
 

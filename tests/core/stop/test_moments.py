@@ -26,7 +26,10 @@ LAST = 18
 BEFORE = ("before the package is imported", "before the run is opened", "while it takes the directory over")
 """Nothing is heard yet: a signal ends the process, and a stop file is taken for one that an earlier start has left."""
 
-BEFORE_A_STEP = ("before it says that it runs", "while data are skipped")
+CHOOSING = "before it says that it runs"
+"""It has taken the directory over. A signal ends the process still, and a stop file is for this start."""
+
+BEFORE_A_STEP = ("before it begins", "while data are skipped")
 """There is nothing to save."""
 
 TRAINING = (
@@ -53,10 +56,10 @@ AFTER = "after the training"
 REQUESTS = ("SIGTERM", "stop file", "SIGTERM SIGTERM", "SIGTERM SIGINT")
 
 USUAL = {
-    "SIGTERM": (*BEFORE, *BEFORE_A_STEP, *TRAINING, *ENDING, AFTER),
-    "stop file": (BEFORE[0], *BEFORE_A_STEP, "in the first step", ENDING[0], AFTER),
+    "SIGTERM": (*BEFORE, CHOOSING, *BEFORE_A_STEP, *TRAINING, *ENDING, AFTER),
+    "stop file": (BEFORE[0], CHOOSING, *BEFORE_A_STEP, "in the first step", ENDING[0], AFTER),
     "SIGTERM SIGINT": ("in the first step", ENDING[0]),
-    "SIGINT SIGINT": ("before it says that it runs", "in a step", ENDING[0]),
+    "SIGINT SIGINT": (BEFORE_A_STEP[0], "in a step", ENDING[0]),
     "SIGKILL": (BEFORE[2], "in the first step", "while it is committed", ENDING[1], ENDING[2], AFTER),
 }
 """The rows of the table that are not left to ``thorough``."""
@@ -64,7 +67,7 @@ USUAL = {
 
 def rows(*asked: str) -> list[Any]:
     """Return the rows of the table for what a launch is asked."""
-    moments = (*BEFORE, *BEFORE_A_STEP, *TRAINING, *ENDING, AFTER)
+    moments = (*BEFORE, CHOOSING, *BEFORE_A_STEP, *TRAINING, *ENDING, AFTER)
     return [
         pytest.param(ask, moment, marks=() if moment in USUAL.get(ask, ()) else pytest.mark.thorough)
         for ask in asked
@@ -118,8 +121,9 @@ def require_resumed(start: Start, directory: Path) -> None:
 def test_a_request_to_stop(start: Start, tmp_path: Path, ask: str, moment: str) -> None:
     outcome, directory = start(moment, ask), tmp_path / "run"
     is_heard = moment in (*BEFORE_A_STEP, *TRAINING, *ENDING)
+    is_for_it = is_heard or (moment == CHOOSING and ask == "stop file")
     state, status = read(directory)
-    if moment in (*BEFORE_A_STEP, *TRAINING):
+    if is_for_it and moment not in ENDING:
         assert (state, outcome.statuses) == (RunState.STOPPED, (0,)), outcome.output
         assert status is not None and status.reason in (*ask.split(" "), "resume-adapters stop")
     elif moment in (*ENDING, AFTER) or ask == "stop file":
@@ -137,7 +141,7 @@ def test_a_second_interrupt(start: Start, tmp_path: Path, ask: str, moment: str)
     state, status = read(directory)
     if outcome.statuses == (0,):
         assert state is (RunState.STOPPED if moment in TRAINING else RunState.FINISHED), outcome.output
-    elif moment in (*BEFORE, AFTER):
+    elif moment in (*BEFORE, CHOOSING, AFTER):
         assert state is (RunState.FINISHED if moment == AFTER else RunState.UNKNOWN)
     elif moment == ENDING[2]:
         assert state is RunState.KILLED, "it was cut off within its last word"
@@ -155,7 +159,7 @@ def test_a_kill(start: Start, tmp_path: Path, ask: str, moment: str) -> None:
     if moment == AFTER:
         assert state is RunState.FINISHED
     else:
-        assert state is (RunState.UNKNOWN if moment in (*BEFORE, BEFORE_A_STEP[0]) else RunState.KILLED)
+        assert state is (RunState.UNKNOWN if moment in (*BEFORE, CHOOSING) else RunState.KILLED)
     require_resumed(start, directory)
 
 

@@ -313,7 +313,7 @@ def status_table(found: Document) -> Table:
 
 
 def _aliveness(document: Document) -> str:
-    if document["pid"] is None:
+    if not document["pid"]:
         return ""
     where = f": process {document['pid']} on {escape(document['host'])}"
     if document["state"] == "killed":

@@ -129,7 +129,8 @@ def stop(
             raise UnsupportedSetting("stop --undo stops nothing: pass it alone")
         if status is not None and status.state is RunState.HALTED:
             reason = f"was halted: {status.reason}; a human let it go on"
-            run.control().status.write(replace(status, state=RunState.STOPPED, reason=reason))
+            released = replace(status, state=RunState.STOPPED, reason=reason, updated=time.time())
+            run.control().status.write(released)
     elif runs and status is not None:
         if force:
             _kill(run, status, ask=not yes)
@@ -195,7 +196,7 @@ def rewind(
     if status is None or status.state is not RunState.HALTED:  # a halted run stays halted
         epoch, reason = chosen.manifest.epoch, f"rewound to step {step}"
         stopped = RunStatus(state=RunState.STOPPED, step=step, epoch=epoch, generation=generation, reason=reason)
-        control.status.write(stopped)
+        control.status.write(replace(stopped, updated=time.time()))
     document = {"run_directory": run.place, "step": step, "checkpoint": name, "set_aside": shelved}
     show(document, json, _rewinding)
 

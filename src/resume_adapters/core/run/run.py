@@ -31,7 +31,7 @@ from resume_adapters.core.run.takeover import Takeover
 from resume_adapters.core.run_directory.launches import WastedLaunch
 from resume_adapters.core.run_directory.prune import Pruner
 from resume_adapters.core.run_directory.publisher import StatusPublisher
-from resume_adapters.core.run_directory.status import RunState, RunStatus
+from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.stop import slurm
 from resume_adapters.core.stop.policy import is_warning
 from resume_adapters.core.storage.base import Storage
@@ -140,7 +140,8 @@ class ResumableRun:
         """Take the run directory over and choose the checkpoint to resume from. Every rank calls it, once.
 
         Newer checkpoints that are not valid are set aside, and leftovers of crashed saves are removed. If it raises,
-        the run is closed.
+        the run is closed. The state is running once the directory is taken over; a run that is closed before
+        :meth:`begin` leaves the status as it was.
 
         Args:
             require_usable: raises :class:`CheckpointDamaged` where what this rank saved in a checkpoint cannot be used.
@@ -153,7 +154,7 @@ class ResumableRun:
             UnsupportedSetting: ``local_rank`` is set, and nodes share the run directory.
         """
         attempt = running_attempt()
-        takeover = Takeover(self.context, self._attempt_checkpoint, withdraws_stop=not self._goes_on)
+        takeover = Takeover(self.context, self._announce, self._attempt_checkpoint, withdraws_stop=not self._goes_on)
         try:
             choice = takeover.choose(require_usable)
         except BaseException:
@@ -168,6 +169,23 @@ class ResumableRun:
         if choice.checkpoint is not None and self._attempt_checkpoint is None:
             self.saver.continue_from(choice.checkpoint)
         return choice
+
+    def _announce(self, generation: int) -> RunStatus | None:
+        """Write that this start owns the run directory, until it begins; return the status that the one before left."""
+        former = self.control.status.read()
+        known = RunStatus(state=RunState.RUNNING) if former is None else former
+        taken = RunStatus(
+            state=RunState.RUNNING,
+            step=known.step,
+            epoch=known.epoch,
+            horizon=known.horizon,
+            last_commit=known.last_commit,
+            generation=generation,
+            reason="it chooses what it resumes from",
+        )
+        self._undo_at_close.callback(self._publisher.restore, former)
+        self.control.status.refresh(signed(taken, self.context.clock()))  # the journal does not have this start yet
+        return former
 
     def begin(self, step: int, epoch: float) -> None:
         """Begin to train: install the signal handlers, start the monitor, and set the state to running.
@@ -275,7 +293,7 @@ class ResumableRun:
 
     def _status(self, state: RunState) -> RunStatus:
         status = self.steps.status(state)
-        return replace(
+        described = replace(
             status,
             generation=self.generation,
             last_commit=self.saver.engine.last_committed,
@@ -286,6 +304,7 @@ class ResumableRun:
                 *(self.context.memory.states if self.context.memory is not None else []),
             ],
         )
+        return signed(described, self.context.clock())
 
     def finish_copies(self) -> None:
         """Wait until the last checkpoint is copied to the tiers, as far as the walltime allows. Every rank calls it.

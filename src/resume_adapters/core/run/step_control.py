@@ -113,6 +113,8 @@ class StepControl:
         self.flag.install()
         if is_leader:
             self._held.callback(self._control.fencing.hold())
+            with contextlib.suppress(OSError):  # the monitor looks again
+                self._look_for_stop_file()
         self._has_launchers = find_launchers()
         self._monitor = Monitor(self._duties(is_leader))
         self._monitor.start()

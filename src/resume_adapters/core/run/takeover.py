@@ -55,6 +55,8 @@ class Takeover:
 
     Args:
         context: what the parts of the run have in common.
+        announce: called on the leader of a run directory with the generation, once it is taken over; writes that into
+            the status, and returns the status that the previous start left.
         attempt_checkpoint: the one from which a restartable block goes on; ``None``: the run directory says which.
         withdraws_stop: a stop file is one of an earlier start; else it may have been written for this block since.
 
@@ -69,11 +71,13 @@ class Takeover:
     def __init__(
         self,
         context: RunContext,
+        announce: Callable[[int], RunStatus | None],
         attempt_checkpoint: HeldCheckpoint | None = None,
         *,
         withdraws_stop: bool = True,
     ) -> None:
         self.context = context
+        self.announce = announce
         self.storage = context.storage
         self.ranks = context.ranks
         self.directory = context.directory
@@ -404,7 +408,11 @@ class Takeover:
         claimed = self._on_leaders(lambda: self.mirrors.claim(max(seen.values())), "claim the mirror")
 
         def take() -> tuple[int, RunStatus | None]:
-            return self.control.fencing.take_over(max(claimed.values()) - 1), self.control.status.read()
+            generation = self.control.fencing.take_over(max(claimed.values()) - 1)
+            # Now, since what follows may take long: a request from here on means this start.
+            if self.withdraws_stop:
+                self.control.stop_file.withdraw()
+            return generation, self.announce(generation)
 
         self.generation, self.previous = self._on_leaders(take, "take the run directory over")[0]
 
@@ -422,8 +430,6 @@ class Takeover:
             if state_of(self.storage, each.path) in _SET_ASIDE and not is_chosen:
                 self._set_aside(each.path, self._fence)
         self._fence()
-        if self.withdraws_stop:
-            self.control.stop_file.withdraw()
         restored = sweep(
             self.storage,
             self.catalog,

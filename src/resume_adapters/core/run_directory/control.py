@@ -101,6 +101,6 @@ class ControlDirectory:
         self.clock = clock
         self.journal = Journal(storage, self.path, clock)
         self.fencing = Fencing(storage, self.path, clock)
-        self.status = StatusFile(storage, self.path, self.journal, clock)
+        self.status = StatusFile(storage, self.path, self.journal)
         self.stop_file = StopFile(storage, self.path)
         self.leftovers = Leftovers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,19 +47,27 @@ class StatusPublisher:
             self.state, self._facts = state, facts
             self._write()
 
+    def restore(self, former: RunStatus | None) -> None:
+        """Write the status again that the start before left, if this one has set no state."""
+        if self.state is None:
+            work = self._file.remove if former is None else functools.partial(self._file.refresh, former)
+            self._try_to(work, "as the launch before left it")
+
     def repeat(self) -> None:
         """Write the last state again, with what has changed beside it."""
         with self._writing:
             self._write()
 
     def _write(self) -> None:
-        if self.state is None:
-            return
+        if (state := self.state) is not None:
+            self._try_to(lambda: self._file.write(replace(self._describe(state), **self._facts)), state.value)
+
+    def _try_to(self, write: Callable[[], None], state: str) -> None:
         try:
             if self._fencing.is_owned():
-                self._file.write(replace(self._describe(self.state), **self._facts))
+                write()
         except OSError as error:
-            logger.error("The status of the run, which is %s, could not be written: %s", self.state.value, error)
+            logger.error("The status of the run, which is %s, could not be written: %s", state, error)
 
     def refresh(self) -> None:
         """Update the status of a running run; a state that the training thread has set since stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -51,7 +51,7 @@ TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     # A human lets the run go on (`resume-adapters stop --undo`).
     RunState.HALTED: frozenset({RunState.STOPPED}),
 }
-"""What may become of a run. A launch is RUNNING once it owns the run directory and knows what it resumes from."""
+"""What may become of a run. A launch is RUNNING once it owns the run directory."""
 
 
 def may_start(state: RunState) -> bool:
@@ -91,7 +91,8 @@ class RunStatus(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True):
         generation: number of this start of the run directory.
         reason: why the run is in this state.
         result: what a finished run returned, so that a relaunch can return it again.
-        host, pid, job: machine and process of the leader of the run directory, and the scheduler's job, if any.
+        host, pid, job: machine and process of the leader of the run directory, and the scheduler's job, if any; none
+            after a rewind.
         updated: when this was written, in seconds since 1970.
         unremovable: old checkpoints and leftovers that this start could not remove.
         staging: which way saves leave the training, and why; empty until that is known.
@@ -129,6 +130,15 @@ def job_number() -> str:
     return next((os.environ[name] for name in _JOB_VARIABLES if os.environ.get(name)), "")
 
 
+def signed(status: RunStatus, now: float) -> RunStatus:
+    """Return a status that names this process as that of the run.
+
+    Args:
+        now: seconds since 1970.
+    """
+    return replace(status, host=socket.gethostname(), pid=os.getpid(), job=job_number(), updated=now)
+
+
 # Made here, once: msgspec crashes where two threads are the first to decode the same class.
 _decode = msgspec.json.Decoder(RunStatus).decode
 
@@ -140,19 +150,17 @@ class StatusFile:
         storage: the file operations.
         directory: the ``.resume`` directory.
         journal: gets an entry when the state changes.
-        clock: returns seconds since 1970.
     """
 
-    def __init__(self, storage: Storage, directory: Path, journal: Journal, clock: Callable[[], float]) -> None:
+    def __init__(self, storage: Storage, directory: Path, journal: Journal) -> None:
         self._storage = storage
         self._file = directory / "status.json"
         self._journal = journal
-        self._clock = clock
         self._written: RunState | None = None
 
     def write(self, status: RunStatus) -> None:
         """Replace ``status.json``, durably, and append a change of the state to the journal."""
-        write_atomically(self._storage, self._file, self._signed(status))
+        write_atomically(self._storage, self._file, msgspec.json.encode(status))
         if status.state is not self._written:
             self._written = status.state
             self._journal.append(
@@ -162,12 +170,12 @@ class StatusFile:
     def refresh(self, status: RunStatus) -> None:
         """Replace ``status.json`` atomically; not fsynced, since losing the latest refresh is harmless."""
         temporary = temporary_path(self._file)
-        self._storage.write(temporary, self._signed(status))
+        self._storage.write(temporary, msgspec.json.encode(status))
         self._storage.replace(temporary, self._file)
 
-    def _signed(self, status: RunStatus) -> bytes:
-        host, pid, job = socket.gethostname(), os.getpid(), job_number()
-        return msgspec.json.encode(replace(status, host=host, pid=pid, job=job, updated=self._clock()))
+    def remove(self) -> None:
+        """Remove ``status.json``."""
+        self._storage.remove_file(self._file)
 
     def read(self) -> RunStatus | None:
         """Return the last status; ``None`` if there is none, or it cannot be decoded."""
