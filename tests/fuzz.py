@@ -436,7 +436,7 @@ class Surroundings:
         """Return the context of a start that must leave all this alone, and be quick and small."""
         held = _held(run_directory)
         largest = max((path.stat().st_size for path in _regular(run_directory)), default=0)
-        before = _restart_peak()
+        before = restart_peak()
         former = signal.signal(signal.SIGALRM, _too_long)
         signal.alarm(_LONGEST)
         try:
@@ -444,7 +444,7 @@ class Surroundings:
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, former)
-        grown = _memory("VmHWM") - before
+        grown = memory("VmHWM") - before
         assert grown < _MOST + min(largest, 1 << 34), f"{words}: {grown >> 20} MB were needed"
         changed = set(self._before.items()) ^ set(self._outside(run_directory).items())
         assert not changed, f"{words} changed what is outside: {sorted(changed)}"
@@ -456,13 +456,13 @@ def _too_long(*_: object) -> None:
     raise TooLong
 
 
-def _restart_peak() -> int:
+def restart_peak() -> int:
     """Begin to measure how much memory this process needs at most; return how much it has now."""
     Path("/proc/self/clear_refs").write_text("5")
-    return _memory("VmRSS")
+    return memory("VmRSS")
 
 
-def _memory(field: str) -> int:
+def memory(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 

@@ -402,12 +402,12 @@ def test_what_stands_in_the_way_of_reading_is_no_word(make: Callable[..., Miniat
     (control / "stop").mkdir()
     assert job.run.control.stop_file.reason() is None
     job.run.control.stop_file.withdraw()
-    before = job.run.control.journal.history()
+    before = list(job.run.control.journal.history())
     with (control / "journal.jsonl").open("a") as file:
         file.write('{"time": 1}\n{"event": "start"}\n[]\n')
-    assert job.run.control.journal.history() == before
+    assert list(job.run.control.journal.history()) == before
     (control / "journal.jsonl").unlink()
-    assert job.run.control.journal.history() == []
+    assert list(job.run.control.journal.history()) == []
 
 
 def test_an_error_of_looking_is_no_answer(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from resume_adapters.core.run_directory import journal
 from resume_adapters.core.storage.local import LocalStorage
 from waiting import LIMIT, until_ended
 
+import fuzz
 from faults import Disturbed
 from miniature import Miniature, name, own
 
@@ -105,7 +106,7 @@ def test_a_line_of_which_a_full_disk_took_a_part_spoils_no_other(
         with pytest.raises(OSError, match="no space left"):
             log.append("resume", step=1)
     log.append("resume", step=2)
-    assert log.history()[-1]["step"] == 2
+    assert list(log.history())[-1]["step"] == 2
 
 
 def interrupted(meanwhile: Callable[[], object]) -> Disturbed:
@@ -125,7 +126,7 @@ def test_of_two_threads_that_append_each_writes_its_line_after_the_other(tmp_pat
     other = threading.Thread(target=log.append, args=("mirror",))
     log.append("commit", step=1, checkpoint=name(1))
     until_ended(other)
-    assert (tmp_path / "journal.jsonl").read_text().count("\n") == len(log.history()) == 2
+    assert (tmp_path / "journal.jsonl").read_text().count("\n") == len(list(log.history())) == 2
     assert [each["event"] for each in log.history()] == ["commit", "mirror"]
     assert log.committed().has(name(1))
 
@@ -179,3 +180,15 @@ def test_what_was_set_aside_before_the_first_step_is_read_again(tmp_path: Path) 
     log.append(journal.SET_ASIDE, step=-1, tiers=["s3://bucket"])
     assert [each["step"] for each in log.history() if each["event"] == journal.SET_ASIDE] == [-1]
     job.run.close()
+
+
+@pytest.mark.parametrize("line", [b'{"time":1,"event":"commit","step":1,"checkpoint":"a"}\n', b"\n", b"{}\n"])
+def test_a_large_journal_costs_no_memory_for_each_of_its_lines(tmp_path: Path, line: bytes) -> None:
+    Miniature(tmp_path).run.close()
+    lines = 300_000
+    with (tmp_path / ".resume" / "journal.jsonl").open("ab") as file:
+        file.write(line * lines)
+    before = fuzz.restart_peak()
+    Miniature(tmp_path).run.close()
+    grown = fuzz.memory("VmHWM") - before
+    assert grown < 4 * lines * len(line) + (16 << 20), f"{grown >> 20} MB were needed"

@@ -222,25 +222,41 @@ def test_a_checkpoint_of_another_version_of_the_format_is_refused(
     assert not launch.trace
 
 
-DAMAGED = {
-    "trackers.json": ((), [], "trackers.json holds a list, expected a mapping"),
-    "architecture.json": ((), [], "architecture.json holds a list, expected a mapping"),
-    "rank-00000.json": (("loaders",), {}, "loaders in rank-00000.json is a dict, expected list"),
-}
+def test_buffers_of_another_model_are_refused(tmp_path: Path) -> None:
+    buffers, before = ModuleBuffers({0: torch.nn.BatchNorm1d(2)}), torch.nn.BatchNorm1d(3)
+    for saved in (ModuleBuffers({0: before}).state_dict(), {}):
+        with pytest.raises(StateMismatch, match=r"the buffer 0\.running_mean has the shape \[2\]"):
+            buffers.load_state_dict(saved)
+
+
+DAMAGED = [
+    ("trackers.json", "", [], "trackers.json holds a list, expected a mapping"),
+    ("architecture.json", "", [], "architecture.json holds a list, expected a mapping"),
+    ("buffers.json", "0.average", "x", "buffers.json does not hold tensors by name"),
+    ("rank-00000.json", "loaders", {}, "loaders in rank-00000.json is a dict, expected list"),
+    ("rank-00000.json", "rng", {"cpu": 1}, "rng in rank-00000.json cannot be restored"),
+    ("rank-00000.json", "losses", {"count": 1, "sum": "x"}, "losses.sum in rank-00000.json cannot be restored"),
+]
 """What this package does not write: the file, where in it, the content, and what is said of it."""
 
 
-@pytest.mark.parametrize("file", DAMAGED)
+@pytest.mark.parametrize(("file", "key", "content", "words"), DAMAGED)
 def test_content_that_this_package_does_not_write_is_damage(
-    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    file: str,
+    key: str,
+    content: Any,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is named, and the previous checkpoint is resumed."""
-    native, (keys, content, words), written = _write_encoded, DAMAGED[file], []
+    native, written = _write_encoded, list[str]()
 
     def write(storage: Any, directory: Path, name: str, document: bytes, tensors: Any) -> None:
         written.append(f"{name}.json")
         if written.count(file) == 2 and written[-1] == file:
-            damaged = {**encoding.decode(document, tensors), keys[0]: content} if keys else content
+            damaged = {**encoding.decode(document, tensors), key: content} if key else content
             document, tensors = encoding.encode(damaged)
         native(storage, directory, name, document, tensors)
 
@@ -249,5 +265,6 @@ def test_content_that_this_package_does_not_write_is_damage(
         with pytest.raises(Killed):
             Launch(tmp_path, killed_after(9))()
     resumed = Launch(tmp_path)()
-    assert f"checkpoint-8 is damaged: {words}. It was set aside. Resuming from checkpoint-4." in caplog.text
+    assert f"checkpoint-8 is damaged: {words}" in caplog.text
+    assert "It was set aside. Resuming from checkpoint-4." in caplog.text
     assert len(resumed.trace) == 14

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from resume_adapters.core.state import encoding, rng
 from resume_adapters.core.state.comparison import first_difference
 from resume_adapters.core.state.stateful import named_parts
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 
 def draw() -> list[Any]:
@@ -148,3 +148,14 @@ def test_a_rank_that_had_no_random_state_gets_its_own_the_same_each_time() -> No
         numbers.append(draw())
     assert all(len({each[kind] for each in numbers}) == 3 for kind in (0, 3)), "python's and numpy's"
     assert len({tuple(each[-2]) for each in numbers}) == 3, "torch's"
+
+
+@pytest.mark.parametrize(
+    "generator", [torch.Generator(), random.Random(), np.random.RandomState(), np.random.default_rng()]
+)
+@pytest.mark.parametrize(
+    "state", [1, "x", {}, {"state": "x"}, {"state": torch.zeros(3)}, {"state": {"bit_generator": 1}}]
+)
+def test_what_is_no_state_of_a_generator_is_said(generator: Any, state: Any) -> None:
+    with pytest.raises(StateMismatch, match=f"no state of a {type(generator).__name__}"):
+        rng.GeneratorState(generator).load_state_dict(state)

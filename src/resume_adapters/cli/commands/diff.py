@@ -32,7 +32,7 @@ from resume_adapters.core.checkpoint.layout import (
     is_committed,
     state_of,
 )
-from resume_adapters.core.checkpoint.validity import read_manifest
+from resume_adapters.core.checkpoint.validity import check_sizes, read_manifest
 from resume_adapters.core.state import encoding, safe_load
 from resume_adapters.core.state.stand_ins import Opaque, standing_in
 from resume_adapters.errors import NoValidCheckpoint, RunDirectoryUnusable, UnsupportedSetting
@@ -131,7 +131,12 @@ def _choose(path: Path, first: Path) -> tuple[Path, Document]:
             raise NoValidCheckpoint(f"{run.path} has no valid checkpoint to compare", path=run.path)
         path, step = Path(os.path.realpath(run.anchor.path)), run.anchor.step
     elif is_committed(STORAGE, path):
-        step = read_manifest(STORAGE, path).step
+        manifest = read_manifest(STORAGE, path)
+        # A file that is missing is a difference; one that has grown, without end perhaps, is read by nobody.
+        locate = layout.locator(STORAGE, path)
+        there = tuple(entry for entry in manifest.files if STORAGE.exists(locate(entry.path)))
+        check_sizes(STORAGE, path, msgspec.structs.replace(manifest, files=there))
+        step = manifest.step
     else:
         step = getattr(ForeignNames().step(path), "step", None)
     return path, {"run_directory": str(path.parent), "checkpoint": path.name, "step": step, "newest": is_newest}
@@ -178,9 +183,13 @@ def _tree(file: Path) -> Any:
     if file.suffix == ".json":
         return encoding.outline(STORAGE.read(file))
     if file.suffix == ".safetensors":
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(file, "pt") as handle:
+        try:
+            handle: Any = safe_open(file, "pt")
+        except SafetensorError as error:
+            raise ValueError(f"{file.name} is not one of safetensors") from error
+        with handle:
             # One tensor is in memory at a time.
             found: dict[str, str] = {}
             is_own = f".{file.parent.name}".endswith(SIDECAR_SUFFIX)

@@ -7,15 +7,16 @@ samples. It is fetched where the others are: in this process, or in a worker bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from resume_adapters.core.observed.loaders import WITH_CHANGES, require_changes
 from resume_adapters.core.observed.walk import is_trained
-from resume_adapters.core.state import encoding
-from resume_adapters.core.state.records import Record
+from resume_adapters.core.state import encoding, rng
+from resume_adapters.core.state.records import Record, Tried
 from resume_adapters.errors import NotRestored
 
 _DEPTH = 3
@@ -42,6 +43,18 @@ SEED_WHAT_IS_DRAWN = (
 _OTHER_SETS = "; the order of a set, which is another in each process: sort it, or set PYTHONHASHSEED for all launches"
 
 
+def require_before(before: Any) -> None:
+    """Try a random state before a fetch, as :attr:`CheckBatch.before`; what it raises says what is wrong."""
+    if isinstance(before, Mapping):
+        state, changed = rng.cpu_from_tree(before["cpu"]), before.get("content", [])
+        dict(before["registered"])
+    else:
+        packed, changed = before if len(before) == WITH_CHANGES else (before, [])
+        state = rng.unpack_cpu(packed)
+    rng.require_cpu(state)
+    require_changes(changed)
+
+
 @dataclass(kw_only=True)
 class CheckBatch(Record):
     """A batch that was fetched, and what it followed from.
@@ -54,7 +67,7 @@ class CheckBatch(Record):
     """
 
     indices: list[int] | int
-    before: Any
+    before: Annotated[Any, Tried(require_before)]
     digest: str
 
     def fetched_from(self, dataset: Any, collate: Any, *, makes_batches: bool) -> Any:

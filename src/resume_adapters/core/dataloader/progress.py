@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from resume_adapters.core.dataloader import elastic
-from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, word_hash
-from resume_adapters.core.dataloader.sampler import LoaderRandomState
-from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes
+from resume_adapters.core.dataloader.check_batch import BatchCheck, CheckBatch, makes_batches, require_before, word_hash
+from resume_adapters.core.dataloader.sampler import LoaderRandomState, require_began_with, require_state
+from resume_adapters.core.observed.loaders import WITH_CHANGES, LoaderAttributes, require_changes
 from resume_adapters.core.state import encoding, rng
-from resume_adapters.core.state.records import Deferred, Record, Stored
+from resume_adapters.core.state.records import Deferred, Record, Stored, Tried
 from resume_adapters.core.state.rng import GeneratorState, capture_cpu
 from resume_adapters.errors import NotSerialisable
 
@@ -74,6 +75,20 @@ class BatchDigest(Deferred):
 _FIXED = frozenset((bool, int, float, str, bytes, type(None)))
 
 
+def _require_each(saved: Iterable[Any]) -> None:
+    for each in saved:
+        require_before(each)
+
+
+def _require_workers(saved: Mapping[int, Any]) -> None:
+    _require_each(saved.values())
+
+
+def _require_attributes(saved: Mapping[str, Any]) -> None:
+    for each in saved.values():
+        require_changes(each)
+
+
 @dataclass(kw_only=True)
 class LoaderPosition(Record):
     """Where a loader is in its data, and the random state that shapes the rest of its pass.
@@ -108,20 +123,20 @@ class LoaderPosition(Record):
     consumed: int
     start: int
     prefetched: Annotated[int, Stored("ahead")]
-    spawn: dict[str, Any] | None
-    sampler: dict[str, Any] | None
-    rng_before: Annotated[list[Any], Stored("before")]
-    pool: dict[int, Any]
-    proof: BatchDigest | list[Any] | None
-    generators: dict[str, Any]
-    step: dict[str, Any] | None
+    spawn: Annotated[dict[str, Any] | None, Tried(require_state)]
+    sampler: Annotated[dict[str, Any] | None, Tried(require_began_with)]
+    rng_before: Annotated[list[Any], Stored("before"), Tried(_require_each)]
+    pool: Annotated[dict[int, Any], Tried(_require_workers)]
+    proof: Annotated[BatchDigest | list[Any] | None, Tried(operator.itemgetter(0, 1))]
+    generators: Annotated[dict[str, Any], Tried(rng.require_generators)]
+    step: Annotated[dict[str, Any] | None, Tried(rng.require_with)]
     elastic: dict[str, Any] | None
     workers: int
     length: int | None
     batch_size: int | None
     plain: bool = False
     as_made: bool = False
-    attributes: dict[str, Any] | None = None
+    attributes: Annotated[dict[str, Any] | None, Tried(_require_attributes)] = None
     rows: dict[str, str] | None = None
     check: CheckBatch | None = None
     word_hash: int | None = None

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes
+from resume_adapters.core.observed.loaders import ROW_OF_SAMPLER, LoaderAttributes, require_changes
 from resume_adapters.core.state import rng
 
 
@@ -47,6 +47,21 @@ class LoaderRandomState:
         for path, generator in _own_generators(self._loader).items():
             if path in states:
                 generator.set_state(states[path])
+
+
+def require_state(state: dict[str, Any]) -> None:
+    """Try what :meth:`LoaderRandomState.capture` returned; what it raises says what is wrong."""
+    rng.require_cpu(rng.cpu_from_tree(state["cpu"]))
+    rng.require_generators(state["generators"])
+    for name in ("attributes", "content"):
+        require_changes(state.get(name, []))
+
+
+def require_began_with(state: dict[str, Any]) -> None:
+    """Try what :meth:`TrackedSampler.began_with` returned, likewise."""
+    require_state(state["iter"])
+    if state["first"] is not None:
+        require_state(state["first"])
 
 
 class TrackedSampler:

@@ -21,7 +21,7 @@ from resume_adapters.core.session.held import SaveForm
 from resume_adapters.core.session.records import RankState
 from resume_adapters.core.session.session import Session
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.records import FRESH
+from resume_adapters.core.state.records import FRESH, Tried
 from resume_adapters.core.state.stateful import Stateful, StaticState
 
 _NO_LOADER = (
@@ -55,7 +55,7 @@ class LoopRankState(RankState):
     loaders: list[PassState]
     losses: LossSum
     framework: dict[str, Any]
-    rng: Annotated[dict[str, Any], FRESH]
+    rng: Annotated[dict[str, Any], FRESH, Tried(rng.require)]
     windows: list[int] | None = None
     memory: dict[str, Any] | None = None
 

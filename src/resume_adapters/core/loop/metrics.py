@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from resume_adapters.core.state.records import Record
+from resume_adapters.core.state.records import Record, Tried
 from resume_adapters.errors import UnsupportedSetting
 
 
@@ -16,7 +18,7 @@ class LossSum(Record):
     """The sum of the losses since the epoch began, on one rank."""
 
     count: int
-    sum: Any
+    sum: Annotated[Any, Tried(functools.partial(operator.add, 0.0))]
 
 
 @dataclass

@@ -218,6 +218,13 @@ class LoaderAttributes:
         return {leaves.memory_of(each) for each in arrays if each is not None}
 
 
+def require_changes(saved: list[Any]) -> None:
+    """Check the form of what :meth:`LoaderAttributes.capture` returned; what it raises says what is wrong."""
+    for root, steps, kind, *_ in saved:
+        hash(paths.path_of(root, steps))
+        LeafKind(kind)
+
+
 def rows_at_start(roots: Mapping[str, Any]) -> dict[str, str]:
     """Return digests of the rows of numbers in some objects, by path: of those that have one for each of its items.
 

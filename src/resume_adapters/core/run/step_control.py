@@ -104,12 +104,12 @@ class StepControl:
         self._done = progress
         self._process_began = start_time(os.getpid()) or self._clock()
         self.deadline = self._find_deadline()
-        history = self._control.journal.history() if self._ranks.rank == 0 else []
-        for entry in history:
+        journal = self._control.journal
+        for entry in journal.history() if self._ranks.rank == 0 else ():
             self._margin.saved(entry.get("seconds", 0.0))
         for cadence in (self._cadence, self._memory_cadence):
             if cadence is not None:
-                cadence.start(time.monotonic(), history)
+                cadence.start(time.monotonic(), journal.history() if self._ranks.rank == 0 else ())
         self.flag.install()
         if is_leader:
             self._held.callback(self._control.fencing.hold())

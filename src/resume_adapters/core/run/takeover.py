@@ -323,15 +323,17 @@ class Takeover:
         """Set aside on the tiers what was set aside in the run directory, or a resume would fetch it."""
         if self.resume == "scratch!":
             self._set_aside_after(-1, self.generation)
-        history = self.control.journal.history()
-        rewinds = [at for at, each in enumerate(history) if each["event"] == "rewind" and each.get("step") is not None]
-        if not rewinds:
-            return
-        # A start may have lain between that did not use a tier. What it has saved since is not set aside.
-        since = history[rewinds[-1] + 1 :]
-        begun = [entry["generation"] for entry in since if entry["event"] == "start" and "generation" in entry]
-        done = {tier for entry in since if entry["event"] == SET_ASIDE for tier in entry.get("tiers", ())}
-        self._set_aside_after(int(history[rewinds[-1]]["step"]), min([*begun, self.generation]), done)
+        step, before, done = None, self.generation, set[str]()
+        for entry in self.control.journal.history():
+            if entry["event"] == "rewind" and entry.get("step") is not None:
+                step, before, done = int(entry["step"]), self.generation, set()
+            elif entry["event"] == "start":
+                # It may not have used a tier. What it has saved since is not set aside.
+                before = min(before, entry.get("generation", before))
+            elif entry["event"] == SET_ASIDE:
+                done.update(entry.get("tiers", ()))
+        if step is not None:
+            self._set_aside_after(step, before, done)
 
     def _set_aside_after(self, step: int, before: int, done: Collection[str] = ()) -> None:
         """Set aside on the tiers what starts before a generation have saved after a step, but where that is done."""

@@ -5,8 +5,7 @@ They are derived from the journal, which any version of this package wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -74,45 +73,48 @@ def wasted_launches(
             commit may have no entry of it.
         is_running: the last launch has not ended; only its progress counts.
     """
-    launches = _split(history)
-    starts = [*(_step(launch[0]) for launch in launches), 0 if resumes_from is None else resumes_from]
-    progress = [
-        following > start or _has_progressed(launch)
-        for launch, (start, following) in zip(launches, pairwise(starts), strict=True)
-    ]
-    newest_first = list(zip(launches, progress, strict=True))[::-1]
-    row = [launch for launch, _ in takewhile(lambda each: not each[1], newest_first)]
-    ended = row[1:] if is_running else row
-    return tuple(_describe(launch) for launch in reversed(ended))
-
-
-def _split(history: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the entries of each launch, from its start."""
-    launches: list[list[Mapping[str, Any]]] = []
+    row: list[_Launch] = []
     for entry in history:
-        if entry["event"] == "start":
-            launches.append([entry])
-        elif launches:
-            launches[-1].append(entry)
-    return launches
+        if entry["event"] != "start":
+            if row:
+                row[-1].add(entry)
+            continue
+        if row and row[-1].has_progressed(_step(entry)):
+            row.clear()
+        row.append(_Launch(entry))
+    if row and row[-1].has_progressed(resumes_from or 0):
+        row.clear()
+    return tuple(launch.describe() for launch in (row[:-1] if is_running else row))
 
 
-def _has_progressed(launch: Sequence[Mapping[str, Any]]) -> bool:
-    events = [entry["event"] for entry in launch]
-    committed = any(entry["event"] == "commit" and _step(entry) > _step(launch[0]) for entry in launch)
-    # `resume-adapters stop --undo` adds a stop to a launch that was halted.
-    released = ("halted", "stopped") in pairwise(event for event in events if event in _ENDS)
-    return committed or released or "finished" in events or "rewind" in events
+class _Launch:
+    """What counts of the entries of one launch, from its start; a journal may have millions."""
+
+    __slots__ = ("_end", "_has_progressed", "_start")
+
+    def __init__(self, start: Mapping[str, Any]) -> None:
+        self._start = start
+        self._has_progressed = False
+        self._end: Mapping[str, Any] | None = None
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        event = entry["event"]
+        committed = event == "commit" and _step(entry) > _step(self._start)
+        # `resume-adapters stop --undo` adds a stop to a launch that was halted.
+        released = event == "stopped" and self._end is not None and self._end["event"] == "halted"
+        self._has_progressed |= committed or released or event in ("finished", "rewind")
+        if event in _ENDS:
+            self._end = entry
+
+    def has_progressed(self, following: int) -> bool:
+        return self._has_progressed or following > _step(self._start)
+
+    def describe(self) -> WastedLaunch:
+        generation, resumed_from, end = int(self._start.get("generation", 0)), _step(self._start), self._end
+        if end is None:
+            return WastedLaunch(generation, resumed_from, RunState.KILLED)
+        return WastedLaunch(generation, resumed_from, _ENDS[end["event"]], _step(end), str(end.get("reason", "")))
 
 
 def _step(entry: Mapping[str, Any]) -> int:
     return entry.get("step") or 0
-
-
-def _describe(launch: Sequence[Mapping[str, Any]]) -> WastedLaunch:
-    start = launch[0]
-    generation, resumed_from = int(start.get("generation", 0)), _step(start)
-    end = next((entry for entry in reversed(launch) if entry["event"] in _ENDS), None)
-    if end is None:
-        return WastedLaunch(generation, resumed_from, RunState.KILLED)
-    return WastedLaunch(generation, resumed_from, _ENDS[end["event"]], _step(end), str(end.get("reason", "")))

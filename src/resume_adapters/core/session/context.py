@@ -17,6 +17,7 @@ from resume_adapters.core.session.rescale import Rescale
 from resume_adapters.core.state.constants import CONSTANTS, is_captured
 from resume_adapters.core.state.records import Source
 from resume_adapters.core.state.sharded_digest import shard_digest, verify_shards
+from resume_adapters.core.state.stateful import ModuleBuffers
 from resume_adapters.core.state.weights import architecture, load_weights, require_architecture, verify_weights
 from resume_adapters.errors import StateMismatch
 
@@ -154,6 +155,10 @@ class RestoreContext:
             found = self.reader.part(name)
             if found is not None and not isinstance(found, Mapping):
                 raise self.source.damaged(f"{name}.json holds a {type(found).__name__}, expected a mapping")
+        for name in ("buffers", "held_buffers"):
+            found = self.reader.part(name)
+            if found is not None and not ModuleBuffers.is_state(found):
+                raise self.source.damaged(f"{name}.json does not hold tensors by name")
         constants = self.reader.part(CONSTANTS)
         if constants is not None and not is_captured(constants):
             raise self.source.damaged(f"{CONSTANTS}.json does not hold digests and tensors by name")

@@ -58,6 +58,16 @@ class Stored(NamedTuple):
     name: str
 
 
+class Tried(NamedTuple):
+    """Annotates a field that is tried when it is read, so that no later restore ends in what it holds.
+
+    Attributes:
+        on: uses a value as a restore does, and changes nothing; whatever it raises, the value is damaged.
+    """
+
+    on: Callable[[Any], object]
+
+
 FRESH = "made with the record"
 """Annotates a field whose value nothing changes later, so that it need not be copied where the record is kept."""
 
@@ -73,7 +83,7 @@ class Record:
     def values_on_disk(self) -> dict[str, Any]:
         """Return the values by the names that they have on disk."""
         values = vars(self)
-        return {stored: values[name] for name, stored, _ in _fields(cast("Any", type(self)))}
+        return {stored: values[name] for name, stored, _, _ in _fields(cast("Any", type(self)))}
 
     @classmethod
     def from_tree(cls: type[R], tree: Mapping[str, Any], source: Source, where: str = "") -> R:
@@ -86,17 +96,19 @@ class Record:
 
         Raises:
             FormatMismatch: a field is missing, or is no record where one is expected.
-            CheckpointDamaged: a field is of a different kind than was written.
+            CheckpointDamaged: a field is of a different kind than was written, or cannot be restored.
         """
         if not isinstance(tree, Mapping):
             raise source.lacks(f"record {where.rstrip('.')} in {source.file}")
         values = {}
-        for field, name, kind in _fields(cast("Any", cls)):
+        for field, name, kind, tried in _fields(cast("Any", cls)):
             if name not in tree and hasattr(cls, field):  # it has a default: not every version saved it
                 continue
             if name not in tree:
                 raise source.lacks(f"{where}{name} in {source.file}")
             values[field] = _from_tree(kind, tree[name], source, f"{where}{name}.")
+            if tried is not None and values[field] is not None:
+                _try(tried, values[field], source, f"{where}{name}")
         return cls(**values)
 
     def map_values(self: R, copied: Callable[[Any], Any]) -> R:
@@ -120,15 +132,16 @@ class Deferred(abc.ABC):
 
 
 @functools.cache
-def _fields(cls: Any) -> list[tuple[str, str, Any]]:
-    """Return each field's name, its name on disk, and its type."""
+def _fields(cls: Any) -> list[tuple[str, str, Any, Tried | None]]:
+    """Return each field's name, its name on disk, its type, and what it is tried on."""
     found = []
     for name, kind in typing.get_type_hints(cls, include_extras=True).items():
-        stored = name
+        stored, tried = name, None
         if typing.get_origin(kind) is typing.Annotated:
             kind, *extras = typing.get_args(kind)
             stored = next((each.name for each in extras if isinstance(each, Stored)), name)
-        found.append((name, stored, kind))
+            tried = next((each for each in extras if isinstance(each, Tried)), None)
+        found.append((name, stored, kind, tried))
     return found
 
 
@@ -178,6 +191,18 @@ def _from_tree(kind: Any, value: Any, source: Source, where: str) -> Any:
     if origin is dict:
         return {key: _from_tree(arguments[1], each, source, f"{where}{key}.") for key, each in value.items()}
     return value
+
+
+def _try(tried: Tried, value: Any, source: Source, where: str) -> None:
+    """Raise if a value cannot be used.
+
+    Raises:
+        CheckpointDamaged: it cannot.
+    """
+    try:
+        tried.on(value)
+    except Exception as error:  # of any kind: who forged it chooses which
+        raise source.damaged(f"{where} in {source.file} cannot be restored ({error!r})") from error
 
 
 _KINDS: dict[Any, type | tuple[type, ...]] = {

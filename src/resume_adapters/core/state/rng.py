@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from resume_adapters.core import devices
 from resume_adapters.core.devices import RandomStates
+from resume_adapters.errors import StateMismatch
 
 CpuState: TypeAlias = tuple[Any, Any, Any]
 """The states of python's, numpy's and torch's CPU generator, as each of them returns it."""
@@ -93,6 +94,41 @@ def forked(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
     return derived.to_tree()
 
 
+# ---- What is read, before it is restored; what these functions raise, of any kind, says what is wrong with it
+
+
+def require(state: Mapping[str, Any]) -> None:
+    """Try what :func:`capture` returned on generators that nobody draws from."""
+    require_cpu(cpu_from_tree(state["cpu"]))
+    if (saved := RandomStates.from_tree(state["devices"])) is not None:
+        require_generators(dict(enumerate(saved.states)))
+
+
+def require_with(state: Mapping[str, Any]) -> None:
+    """Try what :func:`capture_with` returned, as :func:`require` does."""
+    require(state["process"])
+    dict(state["registered"])
+
+
+def require_cpu(state: CpuState) -> None:
+    """Try what :func:`capture_cpu` returned, as :func:`require` does."""
+    import numpy as np
+    import torch
+
+    random.Random().setstate(state[0])
+    np.random.RandomState(type(np.random.get_bit_generator())()).set_state(state[1])  # type: ignore[attr-defined]
+    torch.Generator().set_state(state[2])
+
+
+def require_generators(states: Mapping[Any, Any]) -> None:
+    """Check the form of the states of torch's generators, on any device."""
+    import torch
+
+    for state in states.values():
+        if state.dtype != torch.uint8 or state.dim() != 1:
+            raise TypeError(f"{state.dtype} of {tuple(state.shape)} is no state of a generator")
+
+
 # ---- The CPU's generators alone
 
 
@@ -170,7 +206,20 @@ class GeneratorState:
         return {"state": self.generator.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; that of another kind of device is not, and one line says so."""
+        """Restore what :meth:`state_dict` returned; that of another kind of device is not, and one line says so.
+
+        Raises:
+            StateMismatch: it is no state of such a generator.
+        """
+        try:
+            self._restore(state)
+        except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+            raise StateMismatch(
+                f"what was saved is no state of a {type(self.generator).__name__}: {error}. Launch with the generator "
+                "of before; where nobody has changed it, remove the checkpoint: the next launch takes the one before it"
+            ) from error
+
+    def _restore(self, state: dict[str, Any]) -> None:
         import torch
 
         if isinstance(self.generator, torch.Generator):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeGuard
 
 from resume_adapters.core.state import rng
-from resume_adapters.errors import UnsupportedSetting
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 RESERVED = (
     *("architecture", "buffers", "callbacks", "constant_tensors", "held_buffers", "live_weights", "manifest"),
@@ -69,9 +69,27 @@ class ModuleBuffers:
         return dict(self._named)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Copy the saved values into the buffers."""
+        """Copy the saved values into the buffers.
+
+        Raises:
+            StateMismatch: a buffer was not saved, or has another shape now.
+        """
+        for name, buffer in self._named.items():
+            if name not in saved or saved[name].shape != buffer.shape:
+                was = f"had the shape {list(saved[name].shape)}" if name in saved else "was not there"
+                raise StateMismatch(
+                    f"the buffer {name} has the shape {list(buffer.shape)}, and {was} when the checkpoint was saved. "
+                    "Launch with the model of before, or start another run directory"
+                )
         for name, buffer in self._named.items():
             buffer.data.copy_(saved[name])
+
+    @staticmethod
+    def is_state(saved: Any) -> bool:
+        """Return whether data has the form of what :meth:`state_dict` returns."""
+        import torch
+
+        return isinstance(saved, Mapping) and all(isinstance(each, torch.Tensor) for each in saved.values())
 
 
 class StatefulGroup:
