@@ -409,7 +409,7 @@ def operations(
         "takes the checkpoint before out of sight": Operation("os.rename", first, 4),
         "removes its files": Operation("os.remove", rf"\.resume/remove-[0-9a-f]+-{first}(/resume/manifest\.json)?", 4),
         "removes its directory": Operation("os.rmdir", rf"\.resume/remove-[0-9a-f]+-{first}(\.resume)?", 4),
-        "says that it has finished": Operation("os.rename", rf"\.resume/{temporary('status.json')}", 6, 2),
+        "says that it has finished": Operation("os.rename", rf"\.resume/{temporary('status.json')}", 6, 3),
     }
     if superseded is not None:
         again, anchor = re.escape(superseded[0]), superseded[1]
