@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -141,3 +142,14 @@ def test_states_of_deepspeed_that_no_manifest_names_are_refused(command, tmp_pat
     torch.save({}, tmp_path / "run" / "checkpoint-10" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     done = command("export", tmp_path / "run", "-o", tmp_path / "new.safetensors")
     assert done.code == 1 and "not in its manifest" in " ".join(done.err.split())
+
+
+def test_torn_weights_of_the_bare_framework_are_damaged(command, tmp_path):
+    save(tmp_path / "run", hf)
+    checkpoint = tmp_path / "run" / "checkpoint-10"
+    shutil.rmtree(checkpoint / "resume")
+    shutil.rmtree(tmp_path / "run" / ".resume")
+    with (checkpoint / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    done = command("export", tmp_path / "run", "-o", tmp_path / "new.safetensors")
+    assert done.code == 1 and "model.safetensors is damaged" in " ".join(done.err.split())

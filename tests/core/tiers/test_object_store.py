@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -101,3 +102,24 @@ def test_what_is_no_list_of_tiers_is_refused(given: object) -> None:
     with pytest.raises(UnsupportedSetting, match="mirror="):
         require_mirrors(given)
     require_mirrors([Remote("memory://a", keep=KeepLast(1)), Remote("memory://b")])
+
+
+def test_nothing_is_read_or_written_through_a_link_or_from_a_pipe(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "store"
+    (outside / "within").mkdir(parents=True)
+    (outside / "secret").write_text("secret")
+    store = ObjectStore(root.as_uri(), SHORT)
+    store.put("a/b", b"mine")
+    (root / "link").symlink_to(outside / "secret")
+    (root / "a" / "directory").symlink_to(outside)
+    (root / "loop").symlink_to(root)
+    os.mkfifo(root / "pipe")
+    assert store.list() == {"a/b": 4} and store.list("a") == {"a/b": 4} and store.list("missing") == {}
+    for key in ("link", "a/directory/secret", "loop/a/b", "pipe"):
+        with pytest.raises(TierUnavailable, match="is a link, a pipe or a device"):
+            store.get(key, 100)
+        with pytest.raises(TierUnavailable, match="is a link, a pipe or a device"):
+            store.put(key, b"changed")
+        with pytest.raises(TierUnavailable, match="is a link, a pipe or a device"):
+            store.discard(["a/b", key])
+    assert (outside / "secret").read_text() == "secret" and store.get("a/b", 4) == b"mine"

@@ -124,6 +124,7 @@ def _verify(row: CheckpointInfo, files: list[Path]) -> None:
 def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     """Read weights, running no code."""
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if names.SHARD.fullmatch(files[0].name):
@@ -134,7 +135,10 @@ def _read(files: list[Path]) -> dict[str, torch.Tensor]:
     for file in files:
         if file.suffix == ".json":
             continue
-        content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
+        try:
+            content: dict[str, Any] = load_file(file) if file.suffix == ".safetensors" else _unpickled(file)
+        except SafetensorError as error:
+            raise CheckpointDamaged(f"{file} is damaged: {error}", path=file) from error
         weights = next((content[key] for key in _WEIGHT_KEYS if isinstance(content.get(key), dict)), content)
         found.update({name: value for name, value in weights.items() if isinstance(value, torch.Tensor)})
     return {name: found[key] for name, key in keys.canonical(found).items()}

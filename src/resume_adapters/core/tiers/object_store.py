@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from resume_adapters.core.storage.base import Bytes
+from resume_adapters.core.storage.base import Bytes, Storage
+from resume_adapters.core.storage.local import LocalStorage
 from resume_adapters.core.tiers.options import require_url
 from resume_adapters.errors import CheckpointDamaged, MissingFramework, ResumeError, TierUnavailable
 
@@ -69,6 +72,10 @@ class ObjectStore:
         self.label = url.rstrip("/")
         self._api: Any = obstore
         self._environment = environment
+        parts = urllib.parse.urlsplit(url)
+        # The client follows links out of a store that is a directory, and waits for ever on a pipe.
+        self._root = Path(urllib.parse.unquote(parts.path)) if parts.scheme == "file" else None
+        self._storage = LocalStorage()
         with self._translated("open"):
             self._store = _open(url, retry, environment)
 
@@ -137,12 +144,16 @@ class ObjectStore:
     def list(self, prefix: str = "") -> dict[str, int]:
         """Return the sizes of the objects whose keys begin so, by key."""
         with self._translated("list", prefix):
+            if self._root is not None:
+                return dict(_files(self._storage, self._root, prefix.rstrip("/")))
             found = [each for batch in self._api.list(self._store, prefix or None) for each in batch]
         return {str(each["path"]): int(each["size"]) for each in found}
 
     def discard(self, keys: Sequence[str]) -> None:
         """Remove objects; those that are not there are removed."""
         with self._translated("remove", keys[0] if keys else ""):
+            for key in keys:
+                self._require_within(key)
             try:
                 self._api.delete(self._store, list(keys))
             except FileNotFoundError:  # some stores say so, and then the rest is still there
@@ -150,12 +161,27 @@ class ObjectStore:
                     with contextlib.suppress(FileNotFoundError):
                         self._api.delete(self._store, key)
 
+    def _require_within(self, key: str) -> None:
+        """Raise if a key of a store that is a directory leads through a link, or to a pipe or a device."""
+        if self._root is None:
+            return
+        path, storage = self._root, self._storage
+        for name in filter(None, key.split("/")):
+            path = path / name
+            is_known = storage.is_file(path) or storage.is_directory(path) or not storage.exists(path)
+            if storage.is_link(path) or not is_known:
+                raise TierUnavailable(
+                    f"{path} is a link, a pipe or a device: nothing is read or written there, since it may lead out of "
+                    "the store. Remove it"
+                )
+
     @contextlib.contextmanager
     def _translated(self, doing: str, key: str = "") -> Iterator[None]:
         """Translate what the client raises.
 
         Its own message may show how a request was signed: it is hidden, and so is where it was raised.
         """
+        self._require_within(key)
         try:
             yield
         except (FileNotFoundError, FileExistsError, ResumeError):
@@ -188,6 +214,21 @@ def _open(url: str, retry: timedelta, environment: Mapping[str, str]) -> Any:
         retry_config={"max_retries": _RETRIES, "retry_timeout": longest},
     )
 
+
+def _files(storage: Storage, root: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yield the key and the size of each regular file of a store that is a directory; no link is followed."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # it is gone meanwhile
+        for entry in storage.entries(root / prefix):
+            key = f"{prefix}/{entry.name}".lstrip("/")
+            if entry.kind == "directory":
+                yield from _files(storage, root, key)
+            elif entry.kind == "file" and not _PARTIAL.fullmatch(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    yield key, storage.size(root / key)
+
+
+_PARTIAL = re.compile(r".*#\d+", re.DOTALL)
+"""The name under which the client writes a file."""
 
 _SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL")
 """What the names of environment variables have whose values are not to be shown."""
