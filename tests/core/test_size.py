@@ -27,7 +27,7 @@ BUDGETS = {
     "core/state": 1740,
     "core/stop": 380,
     "core/storage": 480,
-    "core/tiers": 1240,
+    "core/tiers": 1250,
     "core/trace": 130,
     "data": 220,
     "deepspeed": 190,

@@ -406,6 +406,15 @@ def test_a_copy_that_lacks_bytes_is_not_fetched(
     job.run.close()
 
 
+def test_what_a_listing_does_not_have_yet_is_read(tmp_path: Path, remote: Mirror, store: FaultyStore) -> None:
+    finish(train(tmp_path / "a", remote(), 1, 2), 2)
+    lose(tmp_path / "a")
+    store.hides = lambda key: key.endswith("model.bin")
+    job = Miniature(tmp_path / "b", mirror=remote())
+    assert (job.step, job.text) == (2, "state at 2")
+    job.run.close()
+
+
 def test_where_the_newest_copy_has_no_room_the_run_goes_back_to_no_older_one(
     tmp_path: Path, shape: None, remote: Mirror, store: FaultyStore
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from resume_adapters.core.checkpoint.catalog import Catalog
 from resume_adapters.core.checkpoint.commit import PendingCheckpoint
-from resume_adapters.core.checkpoint.layout import CONTROL, locate
+from resume_adapters.core.checkpoint.layout import CONTROL, locate, locator
 from resume_adapters.core.checkpoint.manifest import FileEntry, Manifest
 from resume_adapters.core.checkpoint.remove import Fence, delete, delete_all
 from resume_adapters.core.checkpoint.validity import read_manifest
@@ -156,13 +156,10 @@ class MemoryTier:
                 self.unreadable.append(name)
         return sorted(found, key=lambda each: each.identity, reverse=True)
 
-    def missing(self, found: TierCheckpoint) -> str | None:
-        for entry in self._files_here(found.manifest):
-            stamp = self._storage.stamp(locate(self._storage, self.directory / found.name, entry.path))
-            if stamp is None or stamp.bytes != entry.bytes:
-                has = "no" if stamp is None else stamp.bytes
-                return f"{found.name}/{entry.path} has {has} bytes, its manifest says {entry.bytes}"
-        return None
+    def sizes(self, found: TierCheckpoint) -> dict[str, int]:
+        place = locator(self._storage, self.directory / found.name)
+        stamps = {entry.path: self._storage.stamp(place(entry.path)) for entry in self._files_here(found.manifest)}
+        return {path: stamp.bytes for path, stamp in stamps.items() if stamp is not None}
 
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[bytes]:
         file = locate(self._storage, self.directory / found.name, entry.path)

@@ -304,12 +304,16 @@ class RemoteTier:
 
     def missing(self, found: TierCheckpoint) -> str | None:
         """Return what is wrong with the sizes of a checkpoint's files; ``None`` if nothing is."""
-        there = self._store.list(f"{found.place}/")
+        there = self.sizes(found)
         for entry in found.manifest.files:
-            key = f"{found.place}/{entry.path}"
-            if there.get(key) != entry.bytes:
-                return f"{key} has {there.get(key, 'no')} bytes, its manifest says {entry.bytes}"
+            if there.get(entry.path) != entry.bytes:
+                has = there.get(entry.path, "no")
+                return f"{found.place}/{entry.path} has {has} bytes, its manifest says {entry.bytes}"
         return None
+
+    def sizes(self, found: TierCheckpoint) -> dict[str, int]:
+        listed = self._store.list(f"{found.place}/")
+        return {key.removeprefix(f"{found.place}/"): size for key, size in listed.items()}
 
     def publish(self, found: TierCheckpoint) -> None:
         """Write the manifest of a checkpoint of which all files are there."""

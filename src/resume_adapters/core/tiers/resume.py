@@ -128,18 +128,16 @@ class TierCandidates:
         for number, found in [] if self._has_whole(identity) else self._here.get(identity, []):
             tier = self.tiers[number]
             try:
-                if (missing := tier.missing(found)) is not None:
-                    raise CheckpointDamaged(f"{tier.label}/{missing}")
-                self._require_room(tier, found)
+                self._require_room(tier, found, sum(_require_sizes(tier, found).values()))
             except (CheckpointDamaged, TierUnavailable) as error:
                 errors.append(error)
             else:
                 usable.append((number, found))
         return usable, errors
 
-    def _require_room(self, tier: Tier, found: TierCheckpoint) -> None:
+    def _require_room(self, tier: Tier, found: TierCheckpoint, needed: int) -> None:
         """Refuse a fetch that would fill the disk: no older checkpoint takes the place of one that has no room."""
-        directory, needed = self.catalog.directory, found.manifest.bytes
+        directory = self.catalog.directory
         if (free := self.storage.free_bytes(directory)) < needed:
             raise RunDirectoryUnusable(
                 f"{found.name} of {tier.label} has {format_bytes(needed)}, and {directory} has {format_bytes(free)} "
@@ -182,6 +180,21 @@ class TierCandidates:
 
         errors = [each for found in run_on_all_ranks(ranks, bring, f"fetch {identity.name}") for each in found]
         return next((each for each in errors if isinstance(each, TierUnavailable)), errors[0] if errors else None)
+
+
+def _require_sizes(tier: Tier, found: TierCheckpoint) -> Mapping[str, int]:
+    """Return the sizes of the files of a copy. One that is not listed yet may be there.
+
+    Raises:
+        CheckpointDamaged: a file has another size than its manifest says.
+    """
+    sizes = tier.sizes(found)
+    for entry in found.manifest.files:
+        if (size := sizes.get(entry.path, entry.bytes)) != entry.bytes:
+            raise CheckpointDamaged(
+                f"{tier.label}/{found.place}/{entry.path} has {size} bytes, its manifest says {entry.bytes}"
+            )
+    return {entry.path: sizes.get(entry.path, 0) for entry in found.manifest.files}
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:

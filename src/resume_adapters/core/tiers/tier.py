@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -61,8 +61,8 @@ class Tier(Protocol):
     def unreadable(self) -> list[str]:
         """The places that :meth:`checkpoints` has found whose manifests are damaged, or of a later version."""
 
-    def missing(self, found: TierCheckpoint) -> str | None:
-        """Return what is wrong with the sizes of a checkpoint's files; ``None`` if nothing is."""
+    def sizes(self, found: TierCheckpoint) -> Mapping[str, int]:
+        """Return the sizes of the files of a checkpoint that are listed, by their paths in the manifest."""
 
     def read(self, found: TierCheckpoint, entry: FileEntry) -> Iterator[Bytes]:
         """Yield the content of a file, from its begin to its end.
