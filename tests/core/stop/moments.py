@@ -24,7 +24,8 @@ def act() -> None:
     for ask in CONFIG["asks"]:
         if ask == "stop file":
             DIRECTORY.joinpath(".resume").mkdir(parents=True, exist_ok=True)
-            DIRECTORY.joinpath(".resume", "stop").write_text("resume-adapters stop")
+            DIRECTORY.joinpath("stop").write_text("resume-adapters stop")
+            DIRECTORY.joinpath("stop").replace(DIRECTORY / ".resume" / "stop")  # else it may be read while it is empty
             time.sleep(0.2)
         else:
             os.kill(os.getpid(), getattr(signal, ask))

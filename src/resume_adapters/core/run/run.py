@@ -184,7 +184,7 @@ class ResumableRun:
             reason="it chooses what it resumes from",
         )
         self._undo_at_close.callback(self._publisher.restore, former)
-        self.control.status.refresh(signed(taken, self.context.clock()))  # the journal does not have this start yet
+        self._publisher.announce(signed(taken, self.context.clock()))
         return former
 
     def begin(self, step: int, epoch: float) -> None:

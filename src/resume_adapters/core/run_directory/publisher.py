@@ -47,6 +47,10 @@ class StatusPublisher:
             self.state, self._facts = state, facts
             self._write()
 
+    def announce(self, taken: RunStatus) -> None:
+        """Write a status before the first state is set; the journal does not have this start yet."""
+        self._try_to(functools.partial(self._file.refresh, taken), taken.state.value)
+
     def restore(self, former: RunStatus | None) -> None:
         """Write the status again that the start before left, if this one has set no state."""
         if self.state is None:
