@@ -26,7 +26,7 @@ def act() -> None:
             DIRECTORY.joinpath(".resume").mkdir(parents=True, exist_ok=True)
             DIRECTORY.joinpath("stop").write_text("resume-adapters stop")
             DIRECTORY.joinpath("stop").replace(DIRECTORY / ".resume" / "stop")  # else it may be read while it is empty
-            time.sleep(0.2)
+            time.sleep(0.5)
         else:
             os.kill(os.getpid(), getattr(signal, ask))
 
