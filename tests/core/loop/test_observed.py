@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,17 @@ from resume_adapters.core.observed.walk import Subjects
 
 import plain_torch
 from plain_torch import Killed, Launch, PlainTorch, killed_after
+
+
+def killed_equals_whole(directory: Path, made: Callable[..., Launch]) -> None:
+    """Launch until it is killed, twice, and then to the end; it has the steps and the end of one that never was."""
+    undisturbed = made(directory / "whole")()
+    for after in (5, 6):
+        with pytest.raises(Killed):
+            made(directory / "killed", killed_after(after))()
+    resumed = made(directory / "killed")()
+    assert resumed.end == undisturbed.end
+    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
 
 
 class Counting(torch.nn.Linear):
@@ -52,13 +64,7 @@ def launch(directory: Path, *rest: Any) -> Launch:
 
 
 def test_a_scheduler_a_counter_and_frozen_weights_that_nobody_registered_resume(tmp_path: Path) -> None:
-    undisturbed = launch(tmp_path / "whole")()
-    for after in (5, 6):
-        with pytest.raises(Killed):
-            launch(tmp_path / "killed", killed_after(after))()
-    resumed = launch(tmp_path / "killed")()
-    assert resumed.end == undisturbed.end
-    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
+    killed_equals_whole(tmp_path, launch)
 
 
 class Adversarial(PlainTorch):
@@ -92,13 +98,7 @@ class Adversarial(PlainTorch):
 
 def test_gradients_that_a_step_leaves_to_the_next_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_torch, "PlainTorch", Adversarial)
-    undisturbed = Launch(tmp_path / "whole")()
-    for after in (5, 6):
-        with pytest.raises(Killed):
-            Launch(tmp_path / "killed", killed_after(after))()
-    resumed = Launch(tmp_path / "killed")()
-    assert resumed.end == undisturbed.end
-    assert resumed.trace == undisturbed.trace[-len(resumed.trace) :]
+    killed_equals_whole(tmp_path, Launch)
 
 
 class OtherScheduler:

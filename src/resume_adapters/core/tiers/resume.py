@@ -128,7 +128,7 @@ class TierCandidates:
         for number, found in [] if self._has_whole(identity) else self._here.get(identity, []):
             tier = self.tiers[number]
             try:
-                self._require_room(tier, found, sum(_require_sizes(tier, found).values()))
+                self._require_room(tier, found, _listed_bytes(tier, found))
             except (CheckpointDamaged, TierUnavailable) as error:
                 errors.append(error)
             else:
@@ -182,8 +182,8 @@ class TierCandidates:
         return next((each for each in errors if isinstance(each, TierUnavailable)), errors[0] if errors else None)
 
 
-def _require_sizes(tier: Tier, found: TierCheckpoint) -> Mapping[str, int]:
-    """Return the sizes of the files of a copy. One that is not listed yet may be there.
+def _listed_bytes(tier: Tier, found: TierCheckpoint) -> int:
+    """Return how many bytes of a copy are listed. A file that is not listed yet may be there.
 
     Raises:
         CheckpointDamaged: a file has another size than its manifest says.
@@ -194,7 +194,7 @@ def _require_sizes(tier: Tier, found: TierCheckpoint) -> Mapping[str, int]:
             raise CheckpointDamaged(
                 f"{tier.label}/{found.place}/{entry.path} has {size} bytes, its manifest says {entry.bytes}"
             )
-    return {entry.path: sizes.get(entry.path, 0) for entry in found.manifest.files}
+    return sum(sizes.get(entry.path, 0) for entry in found.manifest.files)
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:
