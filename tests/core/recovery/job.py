@@ -25,18 +25,27 @@ import torch.distributed as dist
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.recovery.groups import REST_THREAD
 from resume_adapters.recovery import Attempt, restartable
-from waiting import LIMIT
+from waiting import LIMIT, until
 
 from plain_torch import Launch
 from recovering import use_memory_of_node
 
 RANK = int(os.environ["RANK"])
 
+SAVE_EVERY = 5
+
 
 def wait_for_the_test() -> None:
     Path("waits").touch()
     while not Path("go on").exists():
         time.sleep(0.01)
+
+
+def wait_for_commit(step: int) -> None:
+    """Wait until the last save that is due before a step is committed: on a busy machine a kill may come before."""
+    due = (step - 1) // SAVE_EVERY * SAVE_EVERY
+    if due > 0:
+        until(lambda: any(Path().glob(f"*/checkpoint-{due}/resume/manifest.json")))
 
 
 FREEZES: dict[str, Callable[[], object]] = {
@@ -58,9 +67,9 @@ class Faults:
 
     def raise_at(self, place: str, step: int) -> None:
         if (place, RANK, step, "kill") in self._left and self._is_first(f"{place}.{step}"):
+            wait_for_commit(step)
             os.kill(os.getpid(), signal.SIGKILL)
-        if (place, RANK, step) in self._left:
-            self._left.remove((place, RANK, step))
+        if self.take(place, step):
             if place == "slow":
                 work()
                 return
@@ -71,6 +80,14 @@ class Faults:
             if place in FREEZES:
                 return
             raise RuntimeError(f"{place} at {step}")
+
+    def take(self, place: str, step: int) -> bool:
+        """Return whether a fault is due, and forget it."""
+        fault = (place, RANK, step)
+        is_due = fault in self._left
+        if is_due:
+            self._left.remove(fault)
+        return is_due
 
     def raise_in_worker(self) -> None:
         """In a worker the step is that of its start: it hangs at its twentieth sample."""
@@ -124,7 +141,7 @@ def train(
     dist.init_process_group("gloo")
     dist.new_group([0])  # of which rank 1 is no member
     launches: list[Launch] = []
-    options = {"save_every": 5, "seed": 7 + RANK, "epochs": epochs, "workers": {"num_workers": workers}}
+    options = {"save_every": SAVE_EVERY, "seed": 7 + RANK, "epochs": epochs, "workers": {"num_workers": workers}}
     launch = Launch(directory, dataset=Data(faults, launches), **options)
     launches.append(launch)
     framework = launch.framework
@@ -152,6 +169,15 @@ def train(
 
     before = framework.optimizer.register_step_pre_hook(before_step)
     framework.train = watched  # type: ignore[method-assign]
+    native_end = launch.run.steps.end_step
+
+    def end_step(step: int, *given: Any) -> Any:
+        if faults.take("cut at its end", step):
+            until(lambda: running_attempt().is_left)
+            dist.all_reduce(torch.ones(1), group=launch.run.ranks.group)
+        return native_end(step, *given)
+
+    launch.run.steps.end_step = end_step  # type: ignore[method-assign]
     launch.die = lambda launch: faults.raise_at("end", launch.loop.global_step)
     launch()
     faults.raise_at("at the end", launch.loop.global_step)

@@ -11,7 +11,7 @@ import pytest
 from resume_adapters.core.recovery.attempt import Attempt, LeftByPeer, RunningAttempt, between_attempts, reset_process
 from resume_adapters.core.recovery.memory import MemoryDirectory
 from resume_adapters.core.recovery.options import Launch
-from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Report
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Moment, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.storage.local import LocalStorage
 
@@ -87,7 +87,7 @@ class Call:
         self.step, self.is_over = step, is_over
 
     def report(self, *, is_updating: bool) -> Report:
-        return Report("run", self.step)
+        return Report("run", self.step and Moment(self.step))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_of_two_trainings_at_once_none_is_held_alone(others: list[Any], is_used:
     for each in (*others, Call(4)):
         attempt.add(each)
     found = attempt.report(None, lambda held: True)
-    assert found.step == 4 and bool(found.objection) is not is_used
+    assert found.moment == Moment(4) and bool(found.objection) is not is_used
 
 
 def test_a_failure_names_the_line_that_raised_it() -> None:

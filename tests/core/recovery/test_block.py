@@ -32,6 +32,7 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         "each in turn": ([["forward", 1, 3], ["data", 0, 6], ["forward", 0, 9], ["end", 1, 13]], {}),
         "updating": ([["before", 1, 7], ["after", 0, 8]], {"measured": True}),
         "at once": ([["forward", 0, 8], ["forward", 1, 8]], {}),
+        "cut": ([["forward", 1, 12], ["cut at its end", 0, 12]], {}),
         "left behind": ([["forward", 0, 8], ["hang", 1, 8]], {"grace": 0.2}),
         "hung": ([["hang", 1, 8]], {"grace": 0.2, "hang_after": 3.0}),
         "slow": ([["slow", 0, 8]], {"grace": 0.2, "hang_after": 3.0}),
@@ -46,7 +47,7 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         assert levels["whole"] == [None]
         assert levels["each in turn"] == [None, "memory", "memory", "memory", "disk"]
         assert set(levels["at once"][1:]) == {"memory"}  # the later of the two faults may come in the second attempt
-        assert levels["left behind"] == levels["hung"] == levels["at the end"] == [None, "memory"]
+        assert levels["left behind"] == levels["hung"] == levels["at the end"] == levels["cut"] == [None, "memory"]
         assert levels["slow"] == [None], "who is at work is waited for"
         assert found["updating"]["effects"]["children"] == 0
         assert found["whole"]["store timeout"] == 1800, "a rank waits for others that build their model"

@@ -193,10 +193,14 @@ def test_a_schedule_that_moves_between_two_updates_is_taken_back(
     assert now() == held
     assert not isinstance(rate, torch.Tensor) or optimizer.param_groups[0]["lr"] is live
     step(schedule)
+    moved = watch.begin_holding()
     watch.end_step()
     later = now()
     watch.restore_schedules()
     assert now() == later, "it was held at the later moment"
+    step(schedule)
+    watch.restore_schedules(moved)
+    assert now() == held, "all ranks go back to the earlier one"
 
 
 def test_a_schedule_costs_nothing_within_an_update(watch: UpdateWatch, monkeypatch: pytest.MonkeyPatch) -> None:

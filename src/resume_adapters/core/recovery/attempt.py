@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.hang import Pulse
-from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Report
+from resume_adapters.core.recovery.plan import Failure, HeldCheckpoint, Level, Moment, Report
 from resume_adapters.core.recovery.updates import UpdateWatch
 from resume_adapters.core.stop.signals import StopFlag
 from resume_adapters.core.storage.groups import StorageGroup
@@ -81,14 +81,14 @@ class HeldTraining(Protocol):
             is_updating: the weights may be those of the middle of a step.
         """
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, name: Moment | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory, and return its path. Every rank calls it.
 
         Args:
             memory: the directory, of the same name on each node.
             ranks: the ranks of the block.
             group: those that share this rank's directory.
-            step: that which all ranks hold.
+            name: the moment that all ranks hold.
             source: the rank whose weights all take; ``None``: each has its own.
         """
 
@@ -256,9 +256,9 @@ class RunningAttempt:
             return Report(failure=failure, kept=kept)
         report = training.report(is_updating=self.updates.is_updating)
         running = [each for each in self._trainings if not each.is_over]
-        if sum(each.report(is_updating=False).step is not None for each in running) > 1:
+        if sum(each.report(is_updating=False).moment is not None for each in running) > 1:
             objection = report.objection or "several trainings are under way at once, and one alone is held"
-            report = replace(report, objection=objection, former=None)
+            report = replace(report, objection=objection, former=())
         return replace(report, failure=failure, kept=kept)
 
     def failure(self, error: BaseException, rank: int) -> Failure:

@@ -279,7 +279,7 @@ class Block:
                 with self._groups.remade():
                     ranks = current_ranks()
                     group = self._sharing_memory(ranks)
-                    path = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.step, plan.source)
+                    path = training.write(self._memory.of_attempt(number + 1), ranks, group, plan.moment, plan.source)
                     group.close()
                     ranks.close()
             except (Exception, LeftByPeer) as error:  # of any kind: the others must learn of it
@@ -289,7 +289,7 @@ class Block:
         problems = self._meeting.exchange(f"{number}/written", problem, str)
         found = next((f"rank {rank}: {each}" for rank, each in enumerate(problems) if each), None)
         if found is not None:
-            return replace(plan, level=Level.DISK, step=None, reason=found), {}
+            return replace(plan, level=Level.DISK, moment=None, reason=found), {}
         if self._leads_memory:
             self._memory.clear(but=[path.parent])
         return plan, {training.directory: HeldCheckpoint(str(path), training.generation)}
@@ -315,7 +315,7 @@ class Block:
     def _say(self, plan: Plan, number: int) -> None:
         if self._meeting.rank != 0:
             return
-        step = "the same step" if plan.step is None else f"step {plan.step}"
+        step = "the same step" if plan.moment is None else f"step {plan.moment.step}"
         how = f"from {step}, in memory" if plan.level is Level.MEMORY else f"from the disk: {plan.reason}"
         logger.warning(
             "%s. The block is run again (%d of %d), %s.", plan.failure, number + 1, self._options.max_restarts, how

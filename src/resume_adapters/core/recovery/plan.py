@@ -6,7 +6,6 @@ import enum
 from collections.abc import Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 
 class Level(enum.Enum):
@@ -62,30 +61,48 @@ class Failure(msgspec.Struct, frozen=True):
         return f"rank {self.rank} failed{where}: {self.kind}: {self.message.partition(chr(10))[0]}"
 
 
+class Moment(msgspec.Struct, frozen=True):
+    """The end of a step, as all ranks see it.
+
+    Attributes:
+        step: optimizer steps completed.
+        place: where in the training, of several places at which one step's state is held.
+    """
+
+    step: int
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"step {self.step} {self.place}".strip()
+
+
 class Report(msgspec.Struct, frozen=True):
     """What one rank says after a failure.
 
     Attributes:
         directory: the run directory of the training call that was under way; empty where none was.
-        step: the step whose state it holds; ``None`` where it holds none.
-        place: where in the training that was, of several places at which one step's state is held.
+        moment: the one whose state it holds; ``None`` where it holds none.
+        objection: why that state cannot be used; empty where it can.
+        failure: its own failure; ``None`` where it has left because of another rank.
         kept: the checkpoints in memory that it has resumed from, by run directory; empty where there is a later one.
         is_updating: its weights may be those of the middle of a step.
         is_replica: weights, optimizers and schedules are alike on all ranks at the end of each step.
-        former: the step before, and the place at its end, where it holds that too but for what replicas share.
-        objection: why that state cannot be used; empty where it can.
-        failure: its own failure; ``None`` where it has left because of another rank.
+        former: earlier moments that it holds too, but for the weights where another step has followed.
     """
 
     directory: str = ""
-    step: int | None = None
+    moment: Moment | None = None
     objection: str = ""
     failure: Failure | None = None
-    place: str = ""
     kept: dict[str, HeldCheckpoint] = {}
     is_updating: bool = False
     is_replica: bool = False
-    former: tuple[int, str] | None = None
+    former: tuple[Moment, ...] = ()
+
+    @property
+    def reachable(self) -> tuple[Moment, ...]:
+        """The moments that it can go back to."""
+        return self.former if self.moment is None or self.objection else (self.moment, *self.former)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -94,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         level: how they go on.
         failure: what went wrong.
-        step: the step from which they go on, if that is known.
+        moment: that from which they go on, if it is known.
         reason: why they do not go on at a cheaper level; empty where they do.
         source: the rank whose weights all take; ``None``: each goes on with its own.
         kept: the checkpoints in memory to go on from, by run directory; empty: all write what they hold.
@@ -102,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     level: Level
     failure: Failure
-    step: int | None = None
+    moment: Moment | None = None
     reason: str = ""
     source: int | None = None
     kept: dict[str, HeldCheckpoint] = {}
@@ -126,10 +143,10 @@ def decide(reports: Sequence[Report], *, restarts: int, max_restarts: int, forme
         return Plan(Level.GIVEN_UP, failure, reason="the same step has failed twice in the same way")
     if restarts >= max_restarts:
         return Plan(Level.GIVEN_UP, failure, reason=f"the block was run again {restarts} times, which is the limit")
-    together, source = _taken_back(reports)
-    objection = _objection(together)
-    if not objection:
-        return Plan(Level.MEMORY, failure, together[0].step, source=source)
+    objection = _objection(reports)
+    moment, source = _taken_back(reports) if objection else (reports[0].moment, None)
+    if moment is not None:
+        return Plan(Level.MEMORY, failure, moment, source=source)
     if all(each.kept for each in reports):  # later than the disk
         return Plan(Level.MEMORY, failure, kept={path: _newest(path, reports) for path in reports[0].kept})
     return Plan(Level.DISK, failure, reason=objection)
@@ -140,28 +157,28 @@ def _newest(path: str, reports: Sequence[Report]) -> HeldCheckpoint:
     return max((each.kept[path] for each in reports if path in each.kept), key=lambda each: each.generation)
 
 
-def _taken_back(reports: Sequence[Report]) -> tuple[Sequence[Report], int | None]:
-    """Take replicas back to the end of a step whose weights one of them still has; return that rank, if they need it.
+def _taken_back(reports: Sequence[Report]) -> tuple[Moment | None, int | None]:
+    """Return the moment to which all ranks can go back, and the rank whose weights they take, if they need any.
 
-    One that fails before its update is a step behind those that have ended theirs.
+    One that leaves at the end of a step is behind those that have gone further within that step; one that fails before
+    its update is a step behind those that have ended theirs, and replicas take its weights.
     """
-    step = min((each.step for each in reports if each.step is not None), default=None)
-    source = next((rank for rank, each in enumerate(reports) if each.step == step and not each.is_updating), None)
-    if source is None or not all(each.is_replica for each in reports):
-        return reports, None
-    taken = [
-        replace(each, step=step, place=each.former[1], objection="", is_updating=False)
-        if each.former is not None and each.former[0] == step
-        else replace(each, is_updating=False)
-        for each in reports
-    ]
-    return taken, None if taken == list(reports) else source
+    behind = min((each.moment for each in reports if each.moment is not None), key=lambda each: each.step, default=None)
+    places = [each.moment for each in reports if each.moment is not None and behind and each.moment.step == behind.step]
+    moment = next((each for each in places if all(each in one.reachable for one in reports)), None)
+    if moment is None or len({each.directory for each in reports}) > 1:
+        return None, None
+    whole = [not each.is_updating and each.moment is not None and each.moment.step == moment.step for each in reports]
+    if all(whole):
+        return moment, None
+    can_take = any(whole) and all(each.is_replica for each in reports)
+    return (moment, whole.index(True)) if can_take else (None, None)
 
 
 def _objection(reports: Sequence[Report]) -> str:
     """Return why the ranks cannot go on with what they hold; nothing where they can."""
     for rank, each in enumerate(reports):
-        if each.step is None:
+        if each.moment is None:
             return f"rank {rank} has not completed a step of its training yet"
         if each.is_updating:
             return f"rank {rank}: it had begun to update the weights, and had not done all that follows an update"
@@ -169,7 +186,7 @@ def _objection(reports: Sequence[Report]) -> str:
             return f"rank {rank}: {each.objection}"
     if len({each.directory for each in reports}) > 1:
         return "the ranks are in different trainings"
-    if len({(each.step, each.place) for each in reports}) > 1:
-        held = ", ".join(f"rank {rank} step {each.step} {each.place}".strip() for rank, each in enumerate(reports))
+    if len({each.moment for each in reports}) > 1:
+        held = ", ".join(f"rank {rank} {each.moment}" for rank, each in enumerate(reports))
         return f"the ranks hold different steps: {held}"
     return ""

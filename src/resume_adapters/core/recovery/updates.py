@@ -6,7 +6,7 @@ import contextlib
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resume_adapters.core.patching import replaced
@@ -26,7 +26,7 @@ class UpdateWatch:
         self._has_begun = False
         self._before_hooks: list[tuple[Any, int]] = []
         self._undo = contextlib.ExitStack()
-        self._schedules: dict[int, _HeldSchedule] = {}
+        self._schedules: dict[int, HeldSchedule] = {}
         self._moving: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         """The optimizers, schedules and scalers that have made a step, in the order of their first."""
         self._last_hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -58,20 +58,29 @@ class UpdateWatch:
         """Whether an update has begun since :meth:`end_step`, or a hook before one has changed weights."""
         return self._has_begun or any(weight._version != version for weight, version in self._before_hooks)
 
-    def begin_holding(self) -> None:
-        """Nothing is whole until :meth:`end_step`: who is interrupted in between holds parts of two moments."""
+    def begin_holding(self) -> list[HeldSchedule]:
+        """Nothing is whole until :meth:`end_step`: who is interrupted in between holds parts of two moments.
+
+        Returns:
+            The schedules that have moved since the last :meth:`end_step`, as they were then.
+        """
         self._has_begun = True
         self._before_hooks.clear()
-        self._schedules.clear()
+        moved, self._schedules = self._schedules, {}
+        return list(moved.values())
 
     def end_step(self) -> None:
         """All that follows an update is done."""
         self.begin_holding()
         self._has_begun = False
 
-    def restore_schedules(self) -> None:
-        """Restore the schedules, and the settings of their optimizers, of the last :meth:`end_step`."""
-        for each in reversed(self._schedules.values()):  # several set the same rate, and one may hold others
+    def restore_schedules(self, earlier: Sequence[HeldSchedule] = ()) -> None:
+        """Restore the schedules, and the settings of their optimizers, of the last :meth:`end_step`.
+
+        Args:
+            earlier: what :meth:`begin_holding` has returned since an earlier one, to restore those of then.
+        """
+        for each in reversed([*earlier, *self._schedules.values()]):  # several set one rate, and one may hold others
             each.restore()
 
     def take_from(self, source: int, ranks: Ranks, models: Iterable[Any]) -> None:
@@ -120,7 +129,7 @@ class UpdateWatch:
     def _before_schedule(self, schedule: Any) -> None:
         self._moving[schedule] = None
         if not self._has_begun and id(schedule) not in self._schedules:
-            self._schedules[id(schedule)] = _HeldSchedule(schedule)
+            self._schedules[id(schedule)] = HeldSchedule(schedule)
 
     def _before_scaler(self, scaler: Any) -> None:
         """It changes its scale also where an overflow has left the optimizer out."""
@@ -128,7 +137,7 @@ class UpdateWatch:
         self._has_begun = True
 
 
-class _HeldSchedule:
+class HeldSchedule:
     """A schedule as it is now, with the settings of its optimizer, of which it sets one."""
 
     def __init__(self, schedule: Any) -> None:

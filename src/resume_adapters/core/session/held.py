@@ -19,7 +19,8 @@ from resume_adapters.core.log import logger
 from resume_adapters.core.observed.when import ObservedState
 from resume_adapters.core.ranks import Ranks
 from resume_adapters.core.recovery.attempt import RunningAttempt
-from resume_adapters.core.recovery.plan import Failure, Level, Report
+from resume_adapters.core.recovery.plan import Failure, Level, Moment, Report
+from resume_adapters.core.recovery.updates import HeldSchedule
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import RestoreContext
@@ -92,6 +93,10 @@ class _Moment(NamedTuple):
     is_reduced: bool  # DDP was not told to leave gradients to each rank, as LocalSGD tells it
 
     @property
+    def name(self) -> Moment:
+        return Moment(self.step, self.form.place)
+
+    @property
     def is_intact(self) -> bool:
         return all(each.is_intact for each in (self.state, self.observed, self.parts, self.own))
 
@@ -116,7 +121,7 @@ class HeldCall:
         self._framework = session.framework
         self._kind = kind
         self._moment: _Moment | None = None
-        self._former: _Moment | None = None
+        self._former: list[tuple[_Moment, list[HeldSchedule]]] = []
         self._modules: list[Any] = []
         self._buffers: FrozenBuffers | None = None
         self._is_replica = False
@@ -144,8 +149,7 @@ class HeldCall:
         Raises:
             LeftByPeer: another rank has failed.
         """
-        self.attempt.updates.begin_holding()
-        last = self._moment
+        moved, last = self.attempt.updates.begin_holding(), self._moment
         if self._buffers is None:
             self._modules = list(self._framework.modules())
             self._buffers, self._is_replica = FrozenBuffers(self._modules), are_replicas(self._modules)
@@ -164,12 +168,25 @@ class HeldCall:
             self._buffers.take(),
             all(getattr(each, "require_backward_grad_sync", True) for each in self._modules),
         )
-        if last is not None and last.step != step:
-            self._former = last
+        if last is not None:
+            self._pass_on(last, moved, moment)
         self._moment = moment
         seconds = self.attempt.end_step()
         if seconds is not None:
             self._log_recovery(step, seconds)
+
+    def _pass_on(self, last: _Moment, moved: list[HeldSchedule], moment: _Moment) -> None:
+        """Keep what ranks that are behind may hold: all moments of this step, and the last of the step before.
+
+        Args:
+            moved: the schedules that have moved since the last moment, as they were.
+        """
+        if last.name != moment.name:
+            self._former.insert(0, (last, moved))
+        elif self._former:
+            self._former[0][1].extend(moved)
+        of_before = next((each for each in self._former if each[0].step != moment.step), None)
+        self._former = [each for each in self._former if each[0].step == moment.step or each is of_before]
 
     def _log_recovery(self, step: int, seconds: float) -> None:
         attempt, resumed = self.attempt.attempt, self._run.resumed
@@ -223,32 +240,35 @@ class HeldCall:
 
     def report(self, *, is_updating: bool) -> Report:
         """Return what is held, and why it cannot be used."""
-        moment, former, directory = self._moment, self._former, str(self.directory)
+        moment, directory = self._moment, str(self.directory)
         if moment is None:
             return Report(directory, is_updating=is_updating)
         objection = moment.form.objection
         if not objection and not moment.is_intact:
             objection = "a part of the state that is too large to copy at each step has changed since"
-        can_go_back = former is not None and former.is_intact and not former.form.objection
         return Report(
             directory,
-            moment.step,
+            moment.name,
             objection,
-            place=moment.form.place,
             is_updating=is_updating,
             is_replica=self._is_replica and moment.is_reduced,
-            former=(former.step, former.form.place) if former is not None and can_go_back else None,
+            former=tuple(each.name for each, _ in self._former if each.is_intact and not each.form.objection),
         )
 
-    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, step: int | None, source: int | None) -> Path:
+    def write(self, memory: Path, ranks: Ranks, group: StorageGroup, name: Moment | None, source: int | None) -> Path:
         """Write the state that is held as a checkpoint into a directory: see :meth:`HeldTraining.write`."""
-        moment = self._former if self._moment is not None and self._moment.step != step else self._moment
-        assert moment is not None and self._buffers is not None, "it has said that it holds the step"
+        moment, earlier = self._moment, list[HeldSchedule]()
+        for each, moved in self._former:
+            if moment is None or moment.name == name:
+                break
+            moment, earlier = each, [*moved, *earlier]
+        assert moment is not None and moment.name == name, "it has said that it holds it"
+        assert self._buffers is not None, "a step was held"
         if not self._buffers.is_intact(moment.buffers):
             raise SaveFailed(
                 "a buffer that is too large to copy at each step has changed, and torch has not counted it"
             )
-        self.attempt.updates.restore_schedules()
+        self.attempt.updates.restore_schedules(earlier)
         if source is not None:
             self.attempt.updates.take_from(source, ranks, outermost(self._modules))
         self._buffers.restore(moment.buffers)

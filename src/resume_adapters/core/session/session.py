@@ -25,7 +25,7 @@ from resume_adapters.core.observed.when import TENSORS, ObservedState
 from resume_adapters.core.recovery.attempt import running_attempt
 from resume_adapters.core.requirements import did_you_mean
 from resume_adapters.core.run.run import ResumableRun
-from resume_adapters.core.run.step_control import Decision
+from resume_adapters.core.run.step_control import GO_ON, Decision
 from resume_adapters.core.run_directory.status import RunState
 from resume_adapters.core.session.context import BestCheckpoint, RestoreContext
 from resume_adapters.core.session.finished import Extent, mark_finished, require_continuation
@@ -243,12 +243,22 @@ class Session:
         """
         if self.trace is not None:
             self.trace.end_step(step, epoch)
-        if self.held is not None and self.held.attempt.is_left:
-            return Decision(save=False, stop=False)  # this step is held, and then the attempt is left
-        decision = self.run.steps.end_step(step, epoch, horizon)
+        if self._is_left:
+            return GO_ON  # this step is held, and then the attempt is left
+        try:
+            decision = self.run.steps.end_step(step, epoch, horizon)
+        except RuntimeError:
+            if self._is_left:  # the vote was cut, and this step is whole
+                return GO_ON
+            raise
         if decision.stop:
             self._apply(decision.stop)
         return decision
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether a rank of the restartable block has failed, and all leave."""
+        return self.held is not None and self.held.attempt.is_left
 
     def keep(self, step: int, loop: TrainingLoop, form: SaveForm) -> None:
         """Within a restartable block, hold the state of now; see :meth:`HeldCall.keep`. Elsewhere do nothing.
@@ -543,7 +553,7 @@ class Session:
             undo: what the adapter has to undo before the run is closed.
         """
         # What was cut cannot be closed without an error, and a commit that was in flight has failed.
-        is_cut = self.held is not None and self.held.attempt.is_left
+        is_cut = self._is_left
         if self.held is not None:
             self.held.attempt.pulse.stop()
         error = sys.exc_info()[1]

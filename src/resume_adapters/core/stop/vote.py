@@ -119,8 +119,8 @@ class StopVote:
     def _collect(self) -> None:
         if self._work is None:
             return
-        self._work.wait()
-        self._work = None
+        work, self._work = self._work, None
+        work.wait()
         level, save, stride = self._votes.tolist()
         self._stride = max(1, stride)
         self._save = max(self._save, SaveWish(save))
