@@ -74,7 +74,10 @@ class Faults:
                 work()
                 return
             if place == "hang":
+                Path("hangs").touch()
                 time.sleep(600)
+            if place == "once it hangs":
+                until(Path("hangs").exists)
             if place in FREEZES and self._is_first(f"{place}.{step}"):
                 FREEZES[place]()
             if place in FREEZES:
@@ -148,7 +151,7 @@ def train(
     step = framework.train
 
     def watched(batch: torch.Tensor) -> torch.Tensor:
-        for place in ("wait", "forward", "hang", "slow", "stop", "lock", "all_reduce"):
+        for place in ("wait", "forward", "once it hangs", "hang", "slow", "stop", "lock", "all_reduce"):
             faults.raise_at(place, launch.loop.global_step)
         found = step(batch)
         faults.raise_at("after", launch.loop.global_step)

@@ -33,7 +33,7 @@ def test_two_ranks_go_on_where_they_were(server: Server, tmp_path: Path) -> None
         "updating": ([["before", 1, 7], ["after", 0, 8]], {"measured": True}),
         "at once": ([["forward", 0, 8], ["forward", 1, 8]], {}),
         "cut": ([["forward", 1, 12], ["cut at its end", 0, 12]], {}),
-        "left behind": ([["forward", 0, 8], ["hang", 1, 8]], {"grace": 0.2}),
+        "left behind": ([["once it hangs", 0, 8], ["hang", 1, 8]], {"grace": 0.2}),
         "hung": ([["hang", 1, 8]], {"grace": 0.2, "hang_after": 3.0}),
         "slow": ([["slow", 0, 8]], {"grace": 0.2, "hang_after": 3.0}),
         "at the end": ([["at the end", 1, 18]], {}),
