@@ -189,7 +189,7 @@ class ObservedState:
         for leaf in sorted(self._saved, key=lambda each: not each.in_place):
             misfit = self._restore(leaf, stays)
             if misfit:
-                logger.warning("%s was saved, and is not restored: %s.", leaf.path, misfit)
+                logger.warning("Not restored: %s (%s).", leaf.path, misfit)
             else:
                 self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
 
