@@ -208,6 +208,13 @@ def committed(run_directory: Path) -> dict[str, int]:
     }
 
 
+def parts(run_directory: Path) -> dict[str, str]:
+    """Return what the newest checkpoint says of each part of the state, by name: who saves it, and what it is."""
+    manifests = [json.loads(file.read_bytes())["manifest"] for file in run_directory.rglob("manifest.json")]
+    newest = max(manifests, key=lambda manifest: int(manifest["step"]))
+    return {each["name"]: f"{each['by']}: {each['note']}" for each in newest["parts"]}
+
+
 def interrupted_equals_uninterrupted(
     bench: Bench,
     directory: Path,

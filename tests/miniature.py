@@ -113,7 +113,7 @@ def new_run(directory: Path, **given: Any) -> ResumableRun:
 class GivenContent:
     """What a checkpoint is to hold, as a test gives it: ``write`` gets the path of the checkpoint."""
 
-    def __init__(self, write: Callable[[Path], object], parts: Mapping[str, Stateful] | None = None, **facts: Any):
+    def __init__(self, write: Callable[[Path], object], parts: Mapping[str, Stateful] | None = None, /, **facts: Any):
         self.write, self.given, self.facts = write, dict(parts or {}), {"epoch": 0.0, "reason": "scheduled", **facts}
 
     def save(self, directory: Path) -> None:

@@ -11,6 +11,7 @@ import time
 import msgspec
 import pytest
 
+from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
@@ -18,6 +19,7 @@ from resume_adapters.core.storage.local import LocalStorage
 WRITE = """
 import sys, time
 from pathlib import Path
+from resume_adapters.core.checkpoint.manifest import PartEntry
 from resume_adapters.core.run_directory.control import ControlDirectory
 from resume_adapters.core.run_directory.status import RunState, RunStatus, signed
 from resume_adapters.core.storage.local import LocalStorage
@@ -188,3 +190,24 @@ def test_recoveries_are_shown_with_what_they_cost(command, run_dir):
     lines = [line for line in command("ls", run_dir).out.splitlines() if line.startswith("recovered: ")]
     assert lines[0].endswith("ago, rank 1: Hung: [at] work; from step 7 (memory) in 0.512 s")
     assert lines[1].endswith(last)
+
+
+def test_its_parts_are_listed_where_that_is_asked_for(command, tmp_path, make_run):
+    """Each with who saves it; what nobody saves is MISSING there as in the log."""
+    entries = [("model", "framework", "save_model"), ("rng", "core", "on every rank"), ("script", "missing", "a list")]
+    make_run(tmp_path / "run", {10: {"parts": tuple(PartEntry(*each) for each in entries)}})
+    assert "save_model" not in command("status", tmp_path / "run").out
+    said = command("status", tmp_path / "run", "--parts").out
+    for line in (
+        "model  the framework save_model",
+        "rng    this package  on every rank",
+        "script MISSING       a list",
+    ):
+        assert line in said, said
+    found = command("status", tmp_path / "run", "--json").json["parts"]
+    assert [(each["name"], each["by"], each["note"]) for each in found] == entries
+    (tmp_path / "fresh" / ".resume").mkdir(parents=True)
+    assert "No parts: there is no checkpoint" in command("status", tmp_path / "fresh", "--parts").out
+    for words in ([tmp_path], [tmp_path / "run", "--watch"]):
+        refused = command("status", "--parts", *words)
+        assert refused.code == 2 and "--parts" in refused.err

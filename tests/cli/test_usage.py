@@ -158,3 +158,13 @@ def test_a_row_is_a_line_where_there_is_no_terminal(run_dir, make_run, words):
     if words == ["ls"]:
         assert "a reason " * 29 in done.stdout and len(done.stdout.splitlines()) == 5
     assert done.stderr == "" and not any(line.startswith(" ") for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", ["run", "env", "drill", "ls", "status", "verify", "diff", "prune", "stop", "rewind"])
+def test_no_option_is_cut_in_the_help_of_a_command(command, name, columns):
+    wide, narrow = command(name, "--help", columns=200).out, command(name, "--help", columns=columns).out
+    lists = [each.partition("Options:")[2].partition("\n\n")[0].splitlines() for each in (wide, narrow)]
+    options = [{line.split()[0] for line in each if line.startswith("  -")} for each in lists]
+    assert options[0] == options[1] >= {"-h,"}
+    assert "…" not in narrow and all(len(line) <= columns for line in narrow.splitlines())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from resume_adapters.core.requirements import require_type, require_version
@@ -28,3 +31,15 @@ def test_an_option_of_another_type_is_refused_with_what_was_expected() -> None:
     require_type("stop", StopOn(), StopOn, "StopOn()")
     with pytest.raises(UnsupportedSetting, match=r"^stop must be a StopOn, such as StopOn\(\); got 15$"):
         require_type("stop", 15, StopOn, "StopOn()")
+
+
+def test_each_remedy_installs_what_this_package_declares() -> None:
+    """Not ``resume-adapters[extra]``: an index may not have it, and a checkout is not what pip would bring."""
+    tomllib = pytest.importorskip("tomllib")  # python 3.11
+    root = Path(__file__).parents[2]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = declared["optional-dependencies"].values()
+    known = {*declared["dependencies"], *(each for extra in extras for each in extra)}
+    for file in (root / "src").rglob("*.py"):
+        for line in re.findall(r"pip install ((?:'[^'{]+' ?)+)", file.read_text()):
+            assert {*re.findall("'([^']+)'", line)} <= known, (file, line)

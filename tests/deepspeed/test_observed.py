@@ -12,4 +12,4 @@ import contract
 @pytest.mark.parametrize("stage", [0, 2])
 def test_a_plain_loop_holds_nothing(stage: int, bench: contract.Bench, tmp_path: Path) -> None:
     outcome = bench.run(tmp_path, {"stage": stage}).require_success()
-    assert "observed" not in outcome.output and "MISSING" not in outcome.output
+    assert "observed" not in contract.parts(tmp_path / bench.run_directory) and "MISSING" not in outcome.output

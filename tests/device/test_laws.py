@@ -73,5 +73,5 @@ def test_on_another_kind_of_device_the_weights_are_loaded(
 def test_random_state_that_the_device_does_not_give_is_missing(bench: contract.Bench, tmp_path: Path) -> None:
     """Law 9."""
     outcome = bench.run(tmp_path, {**CONFIG, "without_random_state": True}).require_success()
-    said = [line for line in outcome.output.splitlines() if "rng        MISSING" in line]
+    said = [line for line in outcome.output.splitlines() if "rng MISSING" in line]
     assert len(said) == 1 and f"MISSING: torch.{DEVICE} has no get_rng_state: after a resume" in said[0]

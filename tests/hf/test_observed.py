@@ -45,15 +45,16 @@ def test_weights_that_the_optimizer_updates_beside_those_of_the_model_are_known(
         assert {id(each) for each in head.parameters()} <= {id(each) for each in tensors}
 
 
-def test_it_is_said_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path / "holding", HOLDING).require_success()
+def test_it_is_named_and_a_plain_trainer_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path / "holding", HOLDING).require_success()
+    found = contract.parts(tmp_path / "holding" / bench.run_directory)["observed"]
     for path in ("trainer._step", "trainer._buffered_inputs", "trainer._metrics", "trainer._logs"):
-        assert path in outcome.output, path
-    assert "tensors of trainer.reference" in outcome.output and "requires_grad of model.transformer" in outcome.output
+        assert path in found, path
+    assert "tensors of trainer.reference" in found and "requires_grad of model.transformer" in found
     config = {"args": {"eval_strategy": "steps", "eval_steps": 4, "include_num_input_tokens_seen": True}}
     plain = bench.run(tmp_path / "plain", config).require_success()
-    lines = [line for line in plain.output.splitlines() if "observed" in line]
-    assert len(lines) == 1 and "trainer.micro, trainer.previous" in lines[0], "what the job itself holds"
+    found = contract.parts(tmp_path / "plain" / bench.run_directory)["observed"]
+    assert found == "core: trainer.micro, trainer.previous", "what the job itself holds"
     assert "MISSING" not in plain.output
 
 

@@ -479,6 +479,15 @@ def staged() -> dict[str, Any]:
     return {"augment": True, "callback": {"stage": "memory"}}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_the_plugin_would_add_is_said_once_to_several_ranks(
+    ranks: int, bench: contract.Bench, tmp_path: Path
+) -> None:
+    """One rank alone has no other that it could leave waiting."""
+    outcome = bench.run(tmp_path, {"io": False, "trainer": {"max_steps": 2}}, ranks=ranks).require_success()
+    assert outcome.output.count("a rank whose disk is full leaves the others waiting") == ranks - 1
+
+
 @pytest.mark.parametrize(("ranks", "io"), [(1, True), (2, True), (1, False)])
 def test_the_files_are_those_of_the_bare_trainer(ranks: int, io: bool, bench: contract.Bench, reference: Any) -> None:
     config = {**staged(), "io": io, "checkpoints": [ENDS_SAVED]}

@@ -36,12 +36,14 @@ def test_counters_and_a_layer_that_a_callback_unfreezes_resume_though_nobody_sav
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-def test_it_is_said_and_a_plain_module_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path / "holding", {"holding": True}).require_success()
+def test_it_is_named_and_a_plain_module_holds_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    bench.run(tmp_path / "holding", {"holding": True}).require_success()
+    found = contract.parts(tmp_path / "holding" / bench.run_directory)["observed"]
     for path in ("module.batches", "module.recent", "callbacks.Unfreezing.0.batches", "requires_grad of module.body"):
-        assert path in outcome.output, path
+        assert path in found, path
     plain = bench.run(tmp_path / "plain", {"validate": True, "plateau": {"monitor": "val_loss"}}).require_success()
-    assert "observed" not in plain.output and "MISSING" not in plain.output
+    assert "observed" not in contract.parts(tmp_path / "plain" / bench.run_directory)
+    assert "MISSING" not in plain.output
 
 
 class Annealing(Line):

@@ -92,11 +92,15 @@ def main(
 
 
 def with_plain_help() -> TyperGroup:
-    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>."""
+    """Return the command: its help breaks no line where the docstring does, and calls no flag a <bool>.
+
+    The help of each command is in click's form: rich's boxes cut long options, and break words, on 80 columns.
+    """
     group = cast(TyperGroup, typer.main.get_command(app))
     outer = typer.Context(cast(Any, group), **group.context_settings)
     inner = [typer.Context(cast(Any, command), parent=outer) for command in group.commands.values()]
     for context in (outer, *inner):
+        cast(Any, context.command).rich_markup_mode = "rich" if context is outer else None
         context.command.help = _LINE_BREAK.sub(" ", context.command.help or "")
         for parameter in context.command.get_params(context):
             if getattr(parameter, "is_flag", False):

@@ -55,7 +55,7 @@ def state(word: str) -> str:
     return f"[{_STYLES[word]}]{word}[/]" if word in _STYLES else escape(word)
 
 
-_WRAPPED = ("reason", "marks", "why")
+_WRAPPED = ("reason", "marks", "why", "what")
 """Columns of several words, which a narrow terminal wraps between them."""
 
 
@@ -81,6 +81,12 @@ def give_way(found: Table, console: Console) -> None:
     for name in _GIVE_WAY:
         if sum(1 + (column.min_width or 0) for column in found.columns) > console.width:
             found.columns[:] = [column for column in found.columns if column.header != name]
+    room = console.width - sum(1 + (column.min_width or 0) for column in found.columns)
+    for column in found.columns if room >= 0 else ():  # rich would take from each alike, its longest word or not
+        if not column.no_wrap:
+            longest = max(console.measure(each).maximum for each in (column.header, *column.cells))
+            column.width = min(longest, (column.min_width or 0) + room)
+            room -= column.width - (column.min_width or 0)
 
 
 def facts(document: Mapping[str, Any]) -> list[Table]:

@@ -187,7 +187,7 @@ class ResumingTrainer:
         plugin = trainer.strategy.checkpoint_io
         if isinstance(plugin, ResumeCheckpointIO):
             self._undo.enter_context(plugin.managed())
-        elif not saves_directories(trainer.strategy):
+        elif trainer.world_size > 1 and trainer.is_global_zero and not saves_directories(trainer.strategy):
             logger.info(
                 "Without ResumeCheckpointIO() among the plugins, a rank whose disk is full leaves the others waiting."
             )

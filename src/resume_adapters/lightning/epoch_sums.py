@@ -178,7 +178,7 @@ def restore_metrics(module: Any, saved: dict[str, Any]) -> None:
     """Restore what :func:`metrics` returned; name the objects that are not there, as those of a ``MetricTracker``."""
     live = attributes(module)
     if gone := sorted(saved.keys() - live.keys()):
-        logger.warning("The metrics %s were saved, and are not restored: this launch has none there.", ", ".join(gone))
+        logger.warning("Not restored: the metrics %s (this launch has none there).", ", ".join(gone))
     for name, metric in torchmetrics(module):
         if name in saved:
             for attribute in metric.metric_state.keys() & saved[name]["state"].keys():

@@ -390,8 +390,8 @@ class LightningFramework(Framework):
         found = ", ".join(not_taken_back(self._trainer, states))
         if found:
             logger.warning(
-                "These callbacks were given the state that they had saved, and say now that theirs is another one, so "
-                "what they do may differ from the run that was killed: %s. See their load_state_dict().",
+                "Not restored: the state of these callbacks is not what they were given to load: %s. What they do may "
+                "differ from the run that was killed. See their load_state_dict().",
                 found,
             )
 

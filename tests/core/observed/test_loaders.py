@@ -356,7 +356,7 @@ def test_what_does_not_fit_is_said_and_what_others_restore_is_left_alone(caplog:
     other.drawn = "three"
     with caplog.at_level(logging.WARNING, "resume_adapters"):
         LoaderAttributes({"dataset": other}).restore(saved)
-    assert "dataset.drawn was saved, and is not restored: it is str now" in caplog.text
+    assert "Not restored: dataset.drawn (it is str now)." in caplog.text
     assert other.numbers.random() == first.numbers.random()
 
 

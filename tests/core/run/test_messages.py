@@ -47,7 +47,7 @@ def test_what_becomes_of_saves_is_said(caplog: pytest.LogCaptureFixture) -> None
     messages.waited(0.9)
     messages.waited(3.21)
     assert caplog.messages == [
-        "staging of saves: off: 1 MB are written at once.",
+        'stage="memory" is off: 1 MB are written at once.',
         "waited 3.2 s for the commit of the save before this one.",
     ]
 

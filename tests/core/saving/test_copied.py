@@ -643,27 +643,37 @@ class TestDecision:
     ) -> None:
         with decided(tmp_path, "auto") as decision:
             assert decision == ""
-        assert "staging" not in capsys.readouterr().err
+        assert "stage" not in capsys.readouterr().err
 
     def test_an_objection_of_the_adapter_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(staging, "_WORTH_IT", 0)
         with decided(tmp_path, "auto", staging={"objection": lambda: "a callback reads it"}) as decision:
             assert decision == "off: a callback reads it"
 
-    def test_a_state_that_fits_is_copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("stage", ["auto", "memory"])
+    def test_a_state_that_fits_is_copied_and_nothing_is_said(
+        self, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         monkeypatch.setattr(staging, "_WORTH_IT", 0)
-        with decided(tmp_path, "auto") as decision:
+        with decided(tmp_path, stage) as decision:
             assert decision.startswith("memory: ")
+        assert "memory" not in capsys.readouterr().err
 
     @pytest.mark.parametrize(("stage", "share"), [("auto", "half of the 2 MB"), ("memory", "the 1 MB")])
     def test_more_memory_than_is_left(
-        self, tmp_path: Path, stage: str, share: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        tmp_path: Path,
+        stage: str,
+        share: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr(staging, "_WORTH_IT", 0)
         left = {"auto": 2_000_000, "memory": 1_000_000}[stage]
         monkeypatch.setattr(staging, "available_memory", lambda storage: left)
         with decided(tmp_path, stage) as decision:
             assert decision == f"off: a copy of 0.4 MB does not fit into {share} of memory left"
+        assert (f'stage="memory" is {decision}.' in capsys.readouterr().err) == (stage == "memory")
 
     def test_memory_that_cannot_be_had(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(staging, "_SPARE", -(10**9))

@@ -50,7 +50,9 @@ def test_an_unfinished_run_in_a_directory_of_another_time_is_named(
     log_sibling(Miniature(tmp_path / "run_2026-01-02", resume="scratch").run)
     assert not caplog.messages
     log_sibling(Miniature(tmp_path / "run_2026-01-03").run)
-    assert "run_2026-01-01 differs in its digits alone, and the run in it was stopped at step 3" in caplog.text
+    assert (
+        "run_2026-01-01 differs in its digits alone, and the run in it is not finished: stopped at step" in caplog.text
+    )
 
 
 def test_launches_without_progress_are_said_with_how_each_ended(caplog: pytest.LogCaptureFixture) -> None:

@@ -169,10 +169,16 @@ def test_a_part_that_is_no_longer_given_is_said(tmp_path: Path, caplog: pytest.L
     assert second == ["checkpoint-4 has ema"] and not third, "the checkpoint of the second launch does not have it"
 
 
-def test_the_parts_are_listed_at_the_first_save_of_a_run(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert not [line for line in said_by(killed, caplog, 5) if "captured by" in line]
-    found = said_by(killed / "other", caplog, 5)
-    assert [line for line in found if line.startswith("model      captured by the framework")]
+def test_a_start_and_its_first_save_take_two_lines_and_a_resume_one_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is captured is no news: ``resume-adapters status --parts`` lists it."""
+    fresh, resumed = (said_by(tmp_path / "run", caplog, 5) for _ in range(2))
+    place = "at epoch 0, 16 of 22 samples, order"
+    said = [line.partition(place)[0] for line in (*fresh, *resumed[:2])]
+    assert said[:2] == ["No checkpoint yet: starting from step 0.", "checkpoint-4 saved "] and len(fresh) == 2
+    assert said[2:] == ["Resuming from checkpoint-4.", "checkpoint-4 resumed "]
+    assert len(resumed) == 3 and resumed[2].startswith("checkpoint-8 saved at")
 
 
 def test_a_checkpoint_of_a_version_that_saved_no_settings_resumes_silently(

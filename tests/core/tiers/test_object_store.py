@@ -70,7 +70,7 @@ def test_a_store_that_does_not_answer_is_waited_for_as_long_as_was_said(monkeypa
 
 def test_a_missing_client_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingFramework, match=r"pip install 'resume-adapters\[remote\]'"):
+    with pytest.raises(MissingFramework, match=r"pip install 'obstore>=0\.8'"):
         ObjectStore("memory://x", SHORT)
 
 

@@ -31,9 +31,7 @@ from resume_adapters.errors import TierUnavailable, UnsupportedSetting
 def pull(
     url: Annotated[str, typer.Argument(metavar="URL", help="Where a run copies its checkpoints to.")],
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory; it need not exist.")],
-    checkpoint: Annotated[
-        str | None, typer.Argument(metavar="CHECKPOINT", help="A name or a step; by default the newest.")
-    ] = None,
+    checkpoint: Named = None,
     force: Force = False,
     json: Json = False,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,6 +71,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Show it again each second, until the run is finished or halted.")
     ] = False,
+    parts: Annotated[
+        bool, typer.Option("--parts", help="Show also who saves each part of the state, and what is MISSING.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show how the run is, and what the same launch would resume from now.
@@ -83,16 +86,23 @@ def status(
     url = _only_url(run_dir)
     if url and watch:
         raise UnsupportedSetting(f"--watch follows a run directory, and {url} has none: leave it out")
+    if watch and parts:
+        raise UnsupportedSetting("--watch and --parts exclude each other: give one of them")
 
     def read() -> Document:
         runs = run_directory.read_all(list(map(Path, run_dir)))
-        return describe(runs[0]) if _is_one(runs, run_dir) else _overview(runs)
+        if _is_one(runs, run_dir):
+            return describe(runs[0])
+        if parts:
+            raise UnsupportedSetting(f"--parts is for one run, and here are {len(runs)}: give the directory of one")
+        return _overview(runs)
 
     document = _describe_url(url) if url else read()
     if watch:
         document = _watch(read, document, json)
     else:
-        show(document, json, facts if url else lambda found: [_table(found)])
+        in_words = _url_in_words if url else lambda found: [_table(found)]
+        show(document, json, lambda found: [*in_words(found), *(_parts(found) if parts else [])])
     runs = document.get("runs", [document])
     raise typer.Exit(1 if any(each["damaged"] or each.get("refused") for each in runs) else 0)
 
@@ -152,6 +162,11 @@ def _checkpoint(run: RunDirectory, row: CheckpointInfo, best: str | None) -> Doc
     }
 
 
+def _entries(row: CheckpointInfo | None) -> list[Document]:
+    """Return what the manifest of a checkpoint says of each part of the state."""
+    return [msgspec.to_builtins(each) for each in (row.manifest.parts if row and row.manifest else ())]
+
+
 def _recoveries(run: RunDirectory) -> list[Document]:
     """Return the failures after which the run went on without a launch of its own, oldest first."""
     known = ("time", "level", "rank", "error", "step", "lost", "seconds")
@@ -190,6 +205,7 @@ def describe(run: RunDirectory) -> Document:
         "mirrors": msgspec.to_builtins(found.mirrors) if found else [],
         "resumes_from": _checkpoint(run, anchor, run.best(None)) if anchor else None,
         "cursor": anchor.manifest.cursor if anchor and anchor.manifest else {},
+        "parts": _entries(anchor),
         "recoveries": _recoveries(run),
         "without_progress": msgspec.to_builtins(wasted),
         "refused": run.refused.reason if run.refused else None,
@@ -206,6 +222,7 @@ def _describe_url(url: str) -> Document:
         "run_directory": url,
         **_sizes(run),
         "resumes_from": _checkpoint(run, run.anchor, None) if run.anchor else None,
+        "parts": _entries(run.anchor),
         "generation": generation,
         "owner": owner,
         "damaged": [row.path.name for row in run.damaged],
@@ -262,6 +279,22 @@ def _recovery(each: dict[str, Any]) -> str:
         f"{age(each['time'])} ago, rank {each['rank']}: {error}; from step {each['step']} ({each['level']}) in "
         f"{each['seconds']:.3g} s{lost}"
     )
+
+
+def _url_in_words(document: Document) -> Iterable[RenderableType]:
+    return facts({key: value for key, value in document.items() if key != "parts"})
+
+
+_SAVED_BY = {"framework": "the framework", "core": "this package", "missing": "MISSING"}
+
+
+def _parts(document: Document) -> Iterator[RenderableType]:
+    """Yield who saves each part of the checkpoint that a launch would resume from."""
+    found = table("part", "saved by", "what")
+    for each in document["parts"]:
+        found.add_row(escape(each["name"]), _SAVED_BY.get(each["by"], escape(each["by"])), escape(each["note"]))
+    yield ""
+    yield found if document["parts"] else "No parts: there is no checkpoint of this package to resume from."
 
 
 def _table(document: Document) -> Table:

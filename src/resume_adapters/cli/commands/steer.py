@@ -139,7 +139,7 @@ def stop(
         while (wait or force) and observed_state(run.status()) is RunState.RUNNING:
             time.sleep(0.2)
     elif not json:
-        console().print(f"Nothing runs in {escape(run.place)}: nothing was asked.", soft_wrap=True)
+        console().print(f"Nothing runs in {escape(run.place)}, so nothing was stopped.", soft_wrap=True)
     document = {**describe(run_directory.read(run_dir)), "asked": runs}
     show(document, json, lambda found: [status_table(found)])
     raise typer.Exit(1 if wait and not force and document["state"] not in _ENDED_AS_ASKED else 0)

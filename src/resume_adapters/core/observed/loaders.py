@@ -197,7 +197,7 @@ class LoaderAttributes:
             is_there = kind is not LeafKind.STATEFUL or type_name(live) == kept
             fits = type_name(live) in (before, kept) and (is_there or can_be_made(kept, content, kind))
             if owner is ABSENT or not fits:
-                logger.warning("%s was saved, and is not restored: it is %s now.", path, type_name(live))
+                logger.warning("Not restored: %s (it is %s now).", path, type_name(live))
                 continue
             if path not in self.changing:
                 self.changing[path] = (kind, before, in_place)

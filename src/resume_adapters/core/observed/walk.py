@@ -118,12 +118,12 @@ class Census:
     Attributes:
         leaves: what was found, by path.
         entered: the paths of the objects whose content was looked at.
-        left_out: objects that were not looked at, since the budget was used up.
+        left_out: the paths of what was not looked at: it is too large, or the budget was used up.
     """
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
     entered: set[Path] = field(default_factory=set)
-    left_out: int = 0
+    left_out: list[Path] = field(default_factory=list)
 
     def changed(self, now: Census) -> dict[Path, Leaf]:
         """Return the leaves of a later census that differ, but not what is below one that cannot be captured."""
@@ -220,7 +220,7 @@ class _Walk:
             self._enter(Path(name), root, self._subjects.depth)
         while self._queue:
             if self._left <= 0 or not self._has_time():
-                self._census.left_out += len(self._queue)
+                self._census.left_out += [path for path, _, _ in self._queue]
                 break
             path, owner, depth = self._queue.popleft()
             self._census.entered.add(path)
@@ -244,7 +244,7 @@ class _Walk:
         kind = container(value)
         is_short_row = is_row(value, self._subjects.longest_row)
         if kind is not None and not is_short_row and size(value) > self._subjects.largest:
-            self._census.left_out += 1
+            self._census.left_out.append(path)
         elif path.steps[-1].kind == "tensor":
             self._add(path, LeafKind.TENSOR, value, value_digest(value, sampled_above=_SAMPLE_OF_MODULE), [value])
         elif is_short_row or (arrays := self._arrays_of_data(value)) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -170,7 +170,7 @@ class ObservedState:
         if self._before is not None:
             self._made = walk.made(subjects, self._before, self._start)
         if self._start.left_out:
-            logger.info("%d objects were not compared for undeclared state: there are too many.", self._start.left_out)
+            logger.info("Too large to be searched for undeclared state: %s.", _listed(self._start.left_out))
 
     def _look_up(self) -> Subjects:
         """Return what there is to look at."""
@@ -189,7 +189,7 @@ class ObservedState:
         for leaf in sorted(self._saved, key=lambda each: not each.in_place):
             misfit = self._restore(leaf, stays)
             if misfit:
-                logger.warning("%s was saved, and is not restored: %s.", leaf.path, misfit)
+                logger.warning("Not restored: %s (%s).", leaf.path, misfit)
             else:
                 self._observed[leaf.path] = _Observed(LeafKind(leaf.kind), leaf.before, leaf.in_place)
 
@@ -337,8 +337,7 @@ class ObservedState:
         for path in self._observed:
             named, steps = _TOGETHER.get(path.steps[-1].kind, ("", 0))
             shown[f"{named} of {Path(path.root, path.steps[:steps])}" if named else str(path)] = None
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        captured = [Entry("observed", "core", f"{', '.join(list(shown)[:_SHOWN])}{more}")] if shown else []
+        captured = [Entry("observed", "core", _listed([*shown]))] if shown else []
         return [*captured, *self._missing.values()]
 
     def new_entries(self) -> list[Entry]:
@@ -346,6 +345,11 @@ class ObservedState:
         found = [entry for entry in self.describe() if entry not in self._said]
         self._said.update(found)
         return found
+
+
+def _listed(shown: Sequence[object]) -> str:
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(map(str, shown[:_SHOWN])) + more
 
 
 def _described(value: Any) -> str:

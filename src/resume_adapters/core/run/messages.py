@@ -47,9 +47,9 @@ class RunMessages:
         logger.info("%s saved at %s%s.", name, place or "its step", since)
 
     def staging(self, decision: str) -> None:
-        """Log which way saves go from now on, and why."""
+        """Log that saves are not copied in memory, as the user has asked, and why."""
         if self._speaks:
-            logger.info("staging of saves: %s.", decision)
+            logger.warning('stage="memory" is %s.', decision)
 
     def waited(self, seconds: float) -> None:
         """Log how long a save has waited for the commit before it, where that is long."""

@@ -62,7 +62,7 @@ class Staging:
         options: what the adapter knows.
         storage: reads what the system says of its memory.
         ranks_here: processes of the run on this machine, which share its memory.
-        say: is called with each decision, in words.
+        say: is called with the reason where there is no copy, and one was asked for.
 
     Attributes:
         decision: which way saves go, and why; empty where there is nothing to say of it.
@@ -135,7 +135,8 @@ class Staging:
         decision = self._decide(size)
         if decision != self.decision:
             self.decision = decision
-            self._say(decision)
+            if self._options.stage == "memory" and self._block is None:  # the rest is no news: the status has it
+                self._say(decision)
 
     def _decide(self, size: int) -> str:
         """Make the memory, or return why there is none."""

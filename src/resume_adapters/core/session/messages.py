@@ -63,9 +63,9 @@ def log_sibling(run: ResumableRun) -> None:
     sibling = unfinished_sibling(run.storage, run.directory)
     if sibling is not None:
         logger.warning(
-            "This run starts from step 0 in %s. The name of %s differs in its digits alone, and the run in it was %s "
-            "at step %d. If this launch was to continue it, give both the same directory: one that is named after the "
-            "time or the job is new at each launch.",
+            "This run starts from step 0 in %s. The name of %s differs in its digits alone, and the run in it is not "
+            "finished: %s at step %d. If this launch was to continue it, give both the same directory: one that is "
+            "named after the time or the job is new at each launch.",
             run.directory,
             sibling.path,
             sibling.state,
@@ -105,13 +105,11 @@ def log_finished(step: int) -> None:
     logger.info("This run finished at step %d: nothing to do.", step)
 
 
-def log_parts(entries: Iterable[PartEntry]) -> None:
-    """Log for each part who captures it, or what its loss will cost."""
+def log_missing(entries: Iterable[PartEntry]) -> None:
+    """Log for each part that is not captured what its loss will cost."""
     for entry in entries:
         if entry.by == "missing":
-            logger.warning("%-10s MISSING: %s", entry.name, entry.note)
-        else:
-            logger.info("%-10s captured by the %s: %s", entry.name, entry.by, entry.note)
+            logger.warning("%s MISSING: %s", entry.name, entry.note)
 
 
 _PERIOD = 30.0

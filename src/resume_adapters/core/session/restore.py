@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint
-from resume_adapters.core.checkpoint.manifest import describe_cursor
+from resume_adapters.core.checkpoint.manifest import Manifest, describe_cursor
 from resume_adapters.core.log import logger
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.session.context import RestoreContext, setting_differences
@@ -109,11 +110,15 @@ class Restorer:
         if differences:
             raise context.mismatch(differences, "it cannot be resumed from")
         self._framework.trackers.restore(context.reader.required_part("trackers"))
-        cursor = data_cursor(manifest.epoch, context.rank_state.loader_states, OrderDigest())
-        if context.ranks.rank == 0:
-            logger.info("%s resumed at %s.", context.path.name, describe_cursor(cursor))
         if self._run.storage_group.is_leader:
-            self._run.control.journal.append("resume", step=context.step, cursor=cursor)
+            self._run.control.journal.append("resume", step=context.step, cursor=_cursor(context, manifest))
+
+    def log_resumed(self) -> None:
+        """Log where in the data the run is. Call it at the first step, when nothing is left that may refuse it."""
+        context = self.context
+        manifest = context.checkpoint.manifest if context else None
+        if context is not None and manifest is not None and context.ranks.rank == 0:
+            logger.info("%s resumed at %s.", context.path.name, describe_cursor(_cursor(context, manifest)))
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
         """Restore the user's parts and further ones, and verify them.
@@ -153,3 +158,7 @@ class Restorer:
         """Remove the hooks that still wait for the order of the gradients."""
         for each in self.bucket_orders:
             each.close()
+
+
+def _cursor(context: RestoreContext, manifest: Manifest) -> dict[str, Any]:
+    return data_cursor(manifest.epoch, context.rank_state.loader_states, OrderDigest())

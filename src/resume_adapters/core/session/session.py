@@ -32,7 +32,7 @@ from resume_adapters.core.session.finished import Extent, mark_finished, require
 from resume_adapters.core.session.framework import CheckpointFacts, Framework, TrainingLoop
 from resume_adapters.core.session.held import HeldCall, SaveForm
 from resume_adapters.core.session.loaders import LoaderRestorer
-from resume_adapters.core.session.messages import PartEntries, log_parts
+from resume_adapters.core.session.messages import PartEntries, log_missing
 from resume_adapters.core.session.options import ResumeOptions
 from resume_adapters.core.session.records import SHARD_DIGESTS, LaunchState, OrderDigest, RankState, data_cursor
 from resume_adapters.core.session.rescale import Rescale
@@ -235,6 +235,7 @@ class Session:
         if not self.has_begun:
             self.has_begun = True
             self.run.end_skipping()
+            self.restorer.log_resumed()
 
     def end_step(self, step: int, epoch: float, horizon: int | None = None) -> Decision:
         """Count a completed step, and return what all ranks do now; see :meth:`StepControl.end_step`.
@@ -324,7 +325,7 @@ class Session:
     # ---- Saving
 
     def save(self, name: str, step: int, loop: TrainingLoop, *, is_file: bool = False, to_memory: bool = False) -> None:
-        """Save and commit a checkpoint; see :meth:`Saver.save`. At the first, log what each part holds.
+        """Save and commit a checkpoint; see :meth:`Saver.save`. At the first, log what is not captured.
 
         With ``on_save_error="continue"`` it may return without a checkpoint; a save that ends the run never does.
 
@@ -371,7 +372,7 @@ class Session:
         """Return what a checkpoint holds beside the framework's files."""
         state, digests = loop.rank_state(), self.shard_digests()
         entries = self._entries(loop)
-        self.log_parts(entries)
+        self.log_missing(entries)
         return Captured(
             {**state.to_tree(), **self.launch_state(digests.known).to_tree()},
             self._all_parts(loop),
@@ -481,15 +482,15 @@ class Session:
             settings=self.settings.in_force(),
         )
 
-    def log_parts(self, entries: Sequence[PartEntry]) -> None:
-        """Log at the first save of a run what each part holds; later, and in later launches, only what is new."""
+    def log_missing(self, entries: Sequence[PartEntry]) -> None:
+        """Log at the first save of a run what is not captured; later, and in later launches, only what is new."""
         found = [PartEntry(*each) for each in self.observed.new_entries()]
         if self.trace is not None and (not self.has_saved or any(each.by == "missing" for each in found)):
             self.trace.add_missing(found if self.has_saved else entries)
         if self.run.ranks.rank == 0:
             manifest = self.resumed_manifest
             known = manifest.parts if manifest else ()
-            log_parts(each for each in (found if self.has_saved else entries) if each not in known)
+            log_missing(each for each in (found if self.has_saved else entries) if each not in known)
 
     # ---- Ending
 

@@ -130,7 +130,7 @@ def _restore(live: Mapping[str, Any], names: list[str], saved: Mapping[str, Any]
             live[name].copy_(saved[name])
     if names:
         logger.info(
-            "%d tensors that training does not change were built otherwise in this launch, and are those of %s: %s.",
+            "%d tensors that training does not change were built otherwise in this launch; restored from %s: %s.",
             len(names),
             checkpoint.name,
             ", ".join(names[:3]) + ("" if len(names) <= 3 else ", ..."),

@@ -319,4 +319,4 @@ class MemoryTier:
                 delete_all(self._storage, self.directory, self._fence)
 
         if not self._on_leaders(ranks, give_back, "give the memory back") and ranks.rank == 0:
-            logger.warning("What is left is removed with rm -r %s.", self.directory)
+            logger.warning("`rm -r %s` removes what is left.", self.directory)

@@ -68,7 +68,7 @@ class ObjectStore:
             import obstore
             import obstore.store
         except ImportError as error:
-            raise MissingFramework(f"{url} needs obstore: pip install 'resume-adapters[remote]'") from error
+            raise MissingFramework(f"{url} needs obstore: pip install 'obstore>=0.8'") from error
         self.label = url.rstrip("/")
         self._api: Any = obstore
         self._environment = environment
