@@ -101,7 +101,7 @@ def core(session: nox.Session) -> None:
     install(session, "-e", ".[test]")
     absent = "import importlib.util as u; assert not any(map(u.find_spec, ('transformers', 'accelerate', 'lightning')))"
     session.run("python", "-c", absent)
-    run_tests(session, "tests/core", "tests/cli")
+    run_tests(session, "tests/core", "tests/cli", "tests/torch_loop")
 
 
 @nox.session
@@ -138,7 +138,8 @@ def staged(session: nox.Session, stage: str) -> None:
     """Run the adapters' tests with saves that are copied, or are waited for."""
     install(session, "-e", ".[test-all]")
     session.env["RESUME_ADAPTERS_STAGE"] = stage
-    run_tests(session, *(f"tests/{each}" for folders, _ in ADAPTERS.values() for each in folders))
+    folders = ("torch_loop", *(each for folders, _ in ADAPTERS.values() for each in folders))
+    run_tests(session, *(f"tests/{each}" for each in folders))
 
 
 @nox.session

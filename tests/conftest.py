@@ -21,6 +21,7 @@ FRAMEWORKS = {
     "accelerate": ("accelerate",),
     "deepspeed": ("deepspeed",),
     "fabric": ("lightning",),
+    "torch_loop": (),
     "device": (),
 }
 """The modules that the tests of each folder need."""

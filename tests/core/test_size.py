@@ -11,13 +11,13 @@ import pytest
 RULER = Path(__file__).parents[2] / "tools" / "size.py"
 
 BUDGETS = {
-    ".": 210,
+    ".": 310,
     "accelerate": 800,
     "cli": 2450,
     "core": 410,
     "core/checkpoint": 1840,
     "core/dataloader": 1380,
-    "core/loop": 1390,
+    "core/loop": 1590,
     "core/observed": 1330,
     "core/recovery": 1460,
     "core/run": 1200,
@@ -32,7 +32,7 @@ BUDGETS = {
     "data": 220,
     "deepspeed": 190,
     "entry": 40,
-    "fabric": 260,
+    "fabric": 160,
     "hf": 1840,
     "integrations": 40,
     "integrations/deepspeed_engine": 630,

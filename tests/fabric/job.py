@@ -231,7 +231,6 @@ class Cycles:
         inner = job.optimizer.optimizer
         return {
             "hidden": [cycles.hidden(each) for each in (job.fabric, job.loader, inner)],
-            "callbacks": len(job.optimizer._callbacks),
             "hooks": cycles.hooks(inner, module=job.plain),
         }
 

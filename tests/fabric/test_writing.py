@@ -11,7 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from resume_adapters.fabric.framework import FILE, FabricFramework
+from resume_adapters.fabric.framework import FabricFramework
 from resume_adapters.fabric.objects import NAMES, FabricObjects
 
 
@@ -46,4 +46,4 @@ def test_the_package_of_the_fabric_writes_directly(name: str, tmp_path: Path, mo
     monkeypatch.setattr(importlib.import_module(f"{name}.plugins.io.torch_io"), "_atomic_save", never)
     framework = framework_of(importlib.import_module(name).Fabric(accelerator="cpu", devices=1))
     framework.save(tmp_path)
-    assert (tmp_path / FILE).stat().st_size and framework.about.channel == name
+    assert (tmp_path / framework.file).stat().st_size and framework.about.channel == name

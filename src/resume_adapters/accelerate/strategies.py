@@ -12,14 +12,12 @@ import accelerate
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DistributedType, gather_object, load_fsdp_model, load_fsdp_optimizer
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # there without DeepSpeed too
-from torch.nn.parallel import DistributedDataParallel
 
 from resume_adapters.accelerate import files
 from resume_adapters.accelerate.strategy import Strategy, component_name, load_verified
 from resume_adapters.core.checkpoint import distributed_metadata
 from resume_adapters.core.checkpoint.native_files import read_weight_files
-from resume_adapters.core.loop.replicas import Replicas
-from resume_adapters.core.observed.instances import instances
+from resume_adapters.core.loop.replicas import Replicas, reducers
 from resume_adapters.core.patching import wrapped
 from resume_adapters.core.ranks import current_world_size
 from resume_adapters.core.requirements import is_older, refuse
@@ -72,11 +70,7 @@ class ReplicatedStrategy(Strategy):
     def modules(self) -> list[Any]:
         """Return the DDP modules around the models; ``prepare`` hands them to the script and keeps no reference."""
         if self._modules is None:
-            found = instances(DistributedDataParallel) if self.accelerator.num_processes > 1 else []
-            self._modules = []
-            for model in self.models:
-                inner = {id(parameter) for parameter in model.parameters()}
-                self._modules += [each for each in found if any(id(of) in inner for of in each.module.parameters())]
+            self._modules = reducers(self.models)
         return self._modules
 
     def compare(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from resume_adapters.core.loop.plain import TrainedObjects
 from resume_adapters.core.requirements import require_version
 from resume_adapters.errors import MissingFramework, UnsupportedSetting
 from resume_adapters.integrations.lightning_files import imported_or_installed
@@ -57,37 +58,26 @@ class FabricObjects:
             )
         known = self.models.keys() | self.optimizers.keys() | self.schedules.keys()
         self._named = {name: each for name, each in named.items() if name in known}
-        self._steps = 0
-        for each in self.optimizers.values():
-            if not any(known is self for known in each._callbacks):  # several optimizers may share this list
-                each._callbacks.append(self)  # seam: lightning 2.4-2.6
 
     def by_name(self) -> dict[str, Any]:
         """Return all of them in the order in which they were given, as ``fabric.save`` takes them."""
         return self._named
 
-    def modules(self) -> dict[str, Any]:
-        """Return the models as the script made them."""
-        return {name: each.module for name, each in self.models.items()}
+    def trained(self, precision: Any) -> TrainedObjects:
+        """Return what is within Fabric's wrappers.
 
-    def inner_optimizers(self) -> Iterator[Any]:
-        """Yield the optimizers of torch."""
-        for each in self.optimizers.values():
-            yield each.optimizer
-
-    def on_after_optimizer_step(self, **_: Any) -> None:
-        """Count a step; Fabric calls it after each, also after one that a scaler has skipped."""
-        self._steps += 1
-
-    def has_stepped(self) -> bool:
-        """Return whether an optimizer step ended since the last call."""
-        steps, self._steps = self._steps, 0
-        return steps > 0
-
-    def close(self) -> None:
-        """Count no longer."""
-        for each in self.optimizers.values():
-            each._callbacks[:] = [known for known in each._callbacks if known is not self]  # seam: lightning 2.4-2.6
+        Args:
+            precision: the precision plugin, which may have a loss scaler.
+        """
+        scaler = getattr(precision, "scaler", None)
+        return TrainedObjects(
+            {name: each.module for name, each in self.models.items()},
+            {name: each.optimizer for name, each in self.optimizers.items()},
+            self.schedules,
+            scaler=None if scaler is None else precision,
+            scalers=() if scaler is None else (scaler,),
+            wrappers=(*self.models.values(), *self.optimizers.values()),
+        )
 
 
 def _is_set_up(each: Any) -> bool:

@@ -69,6 +69,7 @@ class ResumableLoop:
         self._due = self._is_due_in_memory = False
         self._holds = self._checkpointing.holds
         self._has_moved = False
+        self._is_in_steps = False
         self._is_accumulating = False
         self._over = False
         self._closed = False
@@ -157,6 +158,34 @@ class ResumableLoop:
             self._due = self._due or self._each_epoch
             self._end_of_body()
 
+    def steps(self, count: int) -> Iterator[int]:
+        """Yield the optimizer steps that are left, counted from 0, of a loop whose data come from no loader.
+
+        The data must follow from the random state, which continues, or from the step. A checkpoint is taken between
+        two steps, so no batch may be fetched ahead. When the steps are through, the run is marked as finished.
+
+        Args:
+            count: optimizer steps of the whole run.
+
+        Raises:
+            UnsupportedSetting: nothing says when to save; or as :meth:`epochs`.
+        """
+        if self._each_epoch:
+            raise UnsupportedSetting(
+                "run.steps() has no epochs at whose end a checkpoint could be saved: pass save_every= to the run, such "
+                "as save_every=500"
+            )
+        for _ in self.epochs(max_steps=count):
+            self._is_in_steps = True
+            try:
+                while self.global_step < count:
+                    self._begin_body()
+                    yield self.global_step
+                    self._has_moved = True
+                    self._end_of_body()
+            finally:
+                self._is_in_steps = False
+
     def _begin_epoch(self) -> None:
         self.epoch += 1
         self._metrics.begin_epoch()
@@ -237,8 +266,7 @@ class ResumableLoop:
             return
         session, passes, guard, last = self._session, self._passes, self._guard, self._horizon[1]
         for batch in open_pass:
-            if self._holds or not session.has_begun:
-                session.begin_step()
+            self._begin_body()
             if session.trace is not None:
                 session.trace.add_batch(batch)
             counted, steps = guard.counted, guard.steps
@@ -251,6 +279,14 @@ class ResumableLoop:
                     self._end_of_body(open_pass)
             if last is not None and self.global_step >= last:
                 return
+
+    def _begin_body(self) -> None:
+        if self._holds or not self._session.has_begun:
+            self._session.begin_step()
+
+    @property
+    def _is_in_body(self) -> bool:
+        return self._is_in_steps or bool(self._passes.open)
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Count a batch; call it once for each batch, after the optimizer's step.
@@ -266,6 +302,7 @@ class ResumableLoop:
         self._guard.counted += 1
         if self._checkpointing.script is None:
             self._checkpointing.watch_script()
+            self._passes.require_same_topology()
         if passes.external is not None and passes.external.count_external():
             self._begin_epoch()
         self._metrics.add(loss, metrics)
@@ -290,7 +327,7 @@ class ResumableLoop:
             self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
         if last is not None and self.global_step >= last:
             self._due = True
-        if not passes.open:
+        if not self._is_in_body:
             self._end_of_body()
 
     @property
@@ -319,7 +356,7 @@ class ResumableLoop:
         """
         self._due = True
         self._session.set_reason(reason)
-        if not self._passes.open:
+        if not self._is_in_body:
             self._end_of_body()
 
     def halt(self, reason: str) -> None:

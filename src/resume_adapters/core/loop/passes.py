@@ -143,6 +143,16 @@ class EpochPasses:
         """Whether any loader was given to the loop, in this launch or before."""
         return bool(self._loaders or self._saved)
 
+    def require_same_topology(self) -> None:
+        """Refuse a different number of ranks where no loader was given: the random state of each says what follows.
+
+        Raises:
+            StateMismatch: it is different.
+        """
+        context, changes = self._session.context, self._session.loaders.topology_changes
+        if context is not None and changes and not self.are_known:
+            raise context.mismatch(changes, "the data come from no loader, and what each process draws depends on it")
+
     @property
     def fraction(self) -> float:
         """The fraction of the epoch that is done, by the first open loader; 0.0 where its length is not known."""

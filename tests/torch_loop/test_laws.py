@@ -1,0 +1,201 @@
+"""The laws for a loop of torch alone, each with real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selection import often
+
+import contract
+
+KILL = {"event": "step_end", "step": 13}
+EARLY = {"event": "step_end", "step": 8}
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks"),
+    [
+        pytest.param({"augment": True, "workers": 2, "evaluate": True, "second": True}, 1, id="one"),
+        pytest.param({"samples": 100, "evaluate": True}, 2, id="two-ranks", marks=pytest.mark.thorough),
+    ],
+)
+def test_an_uninterrupted_run_is_the_bare_one(
+    config: dict[str, Any], ranks: int, bench: contract.Bench, reference: Any
+) -> None:
+    """Law 0."""
+    contract.uninterrupted_equals_bare(bench, reference, config, ranks=ranks)
+
+
+ALONE = {"drawn": True, "max_steps": 18, "evaluate": True, "scaler": True}
+
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "workers-ema": (1, {"augment": True, "workers": 2, "ema": True}),
+    "two-optimizers-evaluation": (1, {"second": True, "batch_norm": True, "evaluate": True}),
+    "scaler-compile": (1, {"scaler": True, "compile": True}),
+    "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
+    "no-loader": (1, ALONE),
+    "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True, "compile": True}),
+    "two-ranks-no-loader": (2, {"drawn": True, "max_steps": 18, "batch_norm": True, "evaluate": True}),
+    "two-ranks-reduced-by-hand": (2, {"samples": 100, "wrap": False, "batch_norm": True}),
+    "two-ranks-that-train-apart": (2, {"samples": 100, "apart": True, "ema": True}),
+    "three-ranks-rebuilt-buckets": (3, {"samples": 150, "width": 40_000}),
+}
+
+
+@pytest.mark.parametrize("case", often(CASES, "scaler-compile", "no-loader", "two-ranks", "two-ranks-reduced-by-hand"))
+def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Laws 1 and 2."""
+    ranks, config = CASES[case]
+    kills = [{**EARLY, "rank": ranks - 1}, {**KILL, "rank": 0}]
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config, ranks), kills, ranks=ranks)
+
+
+MOMENTS = {
+    "at the end of an epoch": {"event": "epoch_end", "step": 12},
+    "in an accumulation window": {"event": "batch_end", "step": 17},
+    "after the last save": {"event": "train_end", "step": 18},
+}
+
+
+def test_killed_at_any_moment(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 1: each launch is killed at the next of the moments, and the last one runs to the end."""
+    config = {"augment": True, "samples": 48}
+    kills = list(MOMENTS.values())
+    contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
+
+
+@pytest.mark.thorough
+def test_wrapped_and_unwrapped_restore_alike(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 6."""
+    kills = [EARLY, KILL]
+    contract.interrupted_equals_uninterrupted(
+        bench, tmp_path, {}, reference({}), kills, relaunch=[{}, {"compile": True}, {}]
+    )
+
+
+SAVES = {"max_steps": 6, "save_every": 2, "keep": "KeepLast(1)"}
+
+
+OPERATIONS = contract.operations(
+    "step-2",
+    "step-4",
+    "step-4/resume",
+    contract.Operation("open", rf"{contract.BEGUN}step-4/training\.pt", 2),
+)
+
+
+@pytest.mark.parametrize("operation", often(OPERATIONS, "commits"))
+def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    """Law 3: before each kind of operation of saving, committing and pruning."""
+    contract.killed_before_an_operation(
+        bench, tmp_path, SAVES, reference(SAVES), OPERATIONS[operation], leaving=[{6}, {4, 6}]
+    )
+
+
+DRAWN = {"drawn": True, "max_steps": 25}
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param({"samples": 100}, id="loader", marks=pytest.mark.thorough), pytest.param(DRAWN, id="drawn")]
+)
+def test_a_stop_that_reaches_one_rank_stops_all(
+    config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    """Law 8. The ranks vote at each step where steps are not too short."""
+    send = {"event": "backward", "step": 12, "rank": 1, "send": "SIGUSR1"}
+    contract.stopped_then_resumed(bench, tmp_path, config, reference(config, 2), send, ranks=2, within=3)
+
+
+def test_each_part_is_said_and_a_plain_script_loads_what_was_saved(bench: contract.Bench, tmp_path: Path) -> None:
+    """Laws 9 and 10."""
+    outcome = bench.run(tmp_path, {"second": True, "scaler": True, "kill": KILL})
+    assert outcome.killed
+    assert "model      captured by the framework: torch.save of model, second" in outcome.output
+    for part in ("optimizer", "scheduler", "scaler", "counters", "rng", "data", "metrics", "trackers"):
+        assert f"resume-adapters: {part} " in outcome.output, part
+    config = {"second": True, "bare": True, "load": "out/step-10/training.pt", "epochs": 0}
+    bench.run(tmp_path, config).require_success()
+    final = contract.read_trace(tmp_path).final[0]
+    assert final is not None and final["schedule"] == 10
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "ranks": ({}, 2, "was saved with number of ranks 1, this launch has 2"),
+    "another optimizer": ({"second": True}, 1, "number of models 1, this launch has 2"),
+    "another model": ({"width": 32}, 1, "0.weight: saved float32[16, 8], the model has float32[32, 8]"),
+    "another name": ({"renamed": True}, 1, "was saved with model, optimizer, schedule; this launch gives net, optim"),
+    "processes without a group": ({"group": False}, 2, "call torch.distributed.init_process_group() before"),
+    "a sharded optimizer": ({"zero": True}, 2, "ZeroRedundancyOptimizer shards or moves the state"),
+}
+
+
+@pytest.mark.parametrize("what", often(REFUSED, "another name", "a sharded optimizer"))
+def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
+    change, ranks, words = REFUSED[what]
+    killed(tmp_path, {"kill": EARLY})
+    outcome = bench.run(tmp_path, change, ranks=ranks)
+    assert 1 in outcome.statuses and words in outcome.output, outcome.output
+    assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
+
+
+def test_a_different_number_of_processes_that_draw_their_batches_is_refused(
+    bench: contract.Bench, killed: Any, tmp_path: Path
+) -> None:
+    killed(tmp_path, {**DRAWN, "kill": EARLY})
+    outcome = bench.run(tmp_path, DRAWN, ranks=2)
+    assert 1 in outcome.statuses and "the data come from no loader" in outcome.output, outcome.output
+
+
+@pytest.mark.thorough
+def test_processes_with_different_models_are_refused_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
+    outcome = bench.run(tmp_path, {"stages": True, "wrap": False}, ranks=2)
+    assert 1 in outcome.statuses and "the processes train different models" in outcome.output, outcome.output
+
+
+@pytest.mark.parametrize("config", often({"loader": {}, "drawn": {}}, "drawn"))
+def test_a_finished_run_launched_again_does_nothing(
+    config: str, bench: contract.Bench, reference: Any, tmp_path: Path
+) -> None:
+    same = ("weights", "global_step", "draws", "schedule")
+    contract.finished_does_nothing_again(bench, tmp_path, reference, ALONE if config == "drawn" else {}, same)
+
+
+@pytest.mark.thorough
+def test_a_hundred_runs_of_one_loop_leave_nothing(bench: contract.Bench, tmp_path: Path) -> None:
+    """Law 12."""
+    contract.opened_and_closed_leaves_nothing(bench, tmp_path, {"save_every": 1, "accumulate": 1})
+
+
+@pytest.mark.thorough
+def test_an_empty_machine_resumes_from_the_mirror(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    contract.an_empty_machine_resumes(bench, tmp_path, {}, reference({}), KILL)
+
+
+@pytest.mark.thorough
+def test_a_kill_loses_no_step_that_memory_has(
+    bench: contract.Bench, reference: contract.References, tmp_path: Path
+) -> None:
+    contract.a_kill_loses_no_step_that_memory_has(bench, tmp_path, {}, reference({}), KILL)
+
+
+# ---- Saves that are copied, and written in the background
+
+STAGED = {"augment": True, "second": True, "options": {"stage": "memory"}}
+
+
+@pytest.mark.thorough
+def test_the_files_are_those_of_the_bare_save(bench: contract.Bench, reference: Any) -> None:
+    contract.staged_equals_bare(bench, reference, {**STAGED, "save_every": 2})
+
+
+@pytest.mark.parametrize("operation", often(contract.STAGED, "commits"))
+def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
+    config = {**SAVES, **STAGED}
+    contract.killed_before_an_operation(
+        bench, tmp_path, config, reference(config), OPERATIONS[operation], leaving=[{6}, {4, 6}]
+    )
