@@ -18,7 +18,7 @@ BUDGETS = {
     "core/checkpoint": 1840,
     "core/dataloader": 1380,
     "core/loop": 1390,
-    "core/observed": 1330,
+    "core/observed": 1340,
     "core/recovery": 1450,
     "core/run": 1200,
     "core/run_directory": 1020,
