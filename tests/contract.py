@@ -212,7 +212,10 @@ def parts(run_directory: Path) -> dict[str, str]:
     """Return what the newest checkpoint says of each part of the state, by name: who saves it, and what it is."""
     manifests = [json.loads(file.read_bytes())["manifest"] for file in run_directory.rglob("manifest.json")]
     newest = max(manifests, key=lambda manifest: int(manifest["step"]))
-    return {each["name"]: f"{each['by']}: {each['note']}" for each in newest["parts"]}
+    found: dict[str, list[str]] = {}
+    for each in newest["parts"]:
+        found.setdefault(each["name"], []).append(f"{each['by']}: {each['note']}")
+    return {name: "; ".join(notes) for name, notes in found.items()}
 
 
 def interrupted_equals_uninterrupted(

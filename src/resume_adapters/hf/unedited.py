@@ -32,7 +32,7 @@ class CallbackOfEnvironment(ResumeCallback):
             is_search: the call is a trial of a hyperparameter search.
         """
         if has_other:
-            if self._given:
+            if self._given and trainer.is_world_process_zero():
                 logger.warning("This trainer has a ResumeCallback of its own: the options in %s do not apply.", OPTIONS)
             return False
         args = trainer.args
@@ -43,7 +43,7 @@ class CallbackOfEnvironment(ResumeCallback):
             "a hyperparameter search starts many runs in one directory": is_search,
         }
         reason = next((each for each, holds in reasons.items() if holds), None)
-        if reason is not None:
+        if reason is not None and trainer.is_world_process_zero():
             logger.warning("This trainer trains without being resumed: %s.", reason)
         return reason is None
 

@@ -37,14 +37,14 @@ class CallbackOfEnvironment(ResumeCallback):
             self._is_set_up = False
             return
         if isinstance(trainer, pl.Trainer) and not saving(trainer):
-            if stage == "fit":
+            if stage == "fit" and trainer.is_global_zero:
                 logger.warning(
                     "No ModelCheckpoint of this trainer saves the whole state (enable_checkpointing=False, or "
                     "save_weights_only=True): it trains without being resumed."
                 )
             return
         others = [each for each in getattr(trainer, "callbacks", ()) if isinstance(each, ResumeCallback)]
-        if stage == "fit" and self._given and others[:1] != [self]:
+        if stage == "fit" and self._given and others[:1] != [self] and trainer.is_global_zero:
             logger.warning("This trainer has a ResumeCallback of its own: the options in %s do not apply.", OPTIONS)
         super().setup(trainer, pl_module, stage)
 

@@ -77,7 +77,7 @@ def test_a_checkpoint_that_the_bare_script_has_written_is_trained_on(tmp_path: P
 
 @pytest.mark.parametrize(("deaths", "accumulation"), [([5, 3], 1), ([6], 2)], ids=str)
 def test_left_between_saves_to_the_disk_it_continues_from_memory(
-    tmp_path: Path, deaths: list[int], accumulation: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, deaths: list[int], accumulation: int
 ) -> None:
     (tmp_path / "memory").mkdir()
     memory = Memory(save_every=1, directory=str(tmp_path / "memory"))
@@ -85,7 +85,6 @@ def test_left_between_saves_to_the_disk_it_continues_from_memory(
     context = last.loop._session.context
     assert context is not None
     assert context.step == sum((each - 1) // accumulation for each in deaths), "a step was lost whose body has ended"
-    assert caplog.text.count("model      captured by") == 2, "what a launch captures is said once for a run"
 
 
 @pytest.mark.parametrize("deaths", [[5], [8, 2], [15]], ids=str)

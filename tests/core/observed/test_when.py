@@ -486,14 +486,6 @@ def test_what_changes_when_batches_are_read_is_named_but_not_restored() -> None:
     ]
 
 
-def test_it_says_when_not_everything_was_looked_at(caplog: pytest.LogCaptureFixture) -> None:
-    trainer: Any = Trainer()
-    trainer.numbers = list(range(20_000))
-    with caplog.at_level(logging.INFO, "resume_adapters"):
-        observing(trainer)
-    assert "Too large to be searched for undeclared state: trainer.numbers." in caplog.text
-
-
 class Holder(Still):
     """A framework whose training holds more than it saves."""
 
@@ -513,6 +505,21 @@ def begun(directory: Path, trainer: Trainer) -> tuple[Session, Holder]:
     )
     session.open()
     return session, framework
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_rank_names_what_was_not_looked_at(
+    rank: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer: Any = Trainer()
+    trainer.numbers = list(range(20_000))
+    session, _ = begun(tmp_path, trainer)
+    monkeypatch.setattr(session.run.ranks, "rank", rank, raising=False)
+    with caplog.at_level(logging.INFO, "resume_adapters"):
+        session.begin_observing()
+    session.run.close()
+    said = "Too large to be searched for undeclared state: trainer.numbers." in caplog.text
+    assert said == (rank == 0)
 
 
 def test_a_session_saves_and_restores_it_but_not_what_parts_capture(

@@ -273,7 +273,7 @@ def _list(document: Document, metric: str | None) -> Iterator[RenderableType]:
 
 def _recovery(each: dict[str, Any]) -> str:
     """Describe one recovery: what failed, where the run went on, and what that took."""
-    lost = f", {each['lost']} steps done again" if each["lost"] else ""
+    lost = f", {each['lost']} step{'s' if each['lost'] > 1 else ''} done again" if each["lost"] else ""
     error = str(each["error"]).partition("\n")[0]
     return (
         f"{age(each['time'])} ago, rank {each['rank']}: {error}; from step {each['step']} ({each['level']}) in "

@@ -46,6 +46,9 @@ _SAMPLE_OF_MODULE = 1 << 14
 _LARGEST = 10_000
 """Values in one leaf at most: a data set in a list is not the state of a training."""
 
+_MANY = 1_000
+"""Values in a container that is looked at last: a data set in a list takes the time from nothing else."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -144,7 +147,7 @@ class Census:
 
 
 def take(subjects: Subjects, clock: Callable[[], float], *, objects: int = 20_000, seconds: float = 0.5) -> Census:
-    """Walk from the roots, nearest objects first.
+    """Walk from the roots, nearest objects first, and large containers last.
 
     Args:
         clock: returns seconds.
@@ -198,10 +201,9 @@ def made(subjects: Subjects, before: Census, start: Census) -> set[Path]:
         before: taken before a framework starts a training.
         start: taken before its first step.
     """
-    if before.left_out:
-        return set()
     new = {path: leaf for path, leaf in start.leaves.items() if leaf != before.leaves.get(path)}
-    return {path for path, leaf in new.items() if leaf.arrays and path.root not in subjects.read_ahead}
+    found = {path for path, leaf in new.items() if leaf.arrays and path.root not in subjects.read_ahead}
+    return {path for path in found if not any(path.is_below(each) for each in before.left_out)}
 
 
 class _Walk:
@@ -213,16 +215,17 @@ class _Walk:
         self._unsaved = {id(tensor) for tensor in subjects.unsaved}
         self._seen: set[int] = set()
         self._queue: deque[tuple[Path, Any, int]] = deque()
+        self._large: deque[tuple[Path, Any, int]] = deque()
         self._census = Census()
 
     def run(self) -> Census:
         for name, root in self._subjects.roots.items():
             self._enter(Path(name), root, self._subjects.depth)
-        while self._queue:
+        while waiting := self._queue or self._large:
             if self._left <= 0 or not self._has_time():
-                self._census.left_out += [path for path, _, _ in self._queue]
+                self._census.left_out += [path for path, _, _ in (*self._queue, *self._large)]
                 break
-            path, owner, depth = self._queue.popleft()
+            path, owner, depth = waiting.popleft()
             self._census.entered.add(path)
             for step, value in content(owner):
                 below = Path(path.root, (*path.steps, step))
@@ -235,7 +238,8 @@ class _Walk:
     def _enter(self, path: Path, owner: Any, depth: int) -> None:
         if id(owner) not in self._seen:
             self._seen.add(id(owner))
-            self._queue.append((path, owner, depth))
+            is_large = container(owner) is not None and size(owner) > _MANY
+            (self._large if is_large else self._queue).append((path, owner, depth))
 
     def _visit(self, path: Path, value: Any, owner: Any, depth: int) -> None:
         self._left -= 1

@@ -169,8 +169,6 @@ class ObservedState:
         self._start = walk.take(subjects, self._clock)
         if self._before is not None:
             self._made = walk.made(subjects, self._before, self._start)
-        if self._start.left_out:
-            logger.info("Too large to be searched for undeclared state: %s.", _listed(self._start.left_out))
 
     def _look_up(self) -> Subjects:
         """Return what there is to look at."""
@@ -330,6 +328,10 @@ class ObservedState:
         return {TENSORS: StaticState(self._tensors)} if self._tensors else {}
 
     # ---- Describing
+
+    def left_out(self) -> str:
+        """Return what :meth:`begin` could not look at, as text: there is too much of it."""
+        return _listed(self._start.left_out)
 
     def describe(self) -> list[Entry]:
         """Return an entry for what is captured, and one for each thing that is not."""

@@ -206,7 +206,7 @@ class HeldCall:
             )
         if self._run.ranks.rank == 0:
             where = "the disk" if attempt.level is Level.DISK else "memory"
-            steps = "no step is" if not lost else f"{lost} steps are"
+            steps = {0: "no step is", 1: "1 step is"}.get(lost, f"{lost} steps are")
             logger.info(
                 "Recovered: step %d is done %.2f s after the failure. The state came from %s; %s done again.",
                 step,

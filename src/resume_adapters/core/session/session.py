@@ -169,6 +169,8 @@ class Session:
                 self.constants.begin(self.framework.modules(), saved, path)
             self.observed.begin()
             self.architecture()
+            if self.run.ranks.rank == 0 and (left_out := self.observed.left_out()):
+                logger.info("Too large to be searched for undeclared state: %s.", left_out)
             self._log_differences()
 
     def begin_settings(self) -> None:
