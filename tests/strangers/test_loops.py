@@ -12,7 +12,7 @@ from strangers import HERE
 
 ACCELERATE = (
     *("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free", "early_stopping"),
-    *("autoregressive", "cross_validation", "batch_size_finder"),
+    *("autoregressive", "cross_validation", "batch_size_finder", "drawn"),
 )
 FINDERS = ("lr_find", "scale_batch_size", "LearningRateFinder", "BatchSizeFinder")
 LIGHTNING = (
