@@ -309,6 +309,7 @@ class Launch:
             "zip": self._zip,
             "two": self._two,
             "followed": self._followed,
+            "drawn": self._drawn,
             "anew": self._anew,
             "in turn": self._in_turn,
             "twice": self._twice,
@@ -410,6 +411,21 @@ class Launch:
             if self.options.get("between"):
                 self.loop.save("between two passes")
             self.die(self)
+
+    def _drawn(self, data: Any) -> None:
+        """Draw two batches for each step, and call ``run.step`` twice after it."""
+        is_wrapped = self.options.get("is_wrapped", False)
+        self.loop.resume(None if is_wrapped else data)
+
+        def cycle() -> Iterator[Any]:
+            while True:
+                yield from self.loop.batches(data) if is_wrapped else data
+
+        drawn = cycle()
+        while self.loop.global_step < 6 * self.options["epochs"]:
+            self._step(torch.cat([next(drawn), next(drawn)]))
+            self.framework._stepped = False
+            self.loop.step()
 
     def _step(self, batch: torch.Tensor) -> None:
         loss = self.framework.train(batch)

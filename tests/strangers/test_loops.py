@@ -12,12 +12,12 @@ from strangers import HERE
 
 ACCELERATE = (
     *("nanogpt", "gan", "curriculum", "diffusion", "counted", "schedule_free", "early_stopping"),
-    *("autoregressive", "cross_validation", "batch_size_finder"),
+    *("autoregressive", "cross_validation", "batch_size_finder", "drawn"),
 )
 FINDERS = ("lr_find", "scale_batch_size", "LearningRateFinder", "BatchSizeFinder")
 LIGHTNING = (
     *("lightning_finetuning", "lightning_average", "lightning_validations", "lightning_gan"),
-    *("lightning_transformer", "lightning_ppo"),
+    *("lightning_transformer", "lightning_ppo", "lightning_saves"),
     *("fabric_mnist", "fabric_dcgan", "fabric_kfold", "fabric_maml"),
 )
 

@@ -326,6 +326,7 @@ def _save(session: FitSession, native: Any, filepath: Any, weights_only: Any = N
         session.save(path, lambda place: native(str(place), weights_only, *rest))
     else:
         native(filepath, weights_only, *rest)
+        session.save_after(path, weights_only)
 
 
 def _remove(session: FitSession, trainer: Any, native: Any, filepath: Any) -> None:

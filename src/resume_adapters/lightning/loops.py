@@ -111,10 +111,13 @@ class Loops:
         return bool(self.epoch.batch_progress.is_last_batch)
 
     @property
-    def batches_begun(self) -> int:
-        """The batches that this trainer has begun to train on."""
-        begun: int = self.epoch.batch_progress.total.ready
-        return begun
+    def place(self) -> tuple[int, ...]:
+        """Where the training is: the batches that were begun, and how often each part of an epoch was reached."""
+        epochs = self.fit.epoch_progress.current
+        return (
+            self.epoch.batch_progress.total.ready,
+            *(epochs.ready, epochs.started, epochs.processed, epochs.completed),
+        )
 
     def logged_names(self) -> list[str]:
         """Return the names under which the running epoch has logged, or will at its end."""

@@ -65,7 +65,8 @@ class FitSession:
         self._session = Session(self.run, self._framework, options, FitRankState, rescale)
         self.loops = Loops(trainer)
         self.data = FitData(self.loops, self._session)
-        self._point: tuple[int, SavePoint | None] = (0, None)
+        self._point: tuple[tuple[int, ...], SavePoint | None] = ((), None)
+        self._is_due = False
         self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
         self._is_training = self._has_validated = self._has_ended_epoch = False
@@ -238,17 +239,17 @@ class FitSession:
         if session.trace is not None:
             session.trace.add_loss(outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
         session.observed.release()
-        self._point = self.loops.batches_begun, SavePoint.BATCH
+        self._save_point = SavePoint.BATCH
 
     @property
     def _save_point(self) -> SavePoint | None:
-        """Where in the training a checkpoint is saved now; ``None`` within a batch, where a save falls into a step."""
-        begun, point = self._point
-        return point if begun == self.loops.batches_begun else None
+        """Where in the training a checkpoint is saved now; ``None`` where the loops have gone on since it was set."""
+        place, point = self._point
+        return point if place == self.loops.place else None
 
     @_save_point.setter
     def _save_point(self, point: SavePoint) -> None:
-        self._point = self.loops.batches_begun, point
+        self._point = self.loops.place, point
 
     def set_save_point(self, point: SavePoint) -> None:
         """Set where in the training a checkpoint is saved from now on.
@@ -273,7 +274,8 @@ class FitSession:
             if self._session.trace is not None:
                 self._session.trace.set_grad_norm(self._framework.engine.engine.get_global_grad_norm())
         decision = self._session.end_step(self._trainer.global_step, self.loops.epochs_reached, self._horizon())
-        if decision.save:
+        if decision.save or self._is_due:
+            self._is_due = False
             self._save_if_needed()
         elif decision.save_to_memory and not self._is_saved:
             self._save_to_memory()
@@ -371,6 +373,10 @@ class FitSession:
     def is_resumable(self, path: Path, weights_only: bool | None) -> bool:
         """Return whether a save is one that this run can resume from."""
         return not weights_only and self._save_point is not None and files.is_same(path.parent, self.run.directory)
+
+    def save_after(self, path: Path, weights_only: bool | None) -> None:
+        """Save at the end of the step, where the script itself has saved the state into the run directory within it."""
+        self._is_due = self._is_due or (not weights_only and files.is_same(path.parent, self.run.directory))
 
     def is_newest(self, path: Path) -> bool:
         """Return whether a path is that of the last save, which may not have its name yet."""

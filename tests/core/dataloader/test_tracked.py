@@ -627,15 +627,3 @@ def test_a_copy_of_a_tracked_loader_is_not_tracked() -> None:
     assert type(copied) is DataLoader and not hasattr(copied, "resume_tracked")
     assert (copied.collate_fn, copied.worker_init_fn) == (list, init)
     assert list(copied) == list(loader) == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_the_digests_of_a_pass_that_was_left_are_not_those_of_the_next() -> None:
-    """A wrapper fetches ahead, and the script leaves the pass before it has used what was fetched."""
-    loader = DataLoader(range(SAMPLES), BATCH)  # type: ignore[arg-type]
-    tracked = track(loader)
-    tracked.keep_digests()
-    left = iter(loader)
-    first = [next(left), next(left)]
-    used = tracked.take_digests(1)
-    again = iter(loader)
-    assert torch.equal(next(again), first[0]) and tracked.take_digests(2) == used

@@ -51,6 +51,9 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "loaders in turn": {"script": "in turn", "save_every": 2, "epochs": 5},
     "a loader used twice": {"script": "twice", "save_every": 3},
     "a pass that is never exhausted": {"script": "by hand", "each_epoch": True},
+    "batches drawn by next": {"script": "drawn", "save_every": 2, "epochs": 4},
+    "the same of a loader that fetches ahead": {"script": "drawn", "data": "ahead", "save_every": 1, "epochs": 4},
+    "the same within the loop of the run": {"script": "drawn", "is_wrapped": True, "save_every": 2, "epochs": 4},
     "spread state": {"spread": lambda framework: {"weights": framework.state_dict()}},
 }
 
@@ -327,6 +330,24 @@ def test_a_loop_that_is_left_early_goes_on_within_its_epoch(tmp_path: Path) -> N
             break
     last = Launch(tmp_path / "run", max_steps=100)()
     assert first.trace + last.trace == expected
+
+
+def test_a_cell_that_was_interrupted_and_is_run_again_is_refused_until_the_run_is_made_anew(tmp_path: Path) -> None:
+    expected = Launch(tmp_path / "never")()
+    first = Launch(tmp_path / "run", killed_after(9))
+    data = first.loader()
+
+    def cell() -> None:
+        for _ in first.loop.epochs(3):
+            for batch in first.loop.batches(data):
+                first._step(batch)
+
+    with pytest.raises(Killed):
+        cell()
+    with pytest.raises(UnsupportedSetting, match=r"the run \(plain\) again before it, and it resumes"):
+        cell()
+    assert len(first.trace) == 9
+    assert Launch(tmp_path / "run")().end == expected.end
 
 
 def test_a_loop_that_never_began_finishes_nothing(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def test_an_accumulation_that_this_launch_changes_is_not_taken_for_a_count_of_th
 
 
 def add(windows: StepWindows, *lengths: int) -> list[bool]:
-    return [windows.add(has_stepped=at == length, is_last=False) for length in lengths for at in range(1, length + 1)]
+    ends = [at == length for length in lengths for at in range(1, length + 1)]
+    return [windows.add(1, has_stepped=each, is_last=False) for each in ends]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +99,11 @@ def test_windows_that_were_alike_stay_so(before: list[int], after: int, refused:
 def test_a_window_that_ends_with_its_pass_is_short_and_one_that_is_open_says_nothing() -> None:
     windows = StepWindows()
     windows.resume([4])
-    assert not windows.add(has_stepped=True, is_last=True) and windows.lengths() == [4]
-    windows.add(has_stepped=False, is_last=False)
+    assert not windows.add(1, has_stepped=True, is_last=True) and windows.lengths() == [4]
+    windows.add(1, has_stepped=False, is_last=False)
     assert windows.lengths() == []
     windows.begin_epoch()
-    assert not windows.add(has_stepped=True, is_last=False)
+    assert not windows.add(1, has_stepped=True, is_last=False)
 
 
 # ---- Passes that are cut short

@@ -307,18 +307,17 @@ def test_what_the_run_cannot_use_of_a_mirror_is_passed_over(tmp_path: Path, remo
         resumed()
 
 
-@pytest.mark.parametrize(("step", "resumed"), [(1, 2), (3, 3)], ids=["older", "newer"])
-def test_a_checkpoint_of_the_bare_framework_competes_with_the_mirror(
-    tmp_path: Path, remote: Mirror, store: FaultyStore, step: int, resumed: int
+@pytest.mark.parametrize("step", [1, 3], ids=["older", "newer"])
+def test_a_checkpoint_of_the_bare_framework_is_older_than_any_of_the_mirror(
+    tmp_path: Path, remote: Mirror, store: FaultyStore, step: int
 ) -> None:
-    """Where it is newer, nothing is fetched."""
     finish(train(tmp_path / "a", remote(), 2), 2)
     lose(tmp_path / "a")
     (tmp_path / "b" / "checkpoint-foreign").mkdir(parents=True)
     foreign = Foreign(lambda path: ForeignStep(step) if path.name == "checkpoint-foreign" else None)
     job = Miniature(tmp_path / "b", mirror=remote(), foreign=foreign)
-    assert job.step == resumed
-    assert committed(tmp_path / "b") == ({"checkpoint-2": 2} if resumed == 2 else {})
+    assert job.step == 2
+    assert committed(tmp_path / "b") == {"checkpoint-2": 2}
     job.run.close()
 
 

@@ -78,6 +78,10 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
+FOREIGN, UNRANKED = -2, -3
+"""In the place of the step: of what was not committed, and of what says no step besides."""
+
+
 def newest_first(name: str, step: int, written: float = 0.0) -> tuple[int, bool, float, str]:
     """Return the key that sorts checkpoints in the order in which a resume tries them."""
     return -step, name.endswith(SUPERSEDED), -written, name
@@ -98,9 +102,9 @@ def sort_key(
 ) -> tuple[int, float]:
     """Return the step of a checkpoint and the time when it was written.
 
-    Of two checkpoints of one step, the one written later is newer. A foreign one has the step that its content says; if
-    it says none, it is older than every other, and the number in the name decides among such. What cannot be resumed
-    from is tried, and named, where its name would have it.
+    Of two checkpoints of one step, the one written later is newer. A foreign one is older than every other: it has no
+    step here, and in the place of the time the step that its content says, or with :data:`UNRANKED` the number in its
+    name. What cannot be resumed from is tried, and named, where its name would have it.
 
     Args:
         storage: where to read.
@@ -118,7 +122,7 @@ def sort_key(
     with contextlib.suppress(CheckpointDamaged):
         found = foreign_step(storage, path, foreign, history)
         if found is not None:
-            return (found.step, 0.0) if found.is_content else (-1, float(found.step))
+            return FOREIGN if found.is_content else UNRANKED, float(found.step)
     return number_in(path.name), 0.0
 
 

@@ -28,10 +28,15 @@ class RejectedCheckpoint:
 
 @dataclass(frozen=True)
 class ResumeChoice:
-    """The checkpoint to resume from (``None``: start fresh), and the newer ones that were rejected."""
+    """The checkpoint to resume from (``None``: start fresh), and the newer ones that were rejected.
+
+    Attributes:
+        passed_over: the names of those of a later step that were not committed.
+    """
 
     checkpoint: Checkpoint | None
     rejected: tuple[RejectedCheckpoint, ...]
+    passed_over: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Choose the checkpoint to resume from: the newest that is valid on every rank. Reads only.
 
 ``latest`` is only a hint for people: every candidate in the run directory is tried, newest step first, and the first
-one that is valid on every rank is taken.
+one that is valid on every rank is taken. What was not committed, as what a script saves itself, comes after all that
+was: it lacks what an exact resume needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from resume_adapters.core.checkpoint.catalog import Catalog, candidates, newest_first, sort_key
+from resume_adapters.core.checkpoint.catalog import FOREIGN, Catalog, candidates, newest_first, sort_key
 from resume_adapters.core.checkpoint.checkpoint import Checkpoint, RejectedCheckpoint, ResumeChoice
 from resume_adapters.core.checkpoint.files import CheckpointFiles
 from resume_adapters.core.checkpoint.layout import CheckpointState, is_committed, original_path, state_of
@@ -91,9 +92,9 @@ def latest_valid(
         if reason is not None:
             rejected.append(RejectedCheckpoint(path, reason))
         elif (step := answers[0].step) is not None:
-            return ResumeChoice(
-                Checkpoint(_local_name(storage, path), step, answers[ranks.rank].manifest), tuple(rejected)
-            )
+            chosen = Checkpoint(_local_name(storage, path), step, answers[ranks.rank].manifest)
+            later = [each for each, (rank, of_content) in keys.items() if rank == FOREIGN and of_content > step]
+            return ResumeChoice(chosen, tuple(rejected), tuple(sorted(later)) if chosen.manifest else ())
     if rejected:
         raise no_valid(run_directory, rejected)
     return ResumeChoice(None, ())

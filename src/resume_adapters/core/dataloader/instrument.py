@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -73,6 +75,38 @@ class TrackedIterator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+@contextlib.contextmanager
+def watched(loader: Any, taken: Callable[[Any, int], object]) -> Iterator[None]:
+    """Call a function with each batch that a script takes from a loader, and its number in the pass, meanwhile.
+
+    Args:
+        loader: a loader, or what a framework put around one.
+        taken: the function.
+    """
+    kind: Any = type(loader)
+
+    def batches(self: Any) -> Iterator[Any]:
+        numbers = itertools.count()
+
+        def fetch(inner: Iterator[Any]) -> Any:
+            batch = next(inner)
+            taken(batch, next(numbers))
+            return batch
+
+        return TrackedIterator(fetch, kind.__iter__(self))
+
+    watching = type(kind.__name__, (kind,), {"__iter__": batches, "__module__": kind.__module__})
+    _set_class(loader, watching)
+    try:
+        yield
+    finally:
+        _set_class(loader, kind)
+
+
+_set_class = vars(object)["__class__"].__set__
+"""Sets a class also where a loader shows that of the one within, as Accelerate's do."""
 
 
 def are_kept(loader: Any) -> bool:

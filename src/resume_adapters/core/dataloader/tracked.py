@@ -15,7 +15,6 @@ that the resumed data is the data of the uninterrupted run; without one, that of
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -45,7 +44,6 @@ from resume_adapters.core.dataloader.worker_rng import WorkerCollate, WorkerInit
 from resume_adapters.core.observed.loaders import LoaderAttributes, content_of, rows_at_start
 from resume_adapters.core.patching import replaced
 from resume_adapters.core.state import rng
-from resume_adapters.core.state.fingerprint import value_digest
 from resume_adapters.core.state.rng import GeneratorState
 from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
@@ -130,7 +128,6 @@ class TrackedLoader:
         self._worker_init: WorkerInit | None = None
         self._on_skip: OnSkip = _ignore
         self._show_skipping: ShowSkipping = _show_nothing
-        self._digests: deque[str] | None = None
         self._keep_functions()
         loader.__class__ = tracked_class(type(loader))  # type: ignore[arg-type]  # a class is hashable
         loader.resume_tracked = self
@@ -161,7 +158,7 @@ class TrackedLoader:
     def release(self) -> None:
         """Forget what :meth:`attach` set, and a position that was restored and no pass has begun with."""
         self._log.capture_generators({})
-        self._on_skip, self._show_skipping, self._digests = _ignore, _show_nothing, None
+        self._on_skip, self._show_skipping = _ignore, _show_nothing
         self._replay = self._to_compare = None
         beginning = beginning_of(self._next_pass)
         if isinstance(beginning, Resumed | AfterEnd):
@@ -245,23 +242,6 @@ class TrackedLoader:
         """
         assert self._log.elastic is not None and position.elastic is not None, "only an elastic loader knows"
         return self._log.elastic.left(position.elastic, global_batch)
-
-    # ---- What it hands out
-
-    def keep_digests(self) -> None:
-        """Keep the digest of each batch that is handed out from the next pass on, for :meth:`take_digests`."""
-        self._digests = deque()
-
-    def take_digests(self, count: int) -> list[str]:
-        """Return the digests of the next batches of this pass in the order in which they were handed out.
-
-        A loader that is wrapped may hand batches out before they are used.
-
-        Args:
-            count: batches that were used.
-        """
-        kept = self._digests or deque()
-        return [kept.popleft() for _ in range(min(count, len(kept)))]
 
     # ---- Restoring it
 
@@ -441,8 +421,6 @@ class TrackedLoader:
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin a pass; ``make`` makes the loader's own iterator."""
         self._keep_functions()
-        if self._digests:
-            self._digests.clear()
         following = self._next_pass
         if isinstance(following, Empty):
             self.restore_now()
@@ -461,8 +439,7 @@ class TrackedLoader:
             inner = self._begin(following, make)
         if self._log.elastic and self.workers:
             self._log.elastic.workers_started()
-        is_plain = self._replay is None and self._digests is None
-        return TrackedIterator(self._log.fetch if is_plain else self._next, inner)
+        return TrackedIterator(self._log.fetch if self._replay is None else self._next, inner)
 
     @contextlib.contextmanager
     def _comparing(self) -> Iterator[None]:
@@ -563,8 +540,6 @@ class TrackedLoader:
             replay.prepare()
             batch = self._log.fetch(inner)
             replay.count(batch)
-        if self._digests is not None:
-            self._digests.append(value_digest(batch))
         return batch
 
     # ---- The sampler

@@ -64,6 +64,7 @@ class LoopLoader:
         numbers: the numbers of its passes in the last epoch that used it.
         is_reused: it had more than one pass.
         is_paired: it is in the place of a loader of the launch before, or has begun a pass that none of them had.
+        ahead: batches that the script has taken, iterating itself, and that are not done.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class LoopLoader:
         self.is_kept = is_kept
         self.global_batch = global_batch
         self.fetches_per_batch = fetches_per_batch
-        self.consumed = 0
+        self.consumed = self.ahead = self._handed = 0
         self.number: int | None = None
         self.numbers: list[int] = []
         self.is_reused = self.is_paired = False
@@ -179,18 +180,30 @@ class LoopLoader:
             return limit if length is None else length
         return min(length, limit)
 
-    def count_external(self) -> bool:
-        """Count a batch of a loader that the script iterates over itself; return whether the next pass has begun."""
-        begun, self._passes = self.tracked.passes - self._passes, self.tracked.passes
-        is_next = False
-        if begun:
+    def hand_out(self, number: int) -> bool:
+        """Count a batch of a pass that the script makes itself; return whether an epoch begins with it.
+
+        Args:
+            number: its number in what is left of the pass.
+        """
+        begins_epoch = False
+        if number == 0:
             position = self._restored.position if self._restored else None
             continued = self._restored is not None and (position is None or not position.ended)
-            is_next = self.number is not None and begun > continued  # a pass whose batches were all used yields none
-            self.consumed = self._restored.consumed if self._restored and continued and not is_next else 0
-        self.number, self._restored = 0, None
-        self.consumed += 1
-        return is_next
+            begun, self._passes = self.tracked.passes - self._passes, self.tracked.passes
+            begins_epoch = self.number is not None and begun > continued  # a pass whose batches were all used gave none
+            is_rest = continued and not begins_epoch
+            self._handed = self.consumed = self._restored.consumed if self._restored and is_rest else 0
+            self.number, self._restored = 0, None
+        self._handed += 1
+        self.ahead += 1
+        return begins_epoch
+
+    def take(self) -> int:
+        """Return the batches that were handed out since the last call: they are done."""
+        batches, self.ahead = self.ahead, 0
+        self.consumed = self._handed if batches else self.consumed
+        return batches
 
     def end(self) -> None:
         """End the pass."""

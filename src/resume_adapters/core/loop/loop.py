@@ -103,7 +103,7 @@ class ResumableLoop:
             self._guard.begin()
             self._passes.begin_loop()
         if loader is not None:
-            self._passes.track_external(loader)
+            self._passes.track_external(loader, self._begin_epoch)
         return self._resumed
 
     # ---- The loop
@@ -118,16 +118,23 @@ class ResumableLoop:
             max_steps: optimizer steps of the whole run. After them :meth:`batches` yields no more.
 
         Raises:
-            UnsupportedSetting: neither is given; or this process has finished a training in the same run directory, and
-                no more is asked for.
+            UnsupportedSetting: neither is given; or it was called before; or this process has finished a training in
+                the same run directory, and no more is asked for.
         """
         if count is None and max_steps is None:
             raise UnsupportedSetting("run.epochs() needs a number of epochs, max_steps=, or both, to know its end")
+        is_again = self._horizon != (None, None)
         self._horizon = (count, max_steps)
         if max_steps is not None:
             self._session.rescale.forbid(GIVEN_IN_STEPS)
         try:
             self._session.require_continuation(self._extent)
+            if is_again:
+                raise UnsupportedSetting(
+                    "run.epochs() is called again on the same run, as where the cell of a notebook is run again: run "
+                    "what makes the model, the optimizer, the loader and the run "
+                    f"({self._framework.about.registers}) again before it, and it resumes"
+                )
         except BaseException:
             self._closed = True
             self._session.close()
@@ -269,6 +276,7 @@ class ResumableLoop:
             self._begin_body()
             if session.trace is not None:
                 session.trace.add_batch(batch)
+            passes.handed += bool(passes.open) and passes.open[0] is open_pass
             counted, steps = guard.counted, guard.steps
             yield batch if start is None else (start + open_pass.consumed - 1, batch)
             self._has_moved = True
@@ -289,10 +297,10 @@ class ResumableLoop:
         return self._is_in_steps or bool(self._passes.open)
 
     def step(self, loss: Any = None, metrics: Mapping[str, float] | None = None) -> None:
-        """Count a batch; call it once for each batch, after the optimizer's step.
+        """Count the batches that were taken since the last call; call it after each batch, or each optimizer step.
 
-        Where an optimizer step has ended with it, the step is counted, and a save or a stop may be due: it follows when
-        the body of the loop ends.
+        Where an optimizer step has ended with them, the step is counted, and a save or a stop may be due: it follows
+        when the body of the loop ends.
 
         Args:
             loss: the batch's loss, a tensor or a number, for :attr:`mean_loss` and the manifest. It is not waited for.
@@ -303,16 +311,14 @@ class ResumableLoop:
         if self._checkpointing.script is None:
             self._checkpointing.watch_script()
             self._passes.require_same_topology()
-        if passes.external is not None and passes.external.count_external():
-            self._begin_epoch()
+        batches = passes.take()
         self._metrics.add(loss, metrics)
         if trace is not None:
-            trace.add_digests(passes.take_external_digests())
             trace.add_loss(loss)
         has_stepped = self._framework.has_stepped()
-        self._is_accumulating = not has_stepped
+        self._is_accumulating = not has_stepped and (batches > 0 or self._is_accumulating)
         done, end = passes.reached()
-        differs = self._windows.add(has_stepped, is_last=end is None or done >= end)
+        differs = self._windows.add(batches, has_stepped, is_last=end is None or done >= end)
         if differs and not self._session.loaders.topology_changes:  # which may change the accumulation, too
             raise other_window()
         if not has_stepped:
@@ -389,7 +395,8 @@ class ResumableLoop:
             asked: the loader that is asked for its next batch now; ``None`` where none is.
         """
         is_due = self._due or self._is_due_in_memory
-        if not (is_due or self._holds) or self._is_accumulating or self._framework.is_accumulating():
+        is_within = self._is_accumulating or self._passes.is_ahead or self._framework.is_accumulating()
+        if not (is_due or self._holds) or is_within:
             return
         self._checkpointing.keep(self.epoch, self.global_step)
         if is_due:

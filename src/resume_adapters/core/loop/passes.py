@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from resume_adapters.core.dataloader.instrument import watched
 from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size, length_of
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
@@ -33,10 +35,11 @@ class EpochPasses:
         begun: passes of this epoch that the script has begun.
         open: the passes that the script is within, the first of which leads the others.
         external: the loader that the script iterates over itself; ``None`` in a wrapped loop.
+        handed: batches that the first open pass has yielded, of those together, since :meth:`take`.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
-        self.begun = 0
+        self.begun = self.handed = 0
         self._framework = framework
         self._session = session
         self._epoch = 0
@@ -169,23 +172,45 @@ class EpochPasses:
 
     # ---- Where the loop cannot be wrapped
 
-    def track_external(self, prepared: Any) -> None:
+    def track_external(self, prepared: Any, begin_epoch: Callable[[], object]) -> None:
         """Track a loader that the script iterates over itself; its first pass yields what is left.
+
+        Args:
+            prepared: the loader, as the script has it.
+            begin_epoch: called when a pass after the first begins.
 
         Raises:
             StateMismatch: the loader has a different dataset, batch size or number of workers than when it was saved.
         """
-        self.external = self._loader(prepared, 0)
-        if self._session.trace is not None:
-            self.external.tracked.keep_digests()
-        if self.external.at_end:
-            self.external.tracked.resume_at_end()
+        if self.external is not None and self.external.prepared is prepared:
+            return
+        loader = self.external = self._loader(prepared, 0)
+        trace = self._session.trace
+
+        def taken(batch: Any, number: int) -> None:
+            if loader.hand_out(number):
+                begin_epoch()
+            if trace is not None:
+                trace.add_batch(batch)
+
+        watching = contextlib.ExitStack()
+        watching.enter_context(watched(prepared, taken))
+        self._session.run.undo_at_close(watching.close)
+        if loader.at_end:
+            loader.tracked.resume_at_end()
             self._framework.skip_pass(prepared, is_iterated=True)
 
-    def take_external_digests(self) -> list[str]:
-        """Return the digests of the batch that was counted last of such a loader; none in a wrapped loop."""
-        loader = self.external
-        return [] if loader is None else loader.tracked.take_digests(loader.fetches_per_batch)
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the script, iterating itself, has taken batches that are not done."""
+        return self.external is not None and self.external.ahead > 0
+
+    def take(self) -> int:
+        """Return the batches that were handed out since the last call: with no loader, a call counts as one."""
+        if self.external is not None:
+            return self.external.take()
+        batches, self.handed = self.handed, 0
+        return batches if self.are_known else 1
 
     # ---- In a checkpoint
 

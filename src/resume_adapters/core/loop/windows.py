@@ -49,24 +49,25 @@ class StepWindows:
         self._lengths = list(lengths)
         self._is_first, self._is_resumed, self._usual = False, True, 0
 
-    def add(self, has_stepped: bool, is_last: bool) -> bool:
-        """Count a batch.
+    def add(self, batches: int, has_stepped: bool, is_last: bool) -> bool:
+        """Count batches.
 
         Args:
-            has_stepped: an optimizer step has ended with it.
-            is_last: it is, or may be, the last of its pass, with which a window ends early.
+            batches: how many.
+            has_stepped: an optimizer step has ended with them.
+            is_last: they are, or may be, the last of their pass, with which a window ends early.
 
         Returns:
             Whether this is the first window after a resume, and has another length than all before.
         """
-        self._count += 1
+        self._count += batches
         if has_stepped and self._count == self._usual:  # as nearly always
             self._count = 0
             return False
         return self._add_other(has_stepped=has_stepped, is_last=is_last)
 
     def _add_other(self, *, has_stepped: bool, is_last: bool) -> bool:
-        """Count a batch that ends no window, or one of another length than the one before; see :meth:`add`."""
+        """Count batches that end no window, or one of another length than the one before; see :meth:`add`."""
         expected = self._lengths[0] if self._is_resumed and len(self._lengths) == 1 else 1
         is_short = has_stepped and self._count < expected and not is_last
         differs = expected > 1 and (is_short or self._count > expected)

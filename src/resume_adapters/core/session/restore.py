@@ -68,6 +68,13 @@ class Restorer:
         if self._run.ranks.rank == 0:
             log_start(choice)
             log_passed_over(self._run)
+            if checkpoint is not None and choice.passed_over:
+                logger.warning(
+                    "Of a later step than %s, and not committed by this run: %s. It lacks what an exact resume needs. "
+                    "To start from it, pass its path as resume to a run in another directory.",
+                    checkpoint.path.name,
+                    ", ".join(choice.passed_over),
+                )
             log_sibling(self._run)
             log_wasted(self._run.wasted)
             if checkpoint is not None:

@@ -86,10 +86,6 @@ class StepTrace:
         """Add the batch of a micro-step, as the training step gets it."""
         self._batches.append(value_digest(batch))
 
-    def add_digests(self, digests: Sequence[str]) -> None:
-        """Add batches of which only the digests are known."""
-        self._batches += digests
-
     def add_loss(self, loss: Any) -> None:
         """Add the loss of a micro-step; ``None`` where the script gives none."""
         self._losses.append(_hex(loss))

@@ -198,9 +198,7 @@ def _listed_bytes(tier: Tier, found: TierCheckpoint) -> int:
 
 
 def identity_of(checkpoint: Checkpoint | None, directory: Path) -> Identity | None:
-    """Return which save a choice is; ``None`` if it is not in the run directory, or there is none."""
-    if checkpoint is None or checkpoint.path.parent != directory:
+    """Return which save a choice is; ``None`` if it is not in the run directory or not committed, or there is none."""
+    if checkpoint is None or checkpoint.manifest is None or checkpoint.path.parent != directory:
         return None
-    if checkpoint.manifest is None:
-        return Identity(checkpoint.step, 0.0, 0, checkpoint.path.name)
     return Identity.of(checkpoint.path.name, checkpoint.manifest)
