@@ -173,7 +173,7 @@ class Job:
             other = (self.second(batch["x"] + torch.randn_like(batch["x"])).squeeze(1) - batch["y"]).square().mean()
             other.backward()
         if self.synced:
-            if RANKS > 1 and not CONFIG["wrap"]:
+            if RANKS > 1 and not (CONFIG["wrap"] or CONFIG["apart"]):
                 for parameter in self.plain.parameters():
                     dist.all_reduce(parameter.grad)
             self.scaler.step(self.optimizer)

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "scaler-compile", "no-loader", "two-ranks", "two-ranks-reduced-by-hand"))
+@pytest.mark.parametrize("case", often(CASES, "no-loader", "two-ranks"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2."""
     ranks, config = CASES[case]
@@ -87,7 +87,11 @@ OPERATIONS = contract.operations(
 )
 
 
-@pytest.mark.parametrize("operation", often(OPERATIONS, "commits"))
+AUDITED = [each for each in OPERATIONS if each != "lets the framework write"]
+"""All but the file that torch opens in C++, which no hook of Python sees: a copied save writes it in Python."""
+
+
+@pytest.mark.parametrize("operation", often(AUDITED, "commits"))
 def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 3: before each kind of operation of saving, committing and pruning."""
     contract.killed_before_an_operation(
@@ -98,9 +102,8 @@ def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any,
 DRAWN = {"drawn": True, "max_steps": 25}
 
 
-@pytest.mark.parametrize(
-    "config", [pytest.param({"samples": 100}, id="loader", marks=pytest.mark.thorough), pytest.param(DRAWN, id="drawn")]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("config", [{"samples": 100}, DRAWN], ids=["loader", "drawn"])
 def test_a_stop_that_reaches_one_rank_stops_all(
     config: dict[str, Any], bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -127,12 +130,17 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another optimizer": ({"second": True}, 1, "number of models 1, this launch has 2"),
     "another model": ({"width": 32}, 1, "0.weight: saved float32[16, 8], the model has float32[32, 8]"),
     "another name": ({"renamed": True}, 1, "was saved with model, optimizer, schedule; this launch gives net, optim"),
-    "processes without a group": ({"group": False}, 2, "call torch.distributed.init_process_group() before"),
+    "steps that nothing saves": ({"drawn": True, "save_every": None}, 1, "pass save_every= to the run"),
+    "processes without a group": (
+        {"group": False, "wrap": False},
+        2,
+        "call torch.distributed.init_process_group() before",
+    ),
     "a sharded optimizer": ({"zero": True}, 2, "ZeroRedundancyOptimizer shards or moves the state"),
 }
 
 
-@pytest.mark.parametrize("what", often(REFUSED, "another name", "a sharded optimizer"))
+@pytest.mark.parametrize("what", often(REFUSED, "another name"))
 def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, killed: Any, tmp_path: Path) -> None:
     change, ranks, words = REFUSED[what]
     killed(tmp_path, {"kill": EARLY})
@@ -141,6 +149,7 @@ def test_what_would_not_be_exact_is_refused(what: str, bench: contract.Bench, ki
     assert not any(contract.read_trace(tmp_path, ranks).steps), "nothing may be trained"
 
 
+@pytest.mark.thorough
 def test_a_different_number_of_processes_that_draw_their_batches_is_refused(
     bench: contract.Bench, killed: Any, tmp_path: Path
 ) -> None:
@@ -151,7 +160,7 @@ def test_a_different_number_of_processes_that_draw_their_batches_is_refused(
 
 @pytest.mark.thorough
 def test_processes_with_different_models_are_refused_at_the_first_save(bench: contract.Bench, tmp_path: Path) -> None:
-    outcome = bench.run(tmp_path, {"stages": True, "wrap": False}, ranks=2)
+    outcome = bench.run(tmp_path, {"stages": True, "wrap": False, "apart": True}, ranks=2)
     assert 1 in outcome.statuses and "the processes train different models" in outcome.output, outcome.output
 
 
@@ -193,7 +202,7 @@ def test_the_files_are_those_of_the_bare_save(bench: contract.Bench, reference: 
     contract.staged_equals_bare(bench, reference, {**STAGED, "save_every": 2})
 
 
-@pytest.mark.parametrize("operation", often(contract.STAGED, "commits"))
+@pytest.mark.parametrize("operation", often(contract.STAGED))
 def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**SAVES, **STAGED}
     contract.killed_before_an_operation(

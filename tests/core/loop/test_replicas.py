@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from resume_adapters.core.loop.replicas import Replicas
-from resume_adapters.errors import StateMismatch
+from resume_adapters.errors import StateMismatch, UnsupportedSetting
 
 from plain_torch import Killed, Launch, PlainTorch, killed_after
 
@@ -27,7 +27,7 @@ def replicas(gather: Callable[[Any], list[Any]], seed: int = 0) -> Replicas:
 
 def test_copies_that_differ_are_saved_by_each_rank() -> None:
     seen: list[Any] = []
-    replicas(lambda value: [seen.append(value), None], seed=1).compare()
+    replicas(lambda value: [seen.append(value) or value, value], seed=1).compare()
     asked: list[Any] = []
     alike = replicas(lambda value: asked.append(value) or [value, value])
     apart = replicas(lambda value: [value, seen[0]])
@@ -39,6 +39,11 @@ def test_copies_that_differ_are_saved_by_each_rank() -> None:
     alike.train_apart()
     alike.compare()
     assert len(asked) == 1 and alike.parts()
+
+
+def test_copies_of_different_models_are_refused() -> None:
+    with pytest.raises(UnsupportedSetting, match="the processes train different models"):
+        replicas(lambda value: [value, ("[{'weight': (3, 3)}]", value[1])]).compare()
 
 
 class Fewer:
