@@ -124,7 +124,7 @@ class Restorer:
         """Log where in the data the run is. Call it at the first step, when nothing is left that may refuse it."""
         context = self.context
         manifest = context.checkpoint.manifest if context else None
-        if context is not None and manifest is not None and context.ranks.rank == 0:
+        if context is not None and manifest is not None and context.rank_state is not None and context.ranks.rank == 0:
             logger.info("%s resumed at %s.", context.path.name, describe_cursor(_cursor(context, manifest)))
 
     def restore_parts(self, parts: Mapping[str, Stateful]) -> None:
