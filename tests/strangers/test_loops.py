@@ -17,7 +17,7 @@ ACCELERATE = (
 FINDERS = ("lr_find", "scale_batch_size", "LearningRateFinder", "BatchSizeFinder")
 LIGHTNING = (
     *("lightning_finetuning", "lightning_average", "lightning_validations", "lightning_gan"),
-    *("lightning_transformer", "lightning_ppo", "lightning_saves"),
+    *("lightning_transformer", "lightning_ppo", "lightning_saves", "lightning_limits"),
     *("fabric_mnist", "fabric_dcgan", "fabric_kfold", "fabric_maml"),
 )
 

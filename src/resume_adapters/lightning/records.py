@@ -38,6 +38,8 @@ class FitRankState(RankState):
             ``tuned``.
         validation_data: for each validation loader, what has changed on its dataset and samplers; ``None`` as with
             ``tuned``.
+        limits: the epochs and steps that the trainer was given, and those that a callback has set; ``None`` as with
+            ``tuned``.
     """
 
     point: Annotated[str, Stored("moment")]
@@ -57,6 +59,7 @@ class FitRankState(RankState):
     own_objects: dict[str, Any] | None = None
     validation_data: list[list[Any]] | None = None
     unwanted: list[str] | None = None
+    limits: list[list[int | None]] | None = None
 
     @property
     def save_point(self) -> SavePoint:

@@ -67,6 +67,7 @@ class FitSession:
         self.data = FitData(self.loops, self._session)
         self._point: tuple[tuple[int, ...], SavePoint | None] = ((), None)
         self._is_due = False
+        self._limits = self.loops.limits
         self._validation = InterruptibleValidation(trainer, self._session, self._framework, self.loops)
         self._expected_steps: int | None = None
         self._is_training = self._has_validated = self._has_ended_epoch = False
@@ -97,6 +98,9 @@ class FitSession:
             self.remember_schedules()  # the strategy is set up before it loads, so on_fit_start is over
         elif self._framework.engine is not None:
             self._session.begin_settings()
+        given, limits = (context.rank_state.limits if context.rank_state else None) or (None, [])
+        if given == self._limits:  # else this launch asks for another end
+            self.loops.restore_limits(limits)
         self._framework.load(context, native)
         if context.rank_state is None:
             model_checkpoints.mark_saved(self._trainer, context.step)
@@ -439,6 +443,7 @@ class FitSession:
             csv=logged_values.capture_rows(self._trainer, self.run.storage),
             tuned=tuning.capture(self._trainer),
             validation_data=self._framework.validation_data.capture(),
+            limits=[self._limits, loops.limits],
         )
 
     def parts(self) -> dict[str, Stateful]:

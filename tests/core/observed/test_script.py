@@ -163,6 +163,27 @@ for _ in range(2):
 """,
         ["meter"],
     ),
+    "nothing that follows from the run": (
+        """
+class Run:
+    global_step = 3
+    def resume(self):
+        return self
+    def step(self):
+        step()
+run = Run()
+start = run.resume()
+steps, count = run.global_step, 0
+first = start.global_step
+batches = start
+def train():
+    global count
+    run.step()
+for _ in range(2):
+    steps += 1; count += 1; first += 1; train()
+""",
+        ["count"],
+    ),
     "a text, and values from a tuple of another length": (
         """
 text = ""
@@ -214,6 +235,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.count, self.lowest, self.patience, self.losses = 0, float("inf"), 3, [1.0]
+        self.global_step = self.resumed = 0
 
     def check(self, loss: float) -> None:
         self.count, self.lowest, self.last = self.count + 1, min(self.lowest, loss), loss
@@ -223,6 +245,16 @@ class Stopper:
 class Saved(Stopper):
     def state_dict(self) -> dict[str, Any]:
         return {}
+
+
+def test_an_attribute_that_is_set_from_the_run_is_restored() -> None:
+    stopper, run = Stopper(), Saved()
+    run.global_step = 0
+    stopper.resumed = run.global_step
+    places = calling_script()
+    stopper.resumed += 1
+    stopper.count += 1
+    assert changed(places[:1]) == ["`stopper.count` (of a Stopper)"]
 
 
 def test_what_an_object_of_the_script_counts() -> None:

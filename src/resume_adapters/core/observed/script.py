@@ -28,6 +28,9 @@ _NOT_THE_SCRIPT = (str(Path(__file__).parents[2]), str(Path(ast.__file__).parent
 _CLOCKS = ("time.", "time(", "perf_counter", "monotonic", "now(")
 """What is in an expression that asks for the time."""
 
+_OF_THE_RUN = (".global_step", ".resume(")
+"""What is in an expression that has another value where a run goes on."""
+
 _LOOPS = (ast.For, ast.While)
 
 _VALUES = (*PLAIN, np.float64, np.float32, np.int64)
@@ -97,11 +100,20 @@ def changed(places: list[Place]) -> list[str]:
     return list(dict.fromkeys(name for place in places for name in _changed_at(place)))
 
 
+def of_the_run(places: list[Place]) -> set[str]:
+    """Return the names of attributes to which the script gives values that follow from the run."""
+    trees = [_tree(file) for file in {place.code.co_filename for place in places}]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    given = [node for node in nodes if any(word in ast.unparse(node.value) for word in _OF_THE_RUN)]
+    return {each.attr for node in given for each in node.targets if isinstance(each, ast.Attribute)}
+
+
 def _changed_at(place: Place) -> Iterator[str]:
+    restored = of_the_run([place])
     for name, (reference, before) in place.objects.items():
         each = reference()
         for attribute, value in _attributes(each).items() if each is not None else ():
-            if attribute not in before or before[attribute] != value:
+            if attribute not in restored and (attribute not in before or before[attribute] != value):
                 yield f"`{name}.{attribute}` (of a {type(each).__name__})"
 
 
@@ -149,7 +161,7 @@ def _carried_at(place: Place) -> Iterator[str]:
         for name, value in _assignments(node) if getattr(node, "lineno", place.line) < loops[-1].lineno else ():
             values[name], lines[name] = value, getattr(node, "lineno", 0)
     for name in [each for each in values if each in place.data]:
-        if _begins_again(values[name], run) and any(
+        if _begins_again(values[name], run, values) and any(
             _is_carried(loop, name, grows=_is_container(values[name])) for loop in loops if loop.lineno > lines[name]
         ):
             yield f"`{name}` ({Path(file).name}:{lines[name]})"
@@ -168,10 +180,11 @@ def _receiver(loop: ast.AST, line: int) -> str:
     return ast.unparse(steps[0].value) if steps else ""
 
 
-def _begins_again(value: ast.expr, run: str) -> bool:
+def _begins_again(value: ast.expr, run: str, values: dict[str, ast.expr]) -> bool:
     """Return whether a variable has the same value at the start of each launch: none that follows from the run."""
-    words = ast.unparse(value)
-    return not (run and f"{run}." in words) and not any(word in words for word in _CLOCKS)
+    words = [value, *(values[each.id] for each in ast.walk(value) if isinstance(each, ast.Name) and each.id in values)]
+    varying = (*_CLOCKS, *_OF_THE_RUN, *([f"{run}."] if run else []))
+    return not any(word in ast.unparse(each) for each in words for word in varying)
 
 
 def _end(node: ast.stmt | ast.expr) -> int:
@@ -179,14 +192,19 @@ def _end(node: ast.stmt | ast.expr) -> int:
 
 
 def _scope(file: str, code: CodeType) -> ast.AST:
-    """Return the function, or the module, that is running; an empty module where there is no source."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ast.Module([], [])
+    """Return the function, or the module, that is running."""
+    tree = _tree(file)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     named = [node for node in functions if node.name == code.co_name and _holds(node, code.co_firstlineno)]
     return named[-1] if named else tree
+
+
+def _tree(file: str) -> ast.AST:
+    """Return a script's syntax; an empty module where there is no source."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 def _holds(node: ast.stmt, line: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import BuiltinMethodType, FrameType, MethodType, ModuleType
 from typing import Any
 
@@ -69,14 +69,16 @@ class ScriptVariables:
                 name, text = _shown(same, path)
                 self._found.setdefault(name, text)
 
-    def changed(self, known: Iterable[str]) -> list[str]:
+    def changed(self, known: Iterable[str], restored: Collection[str] = ()) -> list[str]:
         """Return what has changed, as a user knows it.
 
         Args:
             known: what is named already.
+            restored: attributes that the script restores.
         """
         names = {each.split("`")[1] for each in known}
-        return [text for name, text in self._found.items() if name not in names]
+        found = {name: text for name, text in self._found.items() if name.partition(".")[2] not in restored}
+        return [text for name, text in found.items() if name not in names]
 
     def _look(self, scopes: Mapping[str, Any]) -> Census:
         from torch.utils.data import DataLoader

@@ -294,6 +294,8 @@ class Session:
 
     def begin_ending(self) -> None:
         """Wait for the commits in flight, before the last step is saved where it is not. Every rank calls it."""
+        if not self.has_begun:  # every step was done before
+            self.restorer.log_resumed()
         self._is_ending, self.reason = True, "finished"
         if self.held is not None:
             self.held.attempt.pulse.stop()
