@@ -17,6 +17,7 @@ from resume_adapters.core.checkpoint.retention import KeepBest, KeepLast
 from resume_adapters.core.checkpoint.validity import NoForeign
 from resume_adapters.core.loop.checkpointing import LoopRankState
 from resume_adapters.core.ranks import SingleProcess
+from resume_adapters.core.recovery.plan import Moment
 from resume_adapters.core.run.run import ResumableRun
 from resume_adapters.core.run.step_control import Decision
 from resume_adapters.core.run_directory.status import RunState
@@ -248,7 +249,7 @@ def test_within_a_block_an_attempt_that_is_left_neither_saves_nor_stops(tmp_path
 
 
 def test_within_a_block_a_state_that_no_save_could_write_exactly_is_not_used(tmp_path: Path) -> None:
-    found: list[tuple[int | None, str]] = []
+    found: list[tuple[Moment | None, str]] = []
 
     @restartable(max_restarts=0)
     def main(attempt: Attempt) -> None:
@@ -259,11 +260,11 @@ def test_within_a_block_a_state_that_no_save_could_write_exactly_is_not_used(tmp
             session.keep(step, still, SaveForm(f"checkpoint-{step}", own=own, objection=objection))
             assert session.held is not None
             report = session.held.report(is_updating=False)
-            found.append((report.step, report.objection))
+            found.append((report.moment, report.objection))
         session.close()
 
     main()
-    assert found == [(1, ""), (2, "a callback adds what it holds")]
+    assert found == [(Moment(1), ""), (Moment(2), "a callback adds what it holds")]
 
 
 class Unwritable(Still):
