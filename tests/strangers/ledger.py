@@ -105,12 +105,12 @@ def random_state() -> list[str]:
 
 
 def scalars(directory: str) -> dict[str, Any]:
-    """Return what TensorBoard shows of the event files in a directory: by tag the steps and values, in their order."""
+    """Return what the event files in a directory hold: by tag each step and value, once where it was logged again."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found: dict[str, Any] = {}
     for each in sorted({file.parent for file in Path(directory).rglob("events.out.tfevents.*")}):
         events = EventAccumulator(str(each), size_guidance={"scalars": 0}).Reload()
         for tag in events.Tags()["scalars"]:
-            found[tag] = [*found.get(tag, []), *((event.step, event.value) for event in events.Scalars(tag))]
-    return found
+            found.setdefault(tag, set()).update((event.step, event.value) for event in events.Scalars(tag))
+    return {tag: sorted(each) for tag, each in found.items()}

@@ -49,6 +49,7 @@ class Restorer:
     ) -> None:
         self.context: RestoreContext | None = None
         self.bucket_orders: list[BucketOrder] = []
+        self._has_told = False
         self._run = run
         self._framework = framework
         self._options = options
@@ -121,8 +122,10 @@ class Restorer:
             self._run.control.journal.append("resume", step=context.step, cursor=_cursor(context, manifest))
 
     def log_resumed(self) -> None:
-        """Log where in the data the run is. Call it at the first step, when nothing is left that may refuse it."""
-        context = self.context
+        """Log where in the data the run is, once. Call it when nothing is left that may refuse it."""
+        if self._has_told:
+            return
+        self._has_told, context = True, self.context
         manifest = context.checkpoint.manifest if context else None
         if context is not None and manifest is not None and context.rank_state is not None and context.ranks.rank == 0:
             logger.info("%s resumed at %s.", context.path.name, describe_cursor(_cursor(context, manifest)))

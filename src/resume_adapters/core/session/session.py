@@ -246,6 +246,7 @@ class Session:
         """
         if self.trace is not None:
             self.trace.end_step(step, epoch)
+        self.restorer.log_resumed()  # a loop that iterates itself has not begun its step here
         if self._is_left:
             return GO_ON  # this step is held, and then the attempt is left
         try:
@@ -294,8 +295,7 @@ class Session:
 
     def begin_ending(self) -> None:
         """Wait for the commits in flight, before the last step is saved where it is not. Every rank calls it."""
-        if not self.has_begun:  # every step was done before
-            self.restorer.log_resumed()
+        self.restorer.log_resumed()
         self._is_ending, self.reason = True, "finished"
         if self.held is not None:
             self.held.attempt.pulse.stop()
