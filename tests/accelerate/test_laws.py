@@ -218,7 +218,8 @@ def test_the_best_and_the_anchor_survive(bench: contract.Bench, reference: Any, 
 # ---- Law 6
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_and_plain_restore_alike(ranks: int, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """On one rank it is traced too, which takes seconds; on two its state has other names, and that is all."""
     kills = [{**KILL, "step": step} for step in (8, 18)]
@@ -239,7 +240,8 @@ def test_a_stop_at_any_event_saves_then_leaves(bench: contract.Bench, reference:
     contract.stopped_then_resumed(bench, tmp_path, PLAIN, reference(PLAIN), *sends)
 
 
-@pytest.mark.parametrize("whom", often(contract.WHOM, "rank 1 alone"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("whom", contract.WHOM)
 def test_a_stop_that_reaches_one_rank_stops_all(
     whom: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_finished_run_launched_again_does_nothing(
     contract.finished_does_nothing_again(bench, tmp_path, reference, config, same)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "first", [{"max_steps": 11}, {"left_at": 11, "with": True}, {"epochs": 2}], ids=["max", "left", "epochs"]
 )
@@ -433,6 +436,7 @@ def staged() -> dict[str, Any]:
     return {"augment": True, "options": {"stage": "memory"}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_files_are_those_of_the_bare_save_state(ranks: int, bench: contract.Bench, reference: Any) -> None:
     config = {**staged(), "registered": [0, 1], "save_every": 2}
@@ -448,7 +452,8 @@ def test_killed_twice_with_copies_equals_never(
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), kills)
 
 
-@pytest.mark.parametrize("operation", often(contract.STAGED, "lets the framework write", "commits"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("operation", contract.STAGED)
 def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**SAVES, **staged()}
     contract.killed_before_an_operation(
@@ -456,6 +461,7 @@ def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, ref
     )
 
 
+@pytest.mark.thorough
 def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**staged(), "save_every": 2}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
@@ -467,6 +473,7 @@ def test_an_empty_machine_resumes_from_the_mirror(
     contract.an_empty_machine_resumes(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
 
 
+@pytest.mark.thorough
 def test_a_kill_loses_no_step_that_memory_has(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:

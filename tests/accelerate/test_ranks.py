@@ -48,8 +48,9 @@ STRATEGIES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("case", often(STRATEGIES, "zero-2"))
+@pytest.mark.parametrize("case", STRATEGIES)
 def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     strategy, ranks, config = STRATEGIES[case]
     config = {"samples": 100, **config}
@@ -61,6 +62,7 @@ def test_sharded_state_too(case: str, bench: contract.Bench, reference: Any, tmp
 COPIED = {**SHARDED, "width": 256, "samples": 100, "options": {"stage": "memory"}}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
 def test_shards_that_are_copied_are_those_of_the_bare_save_state(bench: contract.Bench, reference: Any) -> None:
     contract.staged_equals_bare(bench, reference, COPIED, ranks=2, timeless=contract.without_place)
@@ -90,8 +92,9 @@ OPERATIONS: dict[str, tuple[int, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("what", often(OPERATIONS, "a shard"))
+@pytest.mark.parametrize("what", OPERATIONS)
 def test_killed_before_a_shard_the_index_and_the_commit(
     what: str, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:

@@ -46,8 +46,9 @@ SHARDS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sharding")
-@pytest.mark.parametrize("case", often(SHARDS, "sharded, 1 to 2 to 3 to 1"))
+@pytest.mark.parametrize("case", SHARDS)
 def test_shards_are_dealt_out_again(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """What follows is compared with a run of one process, which has no shards."""
     contract.same_samples_on_any_topology(bench, tmp_path, reference(SPREAD), SHARDS[case], tolerance=1e-5)

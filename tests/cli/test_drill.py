@@ -124,6 +124,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.thorough
 def test_a_stop_file_reaches_a_run_that_saves_below_the_run_directory(command, tmp_path):
     job = [sys.executable, JOB, "{run_dir}/below", "--steps", "12"]
     done = drill(command, tmp_path / "drill", "--faults", "stop", "--json", "--", *job)

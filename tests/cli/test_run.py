@@ -131,6 +131,7 @@ print("trained")
 """
 
 
+@pytest.mark.thorough
 def test_a_hand_written_loop_is_named_at_its_first_step_and_at_the_end(tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(LOOP)

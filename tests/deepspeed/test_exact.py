@@ -78,7 +78,8 @@ def test_killed_twice_equals_never(
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, reference(config), [WINDOW, LATE])
 
 
-@pytest.mark.parametrize("case", often(SEVERAL, "stage 2 in fp16"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", SEVERAL)
 def test_on_several_ranks(case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Any) -> None:
     """The last rank is killed; the first kill is in a window, the second between two steps."""
     ranks, config = SEVERAL[case]

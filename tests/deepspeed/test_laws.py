@@ -35,6 +35,7 @@ TWO: dict[str, Any] = {"stage": 2, "rank_seeds": True, "augment": True}
 # ---- Law 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "config"),
     [(1, {"augment": True, "precision": "fp16", "stage": 1}), (2, {"stage": 3, "loader": "own", "set_epoch": True})],
@@ -157,7 +158,8 @@ def test_any_damage_of_any_file_is_found(three_checkpoints: Path, tmp_path: Path
     )
 
 
-@pytest.mark.parametrize("name", often(FILES, "zero_pp_rank_1_mp_rank_00_optim_states.pt", "resume/manifest.json"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_takes_everyone_to_the_previous_checkpoint(
     name: str, three_checkpoints: Path, bench: contract.Bench, reference: Any, tmp_path: Path
 ) -> None:
@@ -231,6 +233,7 @@ def test_a_stop_saves_then_leaves(bench: contract.Bench, reference: Any, tmp_pat
     contract.stopped_then_resumed(bench, tmp_path, PLAIN, reference(PLAIN), send)
 
 
+@pytest.mark.thorough
 def test_a_stop_that_reaches_one_rank_stops_all(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     send = {"event": "batch_end", "step": 12, "send": "SIGUSR1", "rank": 1}
     contract.stopped_then_resumed(bench, tmp_path, TWO, reference(TWO, 2), send, ranks=2)
@@ -251,6 +254,7 @@ def test_the_bare_engine_loads_the_newest_committed_checkpoint(
         assert (Path(line["loaded"]).parent.name, line["step"]) == ("global_step15", 15)
 
 
+@pytest.mark.thorough
 def test_a_run_under_way_is_taken_over(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """From the newest checkpoint of ``save_checkpoint`` that is whole; ``latest`` says another."""
     config = {"stage": 2, "loader": "own", "set_epoch": True}
@@ -294,6 +298,7 @@ def test_without_room_on_one_rank_no_rank_commits_or_hangs(bench: contract.Bench
     assert not (tmp_path / "out" / "latest").exists()
 
 
+@pytest.mark.thorough
 def test_a_run_trains_on_after_a_save_that_failed(
     reference: contract.References, bench: contract.Bench, tmp_path: Path
 ) -> None:
@@ -361,7 +366,8 @@ def staged(zero: int = 2) -> dict[str, Any]:
     return {"augment": True, "stage": zero, "options": {"stage": "memory"}}
 
 
-@pytest.mark.parametrize(("ranks", "zero"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.thorough), (2, 3)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("ranks", "zero"), [(1, 1), (2, 2), (2, 3)])
 def test_the_files_are_those_of_the_bare_engine(
     ranks: int, zero: int, bench: contract.Bench, reference: Any, served: Any
 ) -> None:
@@ -384,6 +390,7 @@ def test_killed_before_it_with_copies(operation: str, bench: contract.Bench, ref
     )
 
 
+@pytest.mark.thorough
 def test_killed_between_copy_and_commit(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     config = {**staged(), "save_every": 2}
     contract.between_copy_and_commit(bench, tmp_path, config, reference(config), "step_end")
@@ -395,6 +402,7 @@ def test_an_empty_machine_resumes_from_the_mirror(
     contract.an_empty_machine_resumes(bench, tmp_path, PLAIN, reference(PLAIN), KILL)
 
 
+@pytest.mark.thorough
 def test_a_kill_loses_no_step_that_memory_has(
     bench: contract.Bench, reference: contract.References, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def steps(*numbers: int) -> dict[str, int]:
     return {f"global_step{number}": number for number in numbers}
 
 
+@pytest.mark.thorough
 def test_nodes_that_disagree_go_on_from_what_all_have(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Killed where one node has committed and the other has not; then, killed again, a shard of one node is damaged."""
     expected = reference(CONFIG, 2)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from selection import often
-
 import contract
 
 MAP = {"elastic": True, "augment": True, "dropout": 0.0, "samples": 48, "batch": 2, "accumulate": 2}
@@ -36,7 +34,8 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("case", often(LAUNCHES, "stage 3"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", LAUNCHES)
 def test_every_step_has_the_samples_that_it_would_have_had(
     case: str, bench: contract.Bench, reference: Any, served: Any, tmp_path: Path
 ) -> None:

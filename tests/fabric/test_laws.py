@@ -15,6 +15,7 @@ KILL = {"event": "step_end", "step": 13}
 EARLY = {"event": "step_end", "step": 8}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "ranks"),
     [({"augment": True, "workers": 2, "evaluate": True, "second": True}, 1), ({"samples": 100, "evaluate": True}, 2)],
@@ -96,6 +97,7 @@ def test_killed_before_it(operation: str, bench: contract.Bench, reference: Any,
     )
 
 
+@pytest.mark.thorough
 def test_a_stop_that_reaches_one_rank_stops_all(bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Law 8. The ranks vote at each step where steps are not too short."""
     config = {"augment": True, "samples": 100}

@@ -40,6 +40,7 @@ def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: 
     contract.interrupted_equals_uninterrupted(bench, tmp_path, config, expected, kills, ranks=ranks, ignore=ignore)
 
 
+@pytest.mark.thorough
 def test_a_damaged_shard_takes_everyone_to_the_previous_checkpoint(bench: contract.Bench, tmp_path: Path) -> None:
     config = {"zero": 2, "samples": 100}
     assert bench.run(tmp_path / "killed", {**config, "kill": {"event": "on_step_end", "step": 13}}, ranks=2).killed

@@ -85,6 +85,7 @@ def test_a_killed_script_resumes_and_equals_one_that_was_not_killed(tmp_path: Pa
     assert [each.name for each in (tmp_path / "run" / "out").glob("checkpoint-*")] == ["checkpoint-16"]
 
 
+@pytest.mark.thorough
 def test_several_ranks_say_once_that_a_trainer_is_left_alone(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     (tmp_path / "train.py").write_text(SCRIPT.replace("save_steps=4", "save_only_model=True"))

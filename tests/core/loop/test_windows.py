@@ -137,6 +137,7 @@ def cutting(directory: Path, cut: Callable[[ResumableLoop, Any], Iterator[Any]],
     return launch
 
 
+@pytest.mark.thorough
 def test_a_limit_counts_the_batches_of_earlier_launches(tmp_path: Path) -> None:
     """Some of these saves are within the last batch that the limit lets through."""
     whole = cutting(tmp_path / "whole", limited)()
