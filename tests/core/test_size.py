@@ -19,7 +19,7 @@ BUDGETS = {
     "core/dataloader": 1390,
     "core/loop": 1620,
     "core/observed": 1350,
-    "core/recovery": 1460,
+    "core/recovery": 1450,
     "core/run": 1200,
     "core/run_directory": 1020,
     "core/saving": 770,

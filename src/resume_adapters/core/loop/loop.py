@@ -310,7 +310,7 @@ class ResumableLoop:
         self._guard.counted += 1
         if self._checkpointing.script is None:
             self._checkpointing.watch_script()
-            self._passes.require_same_topology()
+            passes.require_same_topology()
         batches = passes.take()
         self._metrics.add(loss, metrics)
         if trace is not None:

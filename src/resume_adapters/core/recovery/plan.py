@@ -163,9 +163,9 @@ def _taken_back(reports: Sequence[Report]) -> tuple[Moment | None, int | None]:
     One that leaves at the end of a step is behind those that have gone further within that step; one that fails before
     its update is a step behind those that have ended theirs, and replicas take its weights.
     """
-    behind = min((each.moment for each in reports if each.moment is not None), key=lambda each: each.step, default=None)
-    places = [each.moment for each in reports if each.moment is not None and behind and each.moment.step == behind.step]
-    moment = next((each for each in places if all(each in one.reachable for one in reports)), None)
+    # None that is behind can reach what others have come to, so what all can reach is where the last of them is.
+    moments = [each.moment for each in reports if each.moment is not None]
+    moment = next((each for each in moments if all(each in one.reachable for one in reports)), None)
     if moment is None or len({each.directory for each in reports}) > 1:
         return None, None
     whole = [not each.is_updating and each.moment is not None and each.moment.step == moment.step for each in reports]
