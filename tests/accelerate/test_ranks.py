@@ -27,6 +27,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "dispatched": (2, {"loader": DISPATCH, "samples": 99, "augment": True}),
     "dispatched-stateful": (2, {"loader": {**DISPATCH, "use_stateful_dataloader": True}, "samples": 99}),
     "dispatched-split": (2, {"loader": {**DISPATCH, "split_batches": True}, "samples": 51, "augment": True}),
+    "dispatched-saved-at-its-end": (2, {"loader": DISPATCH, "samples": 99, "save_every": 7}),
     "dispatched-stream": (2, {"stream": True, "samples": 99, "augment": True}),
     "sharded-stream": (2, {"stream": True, "samples": 99, "loader": {"dispatch_batches": False}, **WORKERS}),
     "two-models": (2, {"second": True, "clip": True}),

@@ -69,10 +69,11 @@ class PreparedLoaders:
         if not isinstance(prepared, DataLoaderDispatcher):
             return LoopLoader(prepared, tracked, global_batch, looks_ahead=prepared is not tracked.loader)
         fetches = fetches_per_batch(session.run.ranks, splits=prepared.split_batches)
-        loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True)
+        first = FirstSlice(prepared, tracked)
+        is_through = first.is_through
+        loader = LoopLoader(prepared, tracked, global_batch, fetches, looks_ahead=True, is_through=is_through)
         if not prepared._drop_last:  # seam: accelerate 1.15
             index = min(_index(self._prepared, prepared), self._lasting)
-            first = FirstSlice(prepared.slice_fn, tracked)
             first.restore(send_to_device(self._first_slices.get(index), accelerator.device))
             self._replaced.enter_context(replaced(prepared, "slice_fn", first))
             self._dispatched[index] = (first, loader)

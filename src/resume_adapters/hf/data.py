@@ -50,8 +50,8 @@ class TrainingData:
         self._length = length_of(train_loader)
         if isinstance(train_loader, DataLoaderDispatcher):
             self._fetches = fetches_per_batch(self._session.run.ranks, splits=train_loader.split_batches)
+            self._first_slice = FirstSlice(train_loader, self.loader)
             if not train_loader._drop_last:  # seam: accelerate 1.15
-                self._first_slice = FirstSlice(train_loader.slice_fn, self.loader)
                 self._replaced.enter_context(replaced(train_loader, "slice_fn", self._first_slice))
         return train_loader
 
@@ -83,7 +83,10 @@ class TrainingData:
         loader = self.loader
         assert loader is not None, "the trainer has its loader"
         used = min(self.consumed * self._fetches, loader.fetched)
-        whole = between_epochs and (not stopping or (loader.exhausted and used == loader.fetched))
+        is_through = loader.exhausted and used == loader.fetched
+        if self._first_slice is not None:
+            is_through = self._first_slice.is_through()
+        whole = between_epochs and (not stopping or is_through)
         position = loader.position_between() if whole or self._leaves_rest(loader) else loader.position(used)
         return self._session.loaders.state(position, self.consumed, self.global_batch)
 

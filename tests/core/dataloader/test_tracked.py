@@ -592,16 +592,24 @@ def test_a_first_pass_that_was_begun_keeps_the_sampler_that_was_replaced_since()
     assert [batch.tolist() for batch in made] == [batch.tolist() for batch in again] == expected[1]
 
 
+def dispatcher() -> types.SimpleNamespace:
+    return types.SimpleNamespace(slice_fn=lambda batch, at: batch[at], end_of_dataloader=False)
+
+
 def test_the_slice_that_fills_up_the_last_batch_comes_back() -> None:
     """A loader that fetches for all cuts it from its first batch: once in each pass, whatever it cuts after that."""
     made, tracked = started("in order", 1)
-    first = FirstSlice(lambda batch, at: batch[at], tracked)
+    dispatching = dispatcher()
+    first = FirstSlice(dispatching, tracked)
     rows(itertools.islice(made, 1))
     assert [first([1, 2], 0), first([3, 4], 1)] == [1, 4] and first.kept == 1
+    dispatching.end_of_dataloader = True
+    assert first.is_through() and first.kept is None, "the next pass has a first batch of its own"
+    dispatching.end_of_dataloader = False
     rows(made)
     assert first([5, 6], 1) == 6 and first.kept == 6
     made, tracked = started("in order", 1)
-    resumed = FirstSlice(lambda batch, at: batch[at], tracked)
+    resumed = FirstSlice(dispatcher(), tracked)
     resumed.restore(1)
     rows(itertools.islice(made, 1))
     assert [resumed([3, 4], 0), resumed([3, 4], 1)] == [1, 4]

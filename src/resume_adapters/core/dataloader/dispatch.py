@@ -28,28 +28,35 @@ class FirstSlice:
     resumed pass would pad with a slice of another batch.
 
     Args:
-        native: the loader's own slicing function.
+        dispatcher: the loader; :meth:`is_through` says what a rank that fetches nothing cannot see beneath.
         tracked: the torch loader beneath, which knows when a pass begins.
-
-    Attributes:
-        kept: the slice of the current pass.
     """
 
-    def __init__(self, native: Callable[..., Any], tracked: TrackedLoader) -> None:
-        self._native = native
+    def __init__(self, dispatcher: Any, tracked: TrackedLoader) -> None:
+        self._dispatcher = dispatcher
+        self._native: Callable[..., Any] = dispatcher.slice_fn
         self._tracked = tracked
         self._passes = tracked.passes
         self._restored: Any = None
-        self.kept: Any = None
+        self._kept: Any = None
+
+    def is_through(self) -> bool:
+        """Return whether the last batch of the pass has been handed out, to all ranks."""
+        return bool(self._dispatcher.end_of_dataloader)
+
+    @property
+    def kept(self) -> Any:
+        """The slice of the current pass; ``None`` where it needs none any more."""
+        return None if self.is_through() else self._kept
 
     def restore(self, kept: Any) -> None:
         """Pad the last batch of the next pass, which resumes one, with the slice that was kept."""
-        self.kept = self._restored = kept
+        self._kept = self._restored = kept
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = self._native(*args, **kwargs)
         if self._tracked.passes == self._passes:
             return found
         self._passes = self._tracked.passes
-        self.kept, self._restored = found if self._restored is None else self._restored, None
-        return self.kept
+        self._kept, self._restored = found if self._restored is None else self._restored, None
+        return self._kept

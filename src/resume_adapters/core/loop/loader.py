@@ -56,6 +56,7 @@ class LoopLoader:
         fetches_per_batch: batches that the torch loader fetches on this rank for each batch of the loop: one, unless
             rank zero fetches for all.
         looks_ahead: what the loop iterates over fetches a batch ahead by itself.
+        is_through: returns whether the last batch of the pass is handed out, where only what is iterated over knows.
         is_kept: the torch loader beneath was made for the loop, in the place of one for each pass.
 
     Attributes:
@@ -75,6 +76,7 @@ class LoopLoader:
         fetches_per_batch: int = 1,
         *,
         looks_ahead: bool = False,
+        is_through: Callable[[], bool] = bool,
         is_kept: bool = False,
     ) -> None:
         self.prepared = prepared
@@ -93,6 +95,7 @@ class LoopLoader:
         self._restored: PassState | None = None
         self._passes = tracked.passes
         self._looks_ahead = looks_ahead
+        self._is_through = is_through
         self._batches: Iterator[Any] = iter(())
         self._ahead: list[Any] = []
 
@@ -237,7 +240,7 @@ class LoopLoader:
             if restored.position is None or restored.alike is not None:
                 return restored
             return replace(restored, alike=alike(restored.position), begun=begun)  # from an older version's
-        if self.number is None or self.is_at_limit:
+        if self.number is None or self.is_at_limit or self._is_through():
             position = self.tracked.position_between(process)
         else:
             used = min(self.consumed * self.fetches_per_batch, self.tracked.fetched)
