@@ -6,10 +6,13 @@ Usage: job.py CONFIG.json. It trains in the working directory, writes checkpoint
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import itertools
 import os
 import random
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ DEFAULTS: dict[str, Any] = {
     "ema": False,
     "second": False,
     "evaluate": False,
+    "ahead": 0,
     "drawn": False,
     "unpassed": False,
     "renamed": False,
@@ -65,6 +69,16 @@ def seed(number: int) -> None:
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
+
+
+def ahead(batches: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Take some batches before they are trained on, as a prefetcher does."""
+    passing = iter(batches)
+    taken = collections.deque(itertools.islice(passing, CONFIG["ahead"]))
+    for each in passing:
+        taken.append(each)
+        yield taken.popleft()
+    yield from taken
 
 
 class Job:
@@ -149,7 +163,7 @@ class Job:
             event("epoch_begin", run.global_step)
             if RANKS > 1:
                 self.sampler.set_epoch(epoch)
-            for micro, batch in run.enumerate(self.loader):
+            for micro, batch in ahead(run.enumerate(self.loader)):
                 self.step(batch, micro)
                 self.count()
             self.evaluate()

@@ -37,6 +37,8 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "scaler-compile": (1, {"scaler": True, "compile": True}),
     "a-schedule-that-is-not-passed": (1, {"unpassed": True}),
     "no-loader": (1, ALONE),
+    "batches-taken-ahead": (1, {"ahead": 2, "augment": True, "save_every": 6}),
+    "batches-taken-ahead-by-workers": (2, {"ahead": 1, "augment": True, "workers": 2, "samples": 100}),
     "two-ranks": (2, {"samples": 100, "augment": True, "evaluate": True, "compile": True}),
     "two-ranks-no-loader": (2, {"drawn": True, "max_steps": 18, "batch_norm": True, "evaluate": True}),
     "two-ranks-reduced-by-hand": (2, {"samples": 100, "wrap": False, "batch_norm": True}),
@@ -45,7 +47,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", often(CASES, "no-loader", "two-ranks"))
+@pytest.mark.parametrize("case", often(CASES, "no-loader", "batches-taken-ahead", "two-ranks"))
 def test_killed_twice_equals_never(case: str, bench: contract.Bench, reference: Any, tmp_path: Path) -> None:
     """Laws 1 and 2."""
     ranks, config = CASES[case]

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from resume_adapters.core.loop.loop import ResumableLoop
-from resume_adapters.core.loop.windows import StepWindows
+from resume_adapters.core.loop.windows import StepWindows, TakenAhead
 from resume_adapters.errors import UnsupportedSetting
 
 from plain_torch import Killed, Launch, killed_after
@@ -192,3 +192,39 @@ def test_data_that_come_from_no_loader_are_said(tmp_path: Path, caplog: pytest.L
                 launch._step(batch)
     found = [message for message in caplog.messages if message.startswith("data")]
     assert len(found) == 1 and "MISSING: no loader was given to run.batches()" in found[0]
+
+
+TAKES = {
+    "one by one": ([1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [0, 0]),
+    "pairs": ([2, 2, 2], [None, 0, 0], [0, 0]),
+    "as many as it likes": ([3, 2, 4, 1], [None, None, 0, 0], [0, 0]),
+    "one ahead": ([2, 1, 1, 1, 1, 0], [None, None, None, 1, 1, 0], [1, 1]),
+    "two ahead, of pairs": ([4, 2, 2, 2, 2, 0], [None, None, None, 2, 2, 0], [2, 2]),
+    "one ahead, in a short pass": ([2, 1, 0], [None, 1, 0], [1, 1]),
+    "all at once": ([5, 0, 0, 0, 0], [None, 3, 2, 1, 0], [1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", TAKES)
+def test_batches_that_are_taken_ahead_of_their_step(case: str) -> None:
+    """While it is not known whether there are any, nothing can be saved."""
+    takes, left, habit = TAKES[case]
+    ahead, total = TakenAhead(), sum(takes)
+    for number, taken in enumerate(takes):
+        total -= taken
+        ahead.add(taken, is_last=total == 0)
+        assert (ahead.left if ahead.is_sure else None) == left[number], f"after step {number}"
+        assert ahead.must_wait == (left[number] is None or (left[number] > 0 and case == "all at once"))
+    assert ahead.habit == habit
+    resumed = TakenAhead(habit)
+    resumed.begin_pass()
+    used = [resumed.add(taken, is_last=False) for taken in takes]
+    assert sum(used) == sum(takes) and resumed.is_sure and resumed.left == 0
+    assert case == "as many as it likes" or len(set(used)) == 1, "each step uses as many as another"
+
+
+def test_a_script_that_takes_no_batch_ahead_any_more() -> None:
+    ahead = TakenAhead([1, 1])
+    assert [ahead.add(each, is_last=False) for each in (1, 1)] == [1, 1] and ahead.left == 0
+    assert [ahead.add(each, is_last=False) for each in (3, 2)] == [3, 2] and ahead.left == 0
+    assert not ahead.is_prefetching

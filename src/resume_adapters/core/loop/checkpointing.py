@@ -12,7 +12,7 @@ from resume_adapters.core.loop.framework import LoopFramework, Resumed
 from resume_adapters.core.loop.loader import PassState
 from resume_adapters.core.loop.metrics import BestMetrics, LoopMetrics, LossSum
 from resume_adapters.core.loop.passes import EpochPasses
-from resume_adapters.core.loop.windows import StepWindows, counted_from_zero
+from resume_adapters.core.loop.windows import StepWindows, TakenAhead, counted_from_zero
 from resume_adapters.core.observed.script import Place, calling_script, carried, changed, of_the_run
 from resume_adapters.core.observed.variables import ScriptVariables
 from resume_adapters.core.session.context import RestoreContext
@@ -48,6 +48,7 @@ class LoopRankState(RankState):
         rng: the random state of the process.
         windows: the batches that optimizer steps took.
         memory: what the script keeps from launch to launch.
+        ahead: :attr:`TakenAhead.habit`.
     """
 
     epoch: int
@@ -58,6 +59,7 @@ class LoopRankState(RankState):
     rng: Annotated[dict[str, Any], FRESH, Tried(rng.require)]
     windows: list[int] | None = None
     memory: dict[str, Any] | None = None
+    ahead: list[int] | None = None
 
     @property
     def loader_states(self) -> Sequence[PassState]:
@@ -127,6 +129,7 @@ class LoopCheckpointing:
         consumed = self.passes.restore(state.loaders, state.begun, state.epoch)
         if consumed:
             self.windows.resume(state.windows or [])
+        self.passes.ahead = TakenAhead(state.ahead)
         self.memory.update(state.memory or {})
         self.metrics.restore(state.losses, context.reader.read_record(BestMetrics, "metrics"))
         return Resumed(state.epoch, context.step, consumed)
@@ -206,6 +209,7 @@ class LoopCheckpointing:
             rng=process,
             windows=self.windows.lengths(),
             memory=self.memory,
+            ahead=self.passes.ahead.habit,
         )
 
     def parts(self) -> dict[str, Stateful]:

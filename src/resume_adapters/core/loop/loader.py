@@ -60,7 +60,8 @@ class LoopLoader:
         is_kept: the torch loader beneath was made for the loop, in the place of one for each pass.
 
     Attributes:
-        consumed: batches of the loop that are done in this pass.
+        consumed: batches of the loop that the script has been given in this pass.
+        done: those of them that are used.
         number: the number of the open pass within the epoch; ``None`` between two passes.
         numbers: the numbers of its passes in the last epoch that used it.
         is_reused: it had more than one pass.
@@ -84,7 +85,7 @@ class LoopLoader:
         self.is_kept = is_kept
         self.global_batch = global_batch
         self.fetches_per_batch = fetches_per_batch
-        self.consumed = self.ahead = self._handed = 0
+        self.consumed = self.done = self.ahead = self._handed = 0
         self.number: int | None = None
         self.numbers: list[int] = []
         self.is_reused = self.is_paired = False
@@ -113,7 +114,7 @@ class LoopLoader:
             self.is_reused = bool(self.numbers)
             self.numbers = [*(self.numbers if epoch == self._epoch else []), number]
         self._epoch = epoch
-        self.consumed = self._restored.consumed if self._restored else 0
+        self.consumed = self.done = self._restored.consumed if self._restored else 0
         self._is_resumed = self.consumed > 0
         self.number = number
 
@@ -145,6 +146,11 @@ class LoopLoader:
     def is_at_limit(self) -> bool:
         """Whether the pass has had as many batches as it may have."""
         return self._limit is not None and self.consumed >= self._limit
+
+    @property
+    def is_handed_out(self) -> bool:
+        """Whether the script has been given every batch of the pass."""
+        return self.end_of_pass is not None and self.consumed >= self.end_of_pass
 
     def _usual_end(self) -> int | None:
         """Return the batches after which the script has left every pass before; ``None`` where any may follow.
@@ -240,12 +246,12 @@ class LoopLoader:
             if restored.position is None or restored.alike is not None:
                 return restored
             return replace(restored, alike=alike(restored.position), begun=begun)  # from an older version's
-        if self.number is None or self.is_at_limit or self._is_through():
+        if self.number is None or (self.done == self.consumed and (self.is_at_limit or self._is_through())):
             position = self.tracked.position_between(process)
         else:
-            used = min(self.consumed * self.fetches_per_batch, self.tracked.fetched)
+            used = min(self.done * self.fetches_per_batch, self.tracked.fetched)
             position = self.tracked.position(used, process)
-        known = loaders.state(position, self.consumed, self.global_batch)
+        known = loaders.state(position, self.done, self.global_batch)
         return PassState(
             position,
             known.consumed,
@@ -300,4 +306,4 @@ class LoopLoader:
             self.tracked.restore_now(process=False)
         else:
             self._restored = replace(state, consumed=consumed)
-            self.number, self.consumed = state.number, consumed
+            self.number, self.consumed, self.done = state.number, consumed, consumed

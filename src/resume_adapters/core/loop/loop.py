@@ -333,7 +333,7 @@ class ResumableLoop:
             self._is_due_in_memory = self._is_due_in_memory or decision.save_to_memory
         if last is not None and self.global_step >= last:
             self._due = True
-        if not self._is_in_body:
+        if not self._is_in_body or passes.ahead.is_prefetching:  # then the next batch is asked for anywhere in the body
             self._end_of_body()
 
     @property

@@ -13,6 +13,7 @@ from resume_adapters.core.dataloader.progress import LoaderPosition, batch_size,
 from resume_adapters.core.dataloader.sampler import LoaderRandomState
 from resume_adapters.core.loop.framework import LoopFramework
 from resume_adapters.core.loop.loader import LoopLoader, PassState
+from resume_adapters.core.loop.windows import TakenAhead
 from resume_adapters.core.observed.instances import instances
 from resume_adapters.core.session.rescale import SEVERAL_LOADERS
 from resume_adapters.core.session.session import Session
@@ -36,10 +37,12 @@ class EpochPasses:
         open: the passes that the script is within, the first of which leads the others.
         external: the loader that the script iterates over itself; ``None`` in a wrapped loop.
         handed: batches that the first open pass has yielded, of those together, since :meth:`take`.
+        ahead: those that the script has taken, and not used.
     """
 
     def __init__(self, framework: LoopFramework, session: Session) -> None:
         self.begun = self.handed = 0
+        self.ahead = TakenAhead()
         self._framework = framework
         self._session = session
         self._epoch = 0
@@ -89,6 +92,8 @@ class EpochPasses:
         self._left = []
         if not loader.is_paired and self._made_in_loop(loader):
             self._forget_former(number)
+        if not self.open:
+            self.ahead.begin_pass()
         loader.begin(number, self._epoch, limit)
         self._loaders.remove(loader)
         self._loaders.append(loader)  # the one that was used last is the last
@@ -136,6 +141,7 @@ class EpochPasses:
         for loader in self.open:
             loader.leave()
             loader.end()
+        self.ahead.begin_pass()
         self.begun = self._saved_begun = 0
         self._epoch += 1
         self.open, self._left = [], []
@@ -168,7 +174,7 @@ class EpochPasses:
         With several it is the pass over the first open loader; outside of a pass, one batch is left.
         """
         loader = self.external or (self.open[0] if self.open else None)
-        return (0, 1) if loader is None else (loader.consumed, loader.end_of_pass)
+        return (0, 1) if loader is None else (loader.done, loader.end_of_pass)
 
     # ---- Where the loop cannot be wrapped
 
@@ -188,6 +194,8 @@ class EpochPasses:
         trace = self._session.trace
 
         def taken(batch: Any, number: int) -> None:
+            if number == 0 and not self.ahead.left:
+                self.ahead.begin_pass()
             if loader.hand_out(number):
                 begin_epoch()
             if trace is not None:
@@ -202,15 +210,23 @@ class EpochPasses:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the script, iterating itself, has taken batches that are not done."""
-        return self.external is not None and self.external.ahead > 0
+        """Whether the script has taken batches that are not done, and cannot take again."""
+        if self.external is not None and (self.external.ahead or self.external.done < 0):
+            return True
+        return self.ahead.must_wait or (self.ahead.left > 0 and not (self.open or self.external))
 
     def take(self) -> int:
-        """Return the batches that were handed out since the last call: with no loader, a call counts as one."""
+        """Return the batches that were used since the last call: with no loader, a call counts as one."""
         if self.external is not None:
-            return self.external.take()
-        batches, self.handed = self.handed, 0
-        return batches if self.are_known else 1
+            loaders, batches = [self.external], self.external.take()
+        else:
+            loaders, batches, self.handed = self.open, self.handed, 0
+        if not self.are_known:
+            return 1
+        used = self.ahead.add(batches, is_last=not loaders or loaders[0].is_handed_out)
+        for each in loaders:
+            each.done = each.consumed - self.ahead.left
+        return used
 
     # ---- In a checkpoint
 

@@ -1,4 +1,4 @@
-"""How many batches an optimizer step takes: as many in a resumed epoch as before."""
+"""How many batches a step takes: as many in a resumed epoch as before, and how many are taken ahead of their step."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ _COUNTING: dict[Any, str] = {
 }
 _PASSING_ON = (zip, tuple, map, itertools.chain)
 _DEPTH = 4
+
+_SURE = 4
+"""Steps of a pass after which is known whether the script takes batches ahead of their step."""
 
 
 class StepWindows:
@@ -77,6 +80,78 @@ class StepWindows:
             self._usual = self._count if self._count in self._lengths else 0
             self._count, self._is_first, self._is_resumed = 0, False, False
         return differs
+
+
+class TakenAhead:
+    """The batches that a script has taken, and not used yet.
+
+    A prefetcher takes more of them for the first step of a pass than for each of the others; a script that takes all
+    that it needs at once takes none for the steps that follow.
+
+    Args:
+        habit: what :attr:`habit` was when the run was saved; ``None`` where it is to be found out.
+
+    Attributes:
+        left: batches that are taken, and not used.
+        is_sure: it is known whether there are any.
+    """
+
+    def __init__(self, habit: Sequence[int] | None = None) -> None:
+        self.left = 0
+        self.is_sure = True
+        self._usual, self._depth = habit or (0, 0)
+        self._takes: list[int] | None = [] if habit is None else None
+
+    @property
+    def habit(self) -> list[int] | None:
+        """What a step uses and what is taken ahead, in batches: zeros where nothing is; ``None``: not known."""
+        return [self._usual, self._depth] if self._takes is None else None
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether nothing can be saved now: the batches that are taken would be lost, or may be."""
+        return not self.is_sure or (self.left > 0 and self._depth == 0)
+
+    @property
+    def is_prefetching(self) -> bool:
+        """Whether the script takes batches ahead of their step throughout."""
+        return self._depth > 0
+
+    def begin_pass(self) -> None:
+        """Begin a pass, with nothing taken ahead of it."""
+        self.left, self.is_sure = 0, True
+        self._takes = self._takes and []
+
+    def add(self, taken: int, *, is_last: bool) -> int:
+        """Count the batches that were taken for a step; return how many it has used.
+
+        Args:
+            is_last: the pass has no more.
+        """
+        if self._takes is not None:
+            return self._find_out([*self._takes, taken], is_last=is_last)
+        if not self._usual:
+            return taken
+        self.left += taken
+        used = min(self._usual, self.left)
+        self.left -= used
+        if self._depth and self.left > self._depth:  # it takes as many as it likes
+            used, self.left, self._usual, self._depth = used + self.left, 0, 0, 0
+        return used
+
+    def _find_out(self, takes: list[int], *, is_last: bool) -> int:
+        first, *others = self._takes = takes
+        is_even = all(each == others[0] for each in others[: -1 if is_last else None])
+        if others and (first <= max(others[0], 1) or not is_even):
+            self._takes, self.is_sure = None, True
+        elif others and (is_last or len(takes) >= _SURE):
+            self._takes, self.is_sure = None, True
+            self._usual = max(others[0], 1)
+            self.left = max(sum(takes) - len(takes) * self._usual, 0)
+            self._depth = first - self._usual if others[0] else 0
+        else:
+            self.is_sure = first <= 1
+        return takes[-1]
 
 
 def other_window() -> UnsupportedSetting:
